@@ -26,7 +26,7 @@ from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.strategies.schedule import make_schedule
 from moevolve.workers.contract.capacity import WorkerMemory, experts_share
-from moevolve.workers.methods.eep.room import kept_layers
+from moevolve.workers.methods.eep.expert_memory import kept_layers
 from moevolve.workers.profiling.outline import ModelOutline
 
 UTILISATION = 0.4

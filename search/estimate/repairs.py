@@ -9,8 +9,8 @@ from typing import Any
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.workers.contract.fitting import NeuronRecipe
-from moevolve.workers.methods.eep.elimination import candidates_of, elimination_bytes
-from moevolve.workers.methods.repair.apply import KEPT_BYTES
+from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
+from moevolve.workers.methods.repair.apply import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
 from moevolve.workers.profiling.outline import ModelOutline
@@ -94,9 +94,9 @@ def _most_kept(layers: Sequence[int]) -> int:
     """Bytes of fitted layers that are held at once, oldest dropped first, while candidate after candidate is fitted."""
     held: list[int] = []
     most = 0
-    for size in (each for each in (*layers, *layers) if each <= KEPT_BYTES):
+    for size in (each for each in (*layers, *layers) if each <= FIT_CACHE_BYTES):
         held.append(size)
-        while sum(held) > KEPT_BYTES:
+        while sum(held) > FIT_CACHE_BYTES:
             held.pop(0)
         most = max(most, sum(held))
     return most
@@ -134,7 +134,7 @@ class _Counted:
         if neurons is None or not fit.pool:
             return 0
         width, tokens = fit.width // fit.blocks, int(fit.density * self._tokens)
-        count = candidates_of(width, neurons, tokens, self._outline.hidden, self._recipe.memory_mb << 20)
+        count = candidate_count(width, neurons, tokens, self._outline.hidden, self._recipe.memory_mb << 20)
         return count if count > width else 0
 
     def _needed(self, fit: FitOutline) -> int:
@@ -150,10 +150,10 @@ class _Counted:
         # The block's change, its weights before and after in float32, and what the change came to in their dtype.
         adding = 16 * hidden * width
         change = 4 * fit.width * hidden
-        kept = change if change <= KEPT_BYTES else 0
+        kept = change if change <= FIT_CACHE_BYTES else 0
         applying = 4 * hidden * min(fit.width, self._tokens) + kept + adding
         taken = max(
             features + max(self._needed(fit) + making, applying),
-            elimination_bytes(self._candidates(fit), tokens, hidden),
+            pruning_bytes(self._candidates(fit), tokens, hidden),
         )
         return min(self._recipe.memory_mb << 20, taken)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moevolve.workers.methods.factorllm.balanced_kmeans import balanced_kmeans
+from moevolve.workers.methods.factorllm.balanced_clusters import balanced_kmeans
 from moevolve.workers.methods.factorllm.calibrate import logit_scale, unit_rows
-from moevolve.workers.methods.factorllm.calibrate_cmoe import divide
+from moevolve.workers.methods.factorllm.calibrate_baselines import partition_neurons
 from moevolve.workers.methods.nanomoe.mixing import Metric, fit_mixing, low_rank_factors, refine_factors, split_factors
 from moevolve.workers.methods.shared.input_statistics import InputStatistics
 from moevolve.workers.methods.tomoe.calibrate import input_directions
@@ -106,7 +106,7 @@ def division_steps(hidden: int, width: int) -> list[Step]:
     counts: list[np.ndarray] = []
 
     def cmoe() -> None:
-        divide(counts[0], EXPERTS, 2)
+        partition_neurons(counts[0], EXPERTS, 2)
 
     counts.append(counts_of(width))
     kmeans = 38 * 2 * width * hidden * EXPERTS

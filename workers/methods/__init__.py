@@ -1,1 +1,1 @@
-"""What genomes express to: edits, and how each kind is made on a model, calibrated, watched and exported."""
+"""Compression methods: each kind of edit, and how it is applied, calibrated, observed and exported."""

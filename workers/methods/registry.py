@@ -1,4 +1,4 @@
-"""All methods, one line each, and which of them is meant."""
+"""The registry of methods, one line each, and lookups in it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ METHODS: dict[type, Method] = {
         REPAIR,
     )
 }
-"""Methods by the type of edit."""
+"""Methods by type of edit."""
 
 
 def method_of(kind: type) -> Method:
-    """The method of a type of edits.
+    """The method for a type of edit.
 
     Raises:
-        UserError: there is none.
+        UserError: There is none.
     """
     if kind not in METHODS:
         raise UserError(f"edits of kind {kind.__name__} are unknown; there are {_names(list(METHODS))}")
@@ -41,15 +41,15 @@ def method_of(kind: type) -> Method:
 
 
 def experts_owner() -> Method:
-    """The method whose applicator takes over the experts of models that have any."""
+    """The method whose applicator takes over the experts of MoE models."""
     return next(method for method in METHODS.values() if method.owns_experts)
 
 
 def calibrator_of(recipe: CalibrationRecipe) -> Calibrator:
-    """What makes calibrations of a recipe's type.
+    """The calibrator for a type of recipe.
 
     Raises:
-        UserError: there is nothing.
+        UserError: There is none.
     """
     for method in METHODS.values():
         if type(recipe) in method.calibrators:
@@ -58,10 +58,10 @@ def calibrator_of(recipe: CalibrationRecipe) -> Calibrator:
 
 
 def exporter_of(edit: Edit) -> Exporter:
-    """The exporter of an edit, or of what it follows up; it is to be given `underlying(edit)`.
+    """The exporter for an edit, or for the edit that it follows up. Pass it `underlying(edit)`.
 
     Raises:
-        UserError: there is none for its kind.
+        UserError: There is none for this kind of edit.
     """
     base = underlying(edit)
     method = experts_owner() if isinstance(base, IdentityEdit) else METHODS.get(type(base))
@@ -73,13 +73,13 @@ def exporter_of(edit: Edit) -> Exporter:
 
 
 def routing_reader(module: nn.Module) -> RoutingReader | None:
-    """What reads the choices of a router; None for modules that route nothing."""
+    """The reader of a router module's choices; None for modules that aren't routers."""
     found = (method.usage.routing.get(type(module)) for method in METHODS.values())
     return next((reader for reader in found if reader is not None), None)
 
 
 def module_use(name: str) -> Callable[[Any, Any], ModuleUse] | None:
-    """What a token does with a module of a native checkpoint, by the name of its class; None for others' modules."""
+    """Function that counts a token's use of a native checkpoint's module, by class name; None for other modules."""
     found = (method.module_uses.get(name) for method in METHODS.values())
     return next((use for use in found if use is not None), None)
 

@@ -1,8 +1,8 @@
 """Other methods that partition a dense network without training, as FactorLLM genomes.
 
-Partitions and routers are measured on a worker (`moevolve.workers.methods.factorllm.calibrate_moefication` and
-`calibrate_cmoe`, which document their departures from the papers). Outputs are scaled by the space's `output_scale`;
-the papers don't scale (`one`).
+Both are measured on a worker. `moevolve.workers.methods.factorllm.calibrate_baselines` says what
+they lack of the papers. The factor on the experts' outputs is the space's; the papers have none
+(`genome.output_scale: one`).
 
 KnowledgeFactor (Yang et al., ECCV 2022), the other baseline of FactorLLM's Table 1, has no counterpart: it trains one
 network for what tasks share and one per task, and doesn't partition the network's neurons. The nearest method without

@@ -29,10 +29,10 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
 
     def calibration_bytes(self, longest: int) -> int:
         """See `GenomeCosts.calibration_bytes`: routers, and for `coactivation` the counts of common activations."""
-        from moevolve.workers.methods.shared.input_statistics import MEMORY, directions_bytes
+        from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY, directions_bytes
 
         dense, counts = self.space.dense, 4 * self.space.dense.width**2
-        firing = counts * (min(dense.layers, max(1, MEMORY // counts)) + 1)
+        firing = counts * (min(dense.layers, max(1, STATISTICS_MEMORY // counts)) + 1)
         coactive = any(getattr(part, "partition", "") == "coactivation" for part in recipe_parts(self.space.recipe))
         row = 8 * max(longest, ROW_TOKENS) * dense.hidden  # float64 inputs; short sequences share a row of the batch
         return max(firing if coactive else 0, directions_bytes(dense.hidden, dense.layers)) + row

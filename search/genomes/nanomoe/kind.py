@@ -49,13 +49,13 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
 
     def calibration_bytes(self, longest: int) -> int:
         """See `GenomeCosts.calibration_bytes`: a weight's decomposition in float64, and its inputs' second moments."""
-        from moevolve.workers.methods.shared.input_statistics import MEMORY
+        from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY
 
         sizes = {(linear.inputs, linear.outputs) for linear in self.space.layers}
         decomposed = max(8 * (inputs * outputs + 4 * min(inputs, outputs) ** 2) for inputs, outputs in sizes)
         if self.space.tokens is None:
             return decomposed
-        return max(8 * max(sizes)[0] ** 2, MEMORY) + 2 * decomposed
+        return max(8 * max(sizes)[0] ** 2, STATISTICS_MEMORY) + 2 * decomposed
 
     def counts(self, phase: str) -> tuple[int, int, int, int]:
         blocks = self.space.form.blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moevolve.search.estimate.estimate import Estimate
 from moevolve.workers.contract.capacity import WorkerMemory, experts_share
-from moevolve.workers.methods.eep.room import kept_layers
+from moevolve.workers.methods.eep.expert_memory import kept_layers
 from real_size.published import Spec
 
 _WEIGHTS = ("weights outside of experts", "original experts")

@@ -141,12 +141,12 @@ def test_layers_in_common_are_fitted_once_and_change_nothing(
     fit_ridge = repair_apply.fit_ridge
 
     def counted(*arguments: Any) -> Any:
-        fits[bool(repair_apply.KEPT_BYTES)] += 1
+        fits[bool(repair_apply.FIT_CACHE_BYTES)] += 1
         return fit_ridge(*arguments)
 
     monkeypatch.setattr(repair_apply, "fit_ridge", counted)
-    for kept in (repair_apply.KEPT_BYTES, 0):
-        monkeypatch.setattr(repair_apply, "KEPT_BYTES", kept)
+    for kept in (repair_apply.FIT_CACHE_BYTES, 0):
+        monkeypatch.setattr(repair_apply, "FIT_CACHE_BYTES", kept)
         workers = run.workers if kept else run.workers.model_copy(update={"activation_cache_mb": 0})
         with Store.open(f"sqlite:///{tmp_path / str(kept)}.db") as store:
             finished(store, run.model_copy(update={"workers": workers}))

@@ -178,7 +178,7 @@ def test_fits_are_those_that_are_made(
         return fit_ridge(features, residual, *others)
 
     monkeypatch.setattr(repair_apply, "fit_ridge", fitted)
-    monkeypatch.setattr(repair_apply, "KEPT_BYTES", 0)
+    monkeypatch.setattr(repair_apply, "FIT_CACHE_BYTES", 0)
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         finished(store, config)
         candidates = len({row.phenotype_hash for row in store.history(store.search("counted").id)})

@@ -1,4 +1,4 @@
-"""What every registered method promises, on tiny models."""
+"""The contract of all registered methods, on tiny models."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SPLIT = PreparedSplit(
 
 @dataclass(frozen=True)
 class Sample:
-    """What a method is tried with.
+    """The inputs that a method is tested with.
 
     Attributes:
         family: a model that its edits fit.

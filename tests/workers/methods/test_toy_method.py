@@ -1,4 +1,4 @@
-"""A method that is a stranger to the workers: what it takes, and what follows from one line in the registry."""
+"""A minimal method, unknown to the workers until one line in the registry adds it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def measure_lengths(resident: Resident, sequences: Sequence[Tokens], recipe: Sca
 
 
 class FoldingExporter:
-    """Dense models only: the factor goes into the layers that close the networks."""
+    """Exports of dense models: the factor is folded into the down projections."""
 
     def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         if not resident.dense_layers:

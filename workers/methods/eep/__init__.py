@@ -1,1 +1,1 @@
-"""EEP's edits: router mappings and merged experts."""
+"""EEP: expert pruning and merging by router mappings and merging matrices."""

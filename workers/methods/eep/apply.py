@@ -1,4 +1,4 @@
-"""EEP edits on a resident model: routing over the originals, merged experts into buffers."""
+"""Applying EEP edits to a resident model: pruned experts are routed around, merged ones are written into buffers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.expert_memory import ExpertMemory
 from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
-from moevolve.workers.methods.eep.room import ExpertRoom
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold
 from moevolve.workers.methods.eep.skipping import skipping_thresholds
 
@@ -24,33 +24,34 @@ from moevolve.workers.methods.eep.skipping import skipping_thresholds
 class EepApplicator:
     """Router mapping and expert merging (EEP, arXiv 2407.00945, Eq. 5 and 6) on a resident model.
 
-    A layer whose `W_EM` is one-hot copies no weights: its routing points at the resident originals. Merged layers write
-    into buffers allocated once and reused. With host-resident originals every layer, edited or not, is filled from
-    them: as many as fit on the device keep what they run on, the others are filled whenever a pass comes to them.
+    A layer with one-hot `W_EM` copies no weights: its routing points at the resident originals. Merged layers write
+    into buffers that are allocated once and reused. If the originals are on the host, every layer's experts are copied
+    from there, edited or not: as many layers as fit on the device keep theirs, the others copy them in every forward
+    pass.
 
-    An edit that skips experts is followed by a pass over its rows, which measures its thresholds.
+    If an edit skips experts, `apply` runs a pass over the edit's calibration rows to measure the thresholds.
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        """Install the router wrappers and take over the experts.
+        """Wrap the routers and take over the experts.
 
         Raises:
-            UserError: the model has no MoE layers.
+            UserError: The model has no MoE layers.
         """
         layers, device, on_host = parts.moe_layers, parts.device, parts.on_host
         if not layers:
             raise UserError("EEP edits need MoE layers, and this model is dense")
         self._model, self._layers = parts.model, layers
         self._edit: EepEdit | None = None
-        room = ExpertRoom(device, len(layers), parts.pass_bytes) if on_host else None
+        memory = ExpertMemory(device, len(layers), parts.pass_bytes) if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
-            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, room)
+            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, memory)
             for ordinal, layer in enumerate(layers)
         )
         for layer, router, experts in zip(layers, self.routers, self.experts, strict=True):
             setattr(layer.block, layer.family.router, router)
-            router.before = experts.ready
+            router.before_forward = experts.load_for_pass
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
@@ -61,11 +62,11 @@ class EepApplicator:
         for layer, (router, experts, plan) in enumerate(zip(self.routers, self.experts, plans, strict=True)):
             if edit.one_hot_merging[layer]:
                 if experts.on_host:
-                    experts.show_selected(edit.expert_merging[layer].argmax(axis=1).tolist())
+                    experts.use_selected(edit.expert_merging[layer].argmax(axis=1).tolist())
                 else:
-                    experts.show_originals()
+                    experts.use_originals()
             else:
-                experts.show_merged(merging[layer])
+                experts.use_merged(merging[layer])
             router.plan = plan
         self._edit = edit
         if edit.skip_rows is not None:
@@ -80,33 +81,32 @@ class EepApplicator:
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
 
     def revert(self) -> None:
-        """See `Applicator.revert`. Originals on the host come back when something next needs them."""
+        """See `Applicator.revert`. Originals on the host are copied back when a forward pass next needs them."""
         for router, experts in zip(self.routers, self.experts, strict=True):
             router.plan = None
-            experts.stand_by()
+            experts.reset()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         """See `ExpertsOwner.original_experts`."""
         return self.experts[ordinal].originals
 
     def plans(self, edit: EepEdit) -> list[RoutingPlan]:
-        """Routing of every layer. One transfer per device and matrix kind, however many layers there are."""
+        """Routing of every layer, with one transfer per device and kind of matrix for all layers together."""
         logits_space = edit.router_space == "logits"
         mappings = _per_layer(host_tensor(edit.router_mapping), self._layers)
         selected = _per_layer(host_tensor(edit.router_mapping.argmax(axis=2)), self._layers)
-        slots = _per_layer(host_tensor(edit.expert_merging.argmax(axis=2)), self._layers)
+        positions = _per_layer(host_tensor(edit.expert_merging.argmax(axis=2)), self._layers)
         plans = []
         for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
-            slot = slots[i] if edit.one_hot_merging[i] and not experts.on_host else None
+            own = positions[i] if edit.one_hot_merging[i] and not experts.on_host else None
             if edit.one_hot_mapping[i]:
-                plan = _selecting(layer, edit.active, slot, selected[i], logits_space)
+                plans.append(_one_hot_plan(layer, edit.active, own, selected[i], logits_space))
             else:
-                plan = _mapping(layer, edit.active, slot, mappings[i], logits_space)
-            plans.append(plan)
+                plans.append(_mapped_plan(layer, edit.active, own, mappings[i], logits_space))
         return plans
 
     def check(self, edit: EepEdit) -> None:
-        """Whether the model can have an edit; raises what `apply` does if it can't."""
+        """Raise what `apply` raises if the model can't have an edit."""
         count = self._layers[0].count
         if (edit.layers, edit.experts) != (len(self._layers), count):
             raise UserError(
@@ -121,7 +121,7 @@ class EepApplicator:
 
 
 def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
-    """Why a family's routers can't have this edit; None if they can."""
+    """Explain why a family's routers can't have this edit; None if they can."""
     groups = rule.groups
     fault = groups.fault(edit.retained)
     if fault is not None:
@@ -136,21 +136,23 @@ def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
     return None
 
 
-def _selecting(layer: MoELayer, active: int, slots: Tensor | None, selected: Tensor, logits_space: bool) -> RoutingPlan:
-    """Routing with a one-hot mapping."""
+def _one_hot_plan(
+    layer: MoELayer, active: int, positions: Tensor | None, selected: Tensor, logits_space: bool
+) -> RoutingPlan:
     bias = layer.correction_bias
     correction = None if bias is None else bias.index_select(0, selected)
-    return RoutingPlan(active, slots, selected=selected, correction=correction, logits_space=logits_space)
+    return RoutingPlan(active, positions, selected=selected, correction=correction, logits_space=logits_space)
 
 
-def _mapping(layer: MoELayer, active: int, slots: Tensor | None, mapping: Tensor, logits_space: bool) -> RoutingPlan:
-    """Routing with a continuous mapping."""
+def _mapped_plan(
+    layer: MoELayer, active: int, positions: Tensor | None, mapping: Tensor, logits_space: bool
+) -> RoutingPlan:
     correction = None if layer.correction_bias is None else fold(mapping, layer.correction_bias)
     if not logits_space:
-        return RoutingPlan(active, slots, mapping=mapping, correction=correction)
+        return RoutingPlan(active, positions, mapping=mapping, correction=correction)
     return RoutingPlan(
         active,
-        slots,
+        positions,
         folded=fold(mapping, layer.router_weight),
         folded_bias=None if layer.router_bias is None else fold(mapping, layer.router_bias),
         correction=correction,
@@ -159,7 +161,7 @@ def _mapping(layer: MoELayer, active: int, slots: Tensor | None, mapping: Tensor
 
 
 def _per_layer(stacked: Tensor, layers: tuple[MoELayer, ...]) -> list[Tensor]:
-    """Slices of a host tensor [layers, ...], each on its layer's device."""
+    """Split a host tensor [layers, ...] and move each slice to its layer's device."""
     moved: dict[torch.device, tuple[Tensor, ...]] = {}
     for layer in layers:
         device = layer.router_weight.device

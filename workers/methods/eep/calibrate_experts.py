@@ -1,7 +1,7 @@
-"""What the experts of a MoE model do on some prompts: one pass, and sums that don't grow with the prompts.
+"""Statistics of a MoE model's experts on calibration prompts, in one pass over the unedited model.
 
-Every statistic's source stands at its class. Sequences run without padding through the unedited model; the
-routing weights are those that the family applies (rescaled where it rescales the top-k).
+Each statistic names its source. Sequences run without padding. Routing weights are those that the family applies, so
+they are rescaled if it rescales the top-k.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
 from moevolve.workers.methods.eep.expert_subsets import (
     ROWS_AT_ONCE,
     SAMPLED_AT_ONCE,
-    Routed,
-    Sample,
+    LayerSample,
+    RoutedTokens,
     SubsetSample,
     check_memory,
     compare_subsets,
@@ -35,12 +35,12 @@ from moevolve.workers.methods.eep.fitted_subsets import FittedSample, fitted_byt
 class Measure(Protocol):
     """One statistic of one layer."""
 
-    def add(self, routed: Routed) -> None:
-        """Take in a row's tokens."""
+    def add(self, routed: RoutedTokens) -> None:
+        """Add tokens to the statistic."""
         ...
 
     def arrays(self) -> dict[str, Tensor]:
-        """What was measured, by name."""
+        """The results by name."""
         ...
 
 
@@ -48,14 +48,18 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
     """Measure every MoE layer's experts.
 
     Returns:
-        Arrays, each with the MoE layers in order of depth first. `usage`: `counts` int64 [layers, n], tokens that chose
-        an expert, and `soft_activation` float32 [layers, n], sums over tokens of the softmax over all n. `saliency`:
-        `saliency` float32 [layers, n]. `mean_outputs`: `output_distances` float32 [layers, n, n], Euclidean distances
-        between mean outputs. Subsets, `subset` and `fitted`: see `compare_subsets`.
-        `expert_runs` int64 [1]: how many times an expert was run on a token beyond the pass itself.
+        Arrays whose first dimension is the MoE layers in order of depth:
+
+        - `usage` gives `counts` int64 [layers, n], the number of tokens that chose each expert, and `soft_activation`
+          float32 [layers, n], the sum over tokens of the softmax over all n experts.
+        - `saliency` gives `saliency` float32 [layers, n].
+        - `mean_outputs` gives `output_distances` float32 [layers, n, n], Euclidean distances of mean outputs.
+        - Subset comparisons give arrays named `subset_*` and `fitted_*`; see `compare_subsets`.
+
+        `expert_runs` int64 [1] counts runs of an expert on a token in addition to the pass itself.
 
     Raises:
-        UserError: no MoE layers, no tokens, or a sample that takes too much memory.
+        UserError: The model has no MoE layers, there are no tokens, or a sample takes too much memory.
     """
     layers = resident.layers
     if not layers:
@@ -64,7 +68,7 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         raise UserError("genome.calibration_tokens: there are no prompts to measure the experts on")
     total = sum(len(each) for each in sequences)
     measures = [[_MEASURES[name](layer) for name in recipe.statistics] for layer in layers]
-    samples: dict[str, tuple[SubsetRecipe, list[Sample]]] = {}
+    samples: dict[str, tuple[SubsetRecipe, list[LayerSample]]] = {}
     if recipe.subsets is not None:
         check_memory(len(layers), layers[0].count, min(total, recipe.subsets.sample))
         samples["subset"] = recipe.subsets, [SubsetSample(layer, recipe.subsets, total) for layer in layers]
@@ -73,12 +77,12 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         pairs = zip(layers, originals, strict=True)
         samples["fitted"] = recipe.fitted, [FittedSample(*each, recipe.fitted, total) for each in pairs]
     runs = [0]
-    watchers = [[*each, *(kept[i] for _, kept in samples.values())] for i, each in enumerate(measures)]
-    _run(resident, sequences, watchers, runs)
+    by_layer = [[*each, *(kept[i] for _, kept in samples.values())] for i, each in enumerate(measures)]
+    _run(resident, sequences, by_layer, runs)
     arrays = {
-        name: torch.stack([found[name].cpu() for found in by_layer])
-        for by_layer in zip(*([each.arrays() for each in layer] for layer in measures), strict=True)
-        for name in by_layer[0]
+        name: torch.stack([found[name].cpu() for found in layers_arrays])
+        for layers_arrays in zip(*([each.arrays() for each in layer] for layer in measures), strict=True)
+        for name in layers_arrays[0]
     }
     for name, (subsets, kept) in samples.items():
         arrays |= compare_subsets(kept, subsets, name)
@@ -88,15 +92,16 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """What the memory of a measuring depends on.
+    """Sizes of a model and its prompts that determine the memory of calibration.
 
     Attributes:
-        experts, active: per MoE layer and per token.
-        hidden: width of the residual stream.
-        neurons: of an expert.
-        itemsize: bytes of a value of the model.
-        row_bytes: what a layer of experts holds of a token for each expert that the token runs.
-        longest: tokens of the longest sequence.
+        experts: Experts n per MoE layer.
+        active: Experts k per token.
+        hidden: Width of the residual stream.
+        neurons: Neurons per expert.
+        itemsize: Bytes per value of the model.
+        row_bytes: Bytes of activations in a layer per token and expert that the token runs.
+        longest: Tokens of the longest sequence.
     """
 
     experts: int
@@ -109,9 +114,9 @@ class ExpertSizes:
 
 
 def measuring_bytes(recipe: ExpertsRecipe, sizes: ExpertSizes) -> int:
-    """Most device memory that measuring takes beside the model: experts' outputs, or samples that subsets are tried on.
+    """Peak device memory of calibration besides the model, in bytes: experts' outputs, or samples of tokens.
 
-    Where subsets are found by dropping experts, the samples of all layers of a group are there at once.
+    If subsets are found by dropping experts one by one, the samples of all layers of a group are loaded together.
     """
     n, hidden = sizes.experts, sizes.hidden
     row, most = sizes.row_bytes + hidden * sizes.itemsize, 0
@@ -136,17 +141,17 @@ def _layers_at_once(experts: int, recipe: SubsetRecipe) -> int:
     return 1 if tries_all(experts, recipe) else max(groups.count(group) for group in set(groups))
 
 
-def _run(resident: Resident, sequences: Sequence[Tokens], watchers: Sequence[Sequence[Any]], runs: list[int]) -> None:
+def _run(resident: Resident, sequences: Sequence[Tokens], by_layer: Sequence[Sequence[Any]], runs: list[int]) -> None:
     with ExitStack() as stack:
-        for layer, measures in zip(resident.layers, watchers, strict=True):
-            stack.callback(layer.gate.register_forward_hook(_tell(layer, measures, runs)).remove)
+        for layer, measures in zip(resident.layers, by_layer, strict=True):
+            stack.callback(layer.gate.register_forward_hook(_adding_hook(layer, measures, runs)).remove)
         for row in resident.rows(sequences):
             resident.run(row)
 
 
-def _tell(layer: MoELayer, measures: Sequence[Measure], runs: list[int]) -> Callable[..., None]:
+def _adding_hook(layer: MoELayer, measures: Sequence[Measure], runs: list[int]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        routed = Routed(layer.experts, args[0].reshape(-1, args[0].shape[-1]), *output, runs=runs)
+        routed = RoutedTokens(layer.experts, args[0].reshape(-1, args[0].shape[-1]), *output, runs=runs)
         for measure in measures:
             measure.add(routed)
 
@@ -157,7 +162,7 @@ class _Usage:
     """How often experts are chosen, and the sum of their routing weights.
 
     Source: Efficient Expert Pruning (arXiv 2407.00945), App. A.2: activation frequency and soft activation. The paper
-    calls softmax(W_G x) over all experts the routing weights (Sec. 3), so these are what is summed, chosen or not.
+    calls softmax(W_G x) over all experts the routing weights (Sec. 3), so they are summed whether chosen or not.
     """
 
     def __init__(self, layer: MoELayer) -> None:
@@ -165,7 +170,7 @@ class _Usage:
         self._soft = _zeros(layer, layer.count)
         self._rule = layer.rule
 
-    def add(self, routed: Routed) -> None:
+    def add(self, routed: RoutedTokens) -> None:
         self._counts += routed.chosen.flatten().bincount(minlength=len(self._counts))
         sigmoids = self._rule.scores == "sigmoid"
         scores = routed.logits.float().sigmoid() if sigmoids else routed.logits.float().softmax(dim=-1)
@@ -176,7 +181,7 @@ class _Usage:
 
 
 class _Saliency:
-    """Mean, over the tokens that chose an expert, of its routing weight times its output's length; 0 without tokens.
+    """Mean over the tokens that chose an expert of its routing weight times the norm of its output; 0 without tokens.
 
     Source: REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency criterion.
     """
@@ -185,12 +190,12 @@ class _Saliency:
         self._sums = _zeros(layer, layer.count)
         self._counts = _zeros(layer, layer.count)
 
-    def add(self, routed: Routed) -> None:
-        for rows in routed.parts(routed.chosen.shape[1]):
-            lengths = routed.run_chosen(rows).double().norm(dim=2)
+    def add(self, routed: RoutedTokens) -> None:
+        for rows in routed.chunks(routed.chosen.shape[1]):
+            norms = routed.run_chosen(rows).double().norm(dim=2)
             chosen = routed.chosen[rows].flatten()
-            weighted = (routed.weights[rows].double() * lengths).flatten()
-            # `bincount` adds in an order of its own on some devices; a product with one-hot rows doesn't.
+            weighted = (routed.weights[rows].double() * norms).flatten()
+            # A product with one-hot rows is deterministic; `bincount` isn't on every device.
             one_hot = nn.functional.one_hot(chosen, len(self._sums)).double()
             self._sums += weighted @ one_hot
             self._counts += one_hot.sum(dim=0)
@@ -200,18 +205,18 @@ class _Saliency:
 
 
 class _MeanOutputs:
-    """Distances between the experts' mean outputs, every expert run on every token, chosen or not.
+    """Distances between the experts' mean outputs, with every expert run on every token.
 
-    Source: HC-SMoE (arXiv 2410.08589), Sec. 3: the similarity metric is over expert outputs averaged over all
-    tokens of the calibration data, so that routing doesn't come into it.
+    Source: HC-SMoE (arXiv 2410.08589), Sec. 3: similarity of experts is that of their outputs averaged over all tokens
+    of the calibration data, independent of the routing.
     """
 
     def __init__(self, layer: MoELayer) -> None:
         self._sums = _zeros(layer, layer.count, int(layer.router_weight.shape[1]))
         self._tokens = 0
 
-    def add(self, routed: Routed) -> None:
-        for rows in routed.parts(len(self._sums)):
+    def add(self, routed: RoutedTokens) -> None:
+        for rows in routed.chunks(len(self._sums)):
             self._sums += routed.run_all(rows).sum(dim=0, dtype=torch.float64)
         self._tokens += len(routed.hidden)
 

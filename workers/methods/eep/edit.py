@@ -19,22 +19,22 @@ from moevolve.workers.contract.edits import prefix_hashes
 from moevolve.workers.contract.fitting import FitRows
 
 Statistic = Literal["usage", "saliency", "mean_outputs"]
-"""`usage`: how often and how strongly experts are chosen. `saliency`: REAP's. `mean_outputs`: how far the experts' mean
-outputs lie apart."""
+"""`usage`: how often and how strongly experts are chosen. `saliency`: REAP's criterion. `mean_outputs`: distances
+between the experts' mean outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubsetRecipe:
-    """Which subsets of the experts to compare with all of them, on a sample of tokens.
+    """Settings of comparing subsets of a layer's experts with all of them, on a sample of tokens.
 
     Attributes:
-        retained: experts n' of a subset.
-        active: experts per token k of a subset, at most n'.
-        layer_groups: group of every MoE layer; the layers of a group keep the same experts.
-        logits_space: whether a subset's routing weights are a softmax of its own logits; otherwise they are taken out
-            of the softmax over all n (rescaled to sum 1 if the family does).
-        limit: most subsets that are all tried; beyond, experts are dropped one after the other.
-        sample: most tokens that are kept.
+        retained: Experts n' of a subset.
+        active: Experts per token k of a subset, at most n'.
+        layer_groups: Group of every MoE layer; the layers of a group keep the same experts.
+        logits_space: True if a subset's routing weights are a softmax of its own logits. False if they are taken from
+            the softmax over all n experts, and rescaled to sum 1 if the family does so.
+        limit: Largest number of subsets to try exhaustively. If there are more, experts are dropped one by one.
+        sample: Largest number of tokens in the sample.
     """
 
     retained: int
@@ -47,13 +47,13 @@ class SubsetRecipe:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsRecipe:
-    """Settings of the measuring.
+    """Settings of measuring a MoE model's experts.
 
     Attributes:
-        statistics: what is measured, sorted.
-        subsets: which subsets of experts are tried as they are, or None.
-        tokens: at most about this many tokens are run.
-        fitted: which ones are tried by what a fit of them would leave, or None.
+        statistics: Statistics to measure, sorted.
+        subsets: Subsets of experts to compare as they are, or None.
+        tokens: Approximate limit on the number of calibration tokens.
+        fitted: Subsets of experts to compare by their error after a ridge fit, or None.
     """
 
     statistics: tuple[Statistic, ...]
@@ -66,7 +66,7 @@ RouterSpace = Literal["probs", "logits"]
 
 
 def one_hot_layers(matrices: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which of `matrices` [layers, n', n] have only one-hot rows: bool [layers]."""
+    """Tell which of `matrices` [layers, n', n] have only one-hot rows: bool [layers]."""
     ones = matrices == 1
     binary = (ones | (matrices == 0)).all(axis=(1, 2))
     return binary & (ones.sum(axis=2) == 1).all(axis=1)
@@ -77,17 +77,18 @@ class EepEdit:
     """Router mapping `W_RM` and expert merging `W_EM` of every MoE layer.
 
     Attributes:
-        router_mapping: float32 [layers, n', n], one matrix per MoE layer in order of depth.
-        expert_merging: float32 [layers, n', n].
-        active: experts per token k after the edit, 1 to n'.
-        router_space: `probs` maps the scores over all n experts, the softmax (the paper) or the family's own; `logits`
-            maps the router's logits, so the mapping folds into a smaller gate. See `moevolve.kernels.routing`.
-        skip_rows: what thresholds of dynamic skipping are measured on once the rest of the edit is made: of k = 2
-            chosen experts the second is skipped where its weight is below the layer's threshold times the first's
-            (`moevolve.workers.methods.eep.skipping`). None skips nothing.
+        router_mapping: `W_RM`, float32 [layers, n', n], one matrix per MoE layer in order of depth.
+        expert_merging: `W_EM`, float32 [layers, n', n].
+        active: Experts per token k after the edit, 1 to n'.
+        router_space: `probs` maps the scores of all n experts: the softmax as in the paper, or the family's own scores.
+            `logits` maps the router's logits, so that the mapping folds into a smaller router. See
+            `moevolve.kernels.routing`.
+        skip_rows: Tokens to measure thresholds of dynamic skipping on, after the rest of the edit is applied; None
+            skips nothing. With k = 2, the second expert is skipped if its weight is below the layer's threshold times
+            the first's (`moevolve.workers.methods.eep.skipping`).
 
     Raises:
-        UserError: the shapes disagree, or k or the router space is out of range, or k isn't 2 and experts are skipped.
+        UserError: The shapes disagree, k or the router space is out of range, or experts are skipped and k isn't 2.
     """
 
     router_mapping: NDArray[np.float32] = field(repr=False)
@@ -98,7 +99,7 @@ class EepEdit:
 
     def __post_init__(self) -> None:
         for name in ("router_mapping", "expert_merging"):
-            # Contiguous float32 whatever came in: torch takes the arrays over without a copy.
+            # Torch takes contiguous float32 arrays over without a copy.
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=np.float32))
         shape = self.router_mapping.shape
         if len(shape) != 3 or shape != self.expert_merging.shape or 0 in shape:
@@ -127,19 +128,19 @@ class EepEdit:
 
     @cached_property
     def one_hot_mapping(self) -> NDArray[np.bool_]:
-        """Which layers' `W_RM` is one-hot: bool [layers]."""
+        """Layers whose `W_RM` is one-hot, bool [layers]."""
         return one_hot_layers(self.router_mapping)
 
     @cached_property
     def one_hot_merging(self) -> NDArray[np.bool_]:
-        """Which layers' `W_EM` is one-hot, so that they need no merged weights: bool [layers]."""
+        """Layers whose `W_EM` is one-hot, so that they need no merged weights, bool [layers]."""
         return one_hot_layers(self.expert_merging)
 
     def router_folds(self, rule: RoutingRule) -> bool:
-        """Whether a smaller router of the family's own kind routes as this edit has it.
+        """Whether a smaller router of the family's own kind computes the same routing as this edit.
 
-        A mapping of the logits folds into one. A one-hot mapping of the softmax does so too where the family rescales
-        the top-k, because the softmax's scale cancels, and one of sigmoids always does.
+        A mapping of logits always folds into one. A one-hot mapping of softmax scores does if the family rescales the
+        top-k, since the softmax's scale cancels; a one-hot mapping of sigmoid scores always does.
         """
         return self.router_space == "logits" or (rule.one_hot_folds and bool(self.one_hot_mapping.all()))
 
@@ -168,5 +169,5 @@ class EepEdit:
         )
         if self.skip_rows is None:
             return hashes
-        # A layer's threshold is measured behind all layers before it.
+        # A layer's threshold is measured on the outputs of all layers before it.
         return prefix_hashes(b"skip" + self.skip_rows.fingerprint.encode(), hashes)

@@ -1,15 +1,16 @@
 """How much a MoE layer's output changes if only some of its experts are kept.
 
-Source: Not All Experts are Equal (NAEE; arXiv 2402.14800), Sec. 3.2: per layer, every choice of retained experts is
-tried, and the one whose output is nearest the whole layer's in the Frobenius norm is kept; inputs are those of the
-unedited model.
+Source: Not All Experts are Equal (NAEE, arXiv 2402.14800), Sec. 3.2. For each layer the paper tries every subset of
+retained experts on the unedited model's inputs, and keeps the one whose output is nearest the original in Frobenius
+norm.
 
-A layer's output is a weighted sum of its experts' outputs, so a difference of two routings has the squared length
-`d^T G d`, where `d` is the difference of the routing weights and `G` the inner products of the n experts' outputs on
-the token. `G` and the router's logits of a sample of tokens are all that is kept: no expert runs twice on a token.
+A layer's output is a weighted sum of its experts' outputs. So the outputs of two routings differ by the squared norm
+`d^T G d`, where `d` is the difference of their routing weights and `G` holds the inner products of the n experts'
+outputs on the token. Only `G` and the router's logits of a sample of tokens are stored, and no expert runs twice on a
+token.
 
-Where there are more choices than a limit, experts are dropped one at a time, always the one that changes the output
-least (our own fallback; the paper only tries all choices).
+If there are more subsets than a limit, experts are dropped one at a time, always the one that changes the output least.
+This fallback is ours; the paper only tries all subsets.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import SubsetRecipe
 
 ROWS_AT_ONCE = 4096
-"""Experts' outputs that are held at once."""
+"""Expert outputs (one expert on one token) held in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Routed:
-    """Tokens of one row of sequences in one layer.
+class RoutedTokens:
+    """Tokens of one forward pass in one MoE layer, and their routing.
 
     Attributes:
-        experts: the family's experts.
-        hidden: what goes into the experts, [tokens, hidden].
-        logits: the router's, [tokens, n].
-        weights: the chosen experts' routing weights, [tokens, k].
-        chosen: their indices, int64 [tokens, k].
-        runs: counts runs of an expert on a token.
+        experts: The family's experts module.
+        hidden: Inputs of the experts, [tokens, hidden].
+        logits: Logits of the router, [tokens, n].
+        weights: Routing weights of the chosen experts, [tokens, k].
+        chosen: The chosen experts, int64 [tokens, k].
+        runs: One-element counter of runs of an expert on a token.
     """
 
     experts: nn.Module
@@ -54,30 +55,30 @@ class Routed:
     runs: list[int] = field(repr=False)
 
     def run_chosen(self, rows: slice) -> Tensor:
-        """The outputs of the experts that these tokens chose, [rows, k, hidden]."""
+        """Outputs of the experts that these tokens chose, without routing weights, [rows, k, hidden]."""
         return self._run(self.hidden[rows], self.chosen[rows])
 
     def run_all(self, rows: slice | Tensor) -> Tensor:
-        """Every expert's output on these tokens, chosen or not, [rows, n, hidden]."""
+        """Outputs of all experts on these tokens, chosen or not, [rows, n, hidden]."""
         hidden, count = self.hidden[rows], self.logits.shape[1]
         return self._run(hidden, torch.arange(count, device=hidden.device).expand(len(hidden), count))
 
-    def over_all(self, rows: slice | Tensor) -> Tensor:
-        """These tokens' routing weights by expert, 0 for those that they didn't choose: float32 [rows, n]."""
+    def dense_weights(self, rows: slice | Tensor) -> Tensor:
+        """Routing weights of these tokens for all experts, 0 for those not chosen: float32 [rows, n]."""
         weights, chosen = self.weights[rows].float(), self.chosen[rows]
         return weights.new_zeros(len(chosen), self.logits.shape[1]).scatter_(1, chosen, weights)
 
-    def spaced(self, before: int, stride: int) -> Tensor:
-        """Which of these tokens are every `stride`-th once `before` others were seen: int64, maybe none."""
+    def every(self, stride: int, before: int) -> Tensor:
+        """Indices of these tokens at multiples of `stride`, counted from `before` earlier tokens: int64, maybe none."""
         return torch.arange(len(self.hidden), device=self.hidden.device)[-before % stride :: stride]
 
-    def parts(self, each: int) -> list[slice]:
-        """All tokens, as many at a time as give at most `ROWS_AT_ONCE` outputs of `each` experts."""
+    def chunks(self, each: int) -> list[slice]:
+        """Slices that cover all tokens, each with at most `ROWS_AT_ONCE` outputs if a token runs `each` experts."""
         step = max(1, ROWS_AT_ONCE // each)
         return [slice(start, start + step) for start in range(0, len(self.hidden), step)]
 
     def _run(self, hidden: Tensor, index: Tensor) -> Tensor:
-        """Experts' own outputs through the family's code at a routing weight of 1: [tokens, experts, hidden]."""
+        # The family's own code at a routing weight of 1.
         self.runs[0] += index.numel()
         ones = torch.ones((index.numel(), 1), dtype=self.weights.dtype, device=hidden.device)
         rows = hidden.repeat_interleave(index.shape[1], dim=0)
@@ -86,18 +87,17 @@ class Routed:
 
 
 SAMPLED_AT_ONCE = 64
-"""Tokens whose outputs of all experts are held at once."""
+"""Tokens for which the outputs of all experts are held in memory at once."""
 MEMORY = 4 << 30
-"""Most bytes of inner products kept on the host, all layers together."""
+"""Limit on the bytes of inner products stored on the host, for all layers together."""
 
 
 class SubsetSample:
-    """Evenly spaced tokens of one layer, kept on the host.
+    """See `LayerSample`: evenly spaced tokens, stored on the host. Subsets of experts are compared as they are.
 
     Args:
-        layer: the layer.
-        recipe: how many tokens at most, and how subsets route.
-        tokens: how many tokens will be seen.
+        recipe: Size of the sample, and the routing of subsets.
+        tokens: Number of tokens that will be added in all.
     """
 
     def __init__(self, layer: MoELayer, recipe: SubsetRecipe, tokens: int) -> None:
@@ -108,18 +108,16 @@ class SubsetSample:
         self._seen = 0
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def add(self, routed: Routed) -> None:
-        """Take in a row's tokens."""
-        rows = routed.spaced(self._seen, self._stride)
+    def add(self, routed: RoutedTokens) -> None:
+        rows = routed.every(self._stride, self._seen)
         self._seen += len(routed.hidden)
         for part in rows.split(SAMPLED_AT_ONCE) if len(rows) else ():
             outputs = routed.run_all(part).float()
             products = torch.bmm(outputs, outputs.transpose(1, 2))
-            self._kept.append((products.cpu(), routed.over_all(part).cpu(), routed.logits[part].float().cpu()))
+            self._kept.append((products.cpu(), routed.dense_weights(part).cpu(), routed.logits[part].float().cpu()))
 
     @contextmanager
     def loaded(self) -> Iterator[SubsetSample]:
-        """The sample on its layer's device, for the length of a `with` block; all tokens were seen."""
         self._products, self._weights, self._logits = (
             torch.cat(each).to(self._device) for each in zip(*self._kept, strict=True)
         )
@@ -128,24 +126,20 @@ class SubsetSample:
         del self._products, self._weights, self._logits
 
     def discrepancy(self, kept: Sequence[int]) -> float:
-        """Squared change of the outputs if only `kept` experts are there, relative to the outputs' squared length.
-
-        Only while it is loaded.
-        """
         change = kept_weights(self._layer, kept, self._logits, self._recipe) - self._weights
         return self._squares(change) / self._whole if self._whole > 0 else 0.0
 
     def _squares(self, weights: Tensor) -> float:
-        """Sum over tokens of the squared lengths of the experts' outputs in these proportions [tokens, n]."""
+        """Squared norm of the layer's output with routing weights [tokens, n], summed over tokens."""
         sums = torch.bmm(self._products, weights.unsqueeze(2)).squeeze(2) * weights
         return max(0.0, float(sums.sum(dtype=torch.float64)))
 
 
 def check_memory(layers: int, experts: int, tokens: int) -> None:
-    """Refuse a sample that would not fit.
+    """Refuse a sample that doesn't fit into host memory.
 
     Raises:
-        UserError: its inner products take more than 4 GiB.
+        UserError: Its inner products take more than 4 GiB.
     """
     needed = layers * tokens * experts**2 * 4
     if needed > MEMORY:
@@ -156,18 +150,18 @@ def check_memory(layers: int, experts: int, tokens: int) -> None:
 
 
 def tries_all(experts: int, recipe: SubsetRecipe) -> bool:
-    """Whether all subsets are tried."""
+    """Whether all subsets are tried, and not only those that dropping experts one by one leads to."""
     return comb(experts, recipe.retained) <= recipe.limit
 
 
 def kept_weights(layer: MoELayer, kept: Sequence[int], logits: Tensor, recipe: SubsetRecipe) -> Tensor:
-    """Routing weights by expert where only `kept` ones are there, 0 for all others: float32 [tokens, n].
+    """Routing weights for all experts if only some are kept, 0 for the others: float32 [tokens, n].
 
     Args:
-        layer: whose router.
-        kept: experts.
-        logits: of all experts, float32 [tokens, n].
-        recipe: how subsets route.
+        layer: The layer; its family's routing rule applies.
+        kept: Kept experts.
+        logits: Logits of all experts, float32 [tokens, n].
+        recipe: Routing of subsets.
     """
     selected, bias = torch.tensor(kept, device=logits.device), layer.correction_bias
     weights, chosen = route_selected(
@@ -181,39 +175,42 @@ def kept_weights(layer: MoELayer, kept: Sequence[int], logits: Tensor, recipe: S
     return torch.zeros_like(logits).scatter_add_(1, selected[chosen], weights)
 
 
-class Sample(Protocol):
-    """Some tokens of one layer, on which subsets of its experts are tried."""
+class LayerSample(Protocol):
+    """A sample of tokens of one layer, on which subsets of the layer's experts are compared."""
 
     @property
     def count(self) -> int:
-        """Experts n."""
+        """Number of experts n."""
         ...
 
-    def add(self, routed: Routed) -> None:
-        """Take in a row's tokens."""
+    def add(self, routed: RoutedTokens) -> None:
+        """Take a sample of these tokens."""
         ...
 
     def loaded(self) -> AbstractContextManager[Self]:
-        """For the length of a `with` block, what subsets are tried with; all tokens were seen."""
+        """Have the sample on the layer's device within a `with` block, after all tokens were added."""
         ...
 
     def discrepancy(self, kept: Sequence[int]) -> float:
-        """How far the layer's output is off with `kept` experts only: squared, relative to its squared length."""
+        """Squared error of the layer's output with `kept` experts only, relative to the output's squared norm.
+
+        Call it while the sample is loaded.
+        """
         ...
 
 
-def compare_subsets(samples: Sequence[Sample], recipe: SubsetRecipe, name: str = "subset") -> dict[str, Tensor]:
-    """Try subsets on every layer's sample.
+def compare_subsets(samples: Sequence[LayerSample], recipe: SubsetRecipe, name: str = "subset") -> dict[str, Tensor]:
+    """Compare subsets of experts on every layer's sample.
 
     Args:
-        samples: one per MoE layer, all tokens seen.
-        recipe: which subsets.
-        name: what the arrays' names begin with.
+        samples: Complete samples, one per MoE layer.
+        recipe: Subsets to compare.
+        name: Prefix of the arrays' names.
 
     Returns:
-        `<name>_discrepancy` float32 [layers, C(n, n')] for all subsets in lexicographic order, where these are within
-        the limit; otherwise `<name>_kept` int64 [groups, n'], what is left after dropping experts one by one.
-        Discrepancies are those of `Sample.discrepancy`; those of a group's layers are added.
+        `<name>_discrepancy` float32 [layers, C(n, n')], the discrepancies of all subsets in lexicographic order, if
+        there are at most `recipe.limit`. Otherwise `<name>_kept` int64 [groups, n'], the experts that remain after
+        dropping the others one by one, each time with the least sum of discrepancies over a group's layers.
     """
     count = samples[0].count
     if tries_all(count, recipe):
@@ -229,7 +226,7 @@ def compare_subsets(samples: Sequence[Sample], recipe: SubsetRecipe, name: str =
     return {f"{name}_kept": torch.tensor([_drop_one_by_one(group, recipe.retained) for group in groups])}
 
 
-def _drop_one_by_one(samples: Sequence[Sample], retained: int) -> list[int]:
+def _drop_one_by_one(samples: Sequence[LayerSample], retained: int) -> list[int]:
     kept = list(range(samples[0].count))
     with ExitStack() as stack:
         for sample in samples:

@@ -1,4 +1,4 @@
-"""The experts of one layer: the resident originals, and the buffer that merged experts are written into."""
+"""The experts that one MoE layer runs on: its originals, copies of some of them, or merged ones in a buffer."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_merge import merge_experts
 from moevolve.workers.families.layers import MoELayer
+from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, Fill
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
-from moevolve.workers.methods.eep.room import Content, ExpertRoom, Fill
 
 
 class LayerExperts:
-    """Swaps a layer's expert parameters between the originals and a buffer.
+    """Switches a layer's expert parameters between the originals and a buffer.
 
-    Originals on the device are shown where they are. Originals on the host, or what is selected and merged of them, are
-    copied into device memory that the layers share (`ExpertRoom`): at once where the layer has a part of its own,
-    otherwise whenever a pass comes to it. Until then its parameters have the right shapes and no data (device meta).
+    Originals on the device are used in place. Originals on the host, and experts selected or merged from them, are
+    copied to device memory that all layers share (`ExpertMemory`): at once if the layer has memory of its own,
+    otherwise whenever a forward pass reaches the layer. Until then its parameters are on the meta device, with the
+    right shapes.
 
     Attributes:
-        ordinal: number of the layer among the MoE layers.
-        originals: the fused tensors of all n experts, by name, on the device or on the host.
-        on_host: whether the originals are kept off the device (or, on a CPU, merely apart from what the model runs on).
+        ordinal: Index of the layer among the MoE layers.
+        originals: Fused tensors of all n experts, by name, on the device or on the host.
+        on_host: True if the originals are kept in host memory, separate from the tensors that the model runs on.
     """
 
-    def __init__(self, layer: MoELayer, ordinal: int, device: torch.device, room: ExpertRoom | None = None) -> None:
+    def __init__(self, layer: MoELayer, ordinal: int, device: torch.device, memory: ExpertMemory | None = None) -> None:
         """Take over a layer's experts.
 
         Args:
-            layer: the layer, with its original parameters.
-            ordinal: its number among the MoE layers.
-            device: where the model runs this layer.
-            room: move the originals to host memory (pinned when `device` is CUDA), and share this room on the device
-                with the other layers.
+            layer: The layer with its original parameters.
+            ordinal: Index of the layer among the MoE layers.
+            device: Device that the model runs this layer on.
+            memory: Device memory shared with the other layers. If given, the originals are moved to host memory, pinned
+                when `device` is CUDA.
         """
         self._module = layer.experts
         self._device = device
         self._index = layer.index
         self.ordinal = ordinal
-        self.on_host = on_host = room is not None
-        self._room = room
+        self.on_host = on_host = memory is not None
+        self._memory = memory
         self.count = layer.count
         parameters: dict[str, nn.Parameter] = {name: getattr(layer.experts, name) for name in layer.family.tensors}
         self.originals: dict[str, Tensor] = {
@@ -56,140 +57,138 @@ class LayerExperts:
         self._buffers: dict[str, Tensor] = {}
         self._views: dict[int, dict[str, nn.Parameter]] = {}
         self._width = 0
-        self._shows_originals = not on_host
-        self._aside = False
+        self._uses_originals = not on_host
+        self._temporary = False
         shapes = {name: tuple(tensor.shape) for name, tensor in self.originals.items()}
         self._dtype = self.originals["down_proj"].dtype
-        self._original = Content(shapes, self._dtype, partial(self._copy, list(range(self.count))))
-        self._content = self._original
+        self._original_spec = ExpertSpec(shapes, self._dtype, partial(self._copy, list(range(self.count))))
+        self._spec = self._original_spec
         if on_host:
             empty = {name: tensor.new_empty((0, *tensor.shape[1:])) for name, tensor in self.originals.items()}
             self._install(_parameters(empty), 0)
 
-    def ready(self, unedited: bool) -> None:
-        """Let what the layer is to run on be there, right before it runs.
+    def load_for_pass(self, unedited: bool) -> None:
+        """Load the experts for a forward pass that is about to reach this layer.
 
         Args:
-            unedited: whether that is all originals, whatever was shown before.
+            unedited: Use all originals, whatever was in use before.
 
         Raises:
-            UserError: the device has no room for one layer's experts.
+            UserError: The device can't hold one layer's experts.
         """
         if unedited:
-            self.show_originals()
-        self.materialise()
+            self.use_originals()
+        self.load()
 
-    def materialise(self) -> None:
-        """Have what is shown on the device, if it isn't: passes do so by themselves, whoever reads weights asks for it.
+    def load(self) -> None:
+        """Have the experts in use on the device. They stay there until a layer without memory of its own is loaded.
 
-        It stays there until another layer that has no memory of its own is shown.
-
-        Raises:
-            UserError: the device has no room for one layer's experts.
-        """
-        room, content = self._room, self._content
-        if room is not None and not room.shown(self, content):
-            self._take(room.lend if self._aside else room.place)
-
-    def settle(self) -> None:
-        """Have what is shown in memory of the layer's own, since it is about to be changed there.
+        Forward passes call this themselves; whoever reads weights at other times has to.
 
         Raises:
-            UserError: the device has no room for it.
+            UserError: The device can't hold one layer's experts.
         """
-        if self._room is not None:
-            self._take(self._room.settle)
+        memory, spec = self._memory, self._spec
+        if memory is not None and not memory.holds(self, spec):
+            self._load_with(memory.load_shared if self._temporary else memory.load)
 
-    def vacate(self) -> None:
-        """See `Tenant`; the next pass brings back what is shown."""
-        self._install(_parameters(self._content.on(torch.device("meta"))), self._content.count)
+    def make_writable(self) -> None:
+        """Have the experts in use in memory of the layer's own, because the caller will change them there.
 
-    def show_originals(self) -> None:
-        """Let this layer run on all n originals. Free on the device."""
+        Raises:
+            UserError: The device can't hold them.
+        """
+        if self._memory is not None:
+            self._load_with(self._memory.load_writable)
+
+    def evict(self) -> None:
+        """See `MemoryUser`. The next forward pass loads the experts in use again."""
+        self._install(_parameters(self._spec.allocate(torch.device("meta"))), self._spec.count)
+
+    def use_originals(self) -> None:
+        """Run this layer on all n originals, which costs nothing if they are on the device."""
         if self._full is None:
-            if self._content is not self._original:
-                self._show(self._original)
-        elif not self._shows_originals:
+            if self._spec is not self._original_spec:
+                self._use(self._original_spec)
+        elif not self._uses_originals:
             self._install(self._full, self.count)
-            self._shows_originals = True
+            self._uses_originals = True
 
-    def stand_by(self) -> None:
-        """Give up what is shown, at no cost: the unedited model needs `ready` before it runs."""
-        if self._room is not None:
-            self._room.unsettle(self)
+    def reset(self) -> None:
+        """Give up the experts in use without copying any: before the unedited model runs, call `load_for_pass`."""
+        if self._memory is not None:
+            self._memory.discard_changes(self)
         if self._full is not None:
             self._install(self._full, self.count)
-            self._shows_originals = True
+            self._uses_originals = True
 
-    def show_selected(self, kept: list[int]) -> None:
-        """Let the model run on copies of some originals.
+    def use_selected(self, kept: list[int]) -> None:
+        """Run this layer on copies of some originals.
 
         Args:
-            kept: original index of each new expert, [n'].
+            kept: Original index of each kept expert, [n'].
         """
-        self._show_made(len(kept), partial(self._copy, kept))
+        self._use_new(len(kept), partial(self._copy, kept))
 
-    def show_merged(self, coefficients: Tensor) -> None:
-        """Let the model run on merged experts, written into the buffer.
+    def use_merged(self, coefficients: Tensor) -> None:
+        """Run this layer on merged experts, written into the buffer.
 
         Args:
             coefficients: `W_EM`, float32 [n', n], on the host.
         """
-        self._show_made(coefficients.shape[0], partial(self._merge, coefficients))
+        self._use_new(coefficients.shape[0], partial(self._merge, coefficients))
 
-    def show_room(self, count: int, width: int) -> None:
-        """Let the model run on the buffer, for experts of any width, with the output biases that are shown now.
-
-        Neurons are as they were there, or anything at all: whoever asks for the room fills it.
+    def use_buffer(self, count: int, width: int) -> None:
+        """Run this layer on the buffer, which the caller fills with neurons. Output biases are those in use before.
 
         Args:
-            count: experts, as many as are shown.
-            width: neurons of each.
+            count: Number of experts, as many as are in use.
+            width: Neurons per expert.
         """
         biases = {name: getattr(self._module, name).data.clone() for name in self._neurons.output_biases}
-        if self._room is None:
-            views = self._buffer(count, width)
+        if self._memory is None:
+            views = self._buffer_views(count, width)
             self._install(views, count)
-            self._shows_originals = False
+            self._uses_originals = False
         else:
-            self._content = Content(self._neurons.shapes(count, width), self._dtype, None)
-            self.settle()
+            self._spec = ExpertSpec(self._neurons.shapes(count, width), self._dtype, None)
+            self.make_writable()
         for name, bias in biases.items():
             getattr(self._module, name).data.copy_(bias)
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Whatever else is shown in a `with` block, what is shown now comes back."""
-        shown = {name: getattr(self._module, name) for name in self.originals}
-        count, originals, content = self._module.num_experts, self._shows_originals, self._content
-        self._aside = True
+    def restored_afterwards(self) -> Iterator[None]:
+        """Bring the experts in use now back at the end of a `with` block, whatever is used within it."""
+        current = {name: getattr(self._module, name) for name in self.originals}
+        count, uses_originals, spec = self._module.num_experts, self._uses_originals, self._spec
+        self._temporary = True
         try:
             yield
         finally:
-            self._aside = False
-            if self._room is not None:
-                self._room.leave(self)
-            self._install(shown, int(count))  # type: ignore[arg-type]
-            self._shows_originals, self._content = originals, content
+            self._temporary = False
+            if self._memory is not None:
+                self._memory.release_shared(self)
+            self._install(current, int(count))  # type: ignore[arg-type]
+            self._uses_originals, self._spec = uses_originals, spec
 
-    def _show_made(self, count: int, fill: Fill) -> None:
-        if self._room is not None:
+    def _use_new(self, count: int, fill: Fill) -> None:
+        if self._memory is not None:
             shapes = {name: (count, *tensor.shape[1:]) for name, tensor in self.originals.items()}
-            self._show(Content(shapes, self._dtype, fill))
+            self._use(ExpertSpec(shapes, self._dtype, fill))
             return
-        views = self._buffer(count)
+        views = self._buffer_views(count)
         fill({name: view.data for name, view in views.items()})
         self._install(views, count)
-        self._shows_originals = False
+        self._uses_originals = False
 
-    def _show(self, content: Content) -> None:
-        """Have something else to run on: at once in memory of the layer's own, or else when a pass comes."""
-        assert self._room is not None
-        self._content = content
-        if not self._aside and self._room.keeps(self, content):
-            self.materialise()
+    def _use(self, spec: ExpertSpec) -> None:
+        """Use other experts: loaded at once into memory of the layer's own, or else when a pass reaches the layer."""
+        assert self._memory is not None
+        self._spec = spec
+        if not self._temporary and self._memory.keeps(self, spec):
+            self.load()
         else:
-            self.vacate()
+            self.evict()
 
     def _copy(self, kept: list[int], tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -203,25 +202,27 @@ class LayerExperts:
         for name, tensor in tensors.items():
             merge_experts(coefficients, self.originals[name], tensor)
 
-    def _take(self, take: Callable[[LayerExperts, Content], dict[str, Tensor]]) -> None:
+    def _load_with(self, load: Callable[[LayerExperts, ExpertSpec], dict[str, Tensor]]) -> None:
         try:
-            tensors = take(self, self._content)
+            tensors = load(self, self._spec)
         except torch.OutOfMemoryError as error:
-            raise self._no_room(self._content.count) from error
-        self._install(_parameters(tensors), self._content.count)
+            raise self._out_of_memory(self._spec.count) from error
+        self._install(_parameters(tensors), self._spec.count)
 
     def _install(self, parameters: Mapping[str, nn.Parameter], count: int) -> None:
         for name, parameter in parameters.items():
             setattr(self._module, name, parameter)
         self._module.num_experts = count  # type: ignore[assignment]
 
-    @torch.inference_mode(False)  # a buffer made while the model runs must be writable by the next edit
-    def _buffer(self, retained: int, width: int | None = None) -> dict[str, nn.Parameter]:
-        """Parameters of n' experts over the buffer, which grows to the largest n' asked for and is then reused.
+    @torch.inference_mode(False)  # a buffer allocated during a forward pass must stay writable for the next edit
+    def _buffer_views(self, retained: int, width: int | None = None) -> dict[str, nn.Parameter]:
+        """Parameters of n' experts over the buffer.
+
+        The buffer grows to the largest n' requested and is reused. A different width replaces it.
 
         Args:
-            retained: n'.
-            width: neurons of each; None for as many as the originals have. It begins anew with another width.
+            retained: Number of experts n'.
+            width: Neurons per expert; None for the originals' number.
         """
         width = self._neurons.width if width is None else width
         if width == self._width and retained in self._views:
@@ -242,9 +243,9 @@ class LayerExperts:
                 for name, shape in self._neurons.shapes(retained, width).items()
             }
         except torch.OutOfMemoryError as error:
-            raise self._no_room(retained) from error
+            raise self._out_of_memory(retained) from error
 
-    def _no_room(self, experts: int) -> UserError:
+    def _out_of_memory(self, experts: int) -> UserError:
         return UserError(
             f"no room on {self._device} for {experts} experts of layer {self._index}; retain fewer experts, "
             "keep the originals on the host (model.originals: host), or spread the model (model.device_map)"

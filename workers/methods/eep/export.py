@@ -1,4 +1,4 @@
-"""EEP edits as checkpoints of fewer experts."""
+"""Exporting EEP edits as checkpoints with fewer experts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.router import EditableRouter
-from moevolve.workers.methods.eep.skipping import active_experts
+from moevolve.workers.methods.eep.skipping import mean_active_experts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
 class EepExporter:
-    """See `Exporter`; also for models of experts that aren't edited."""
+    """See `Exporter`; also exports unedited MoE models."""
 
     def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         if not resident.layers:
@@ -52,7 +52,7 @@ class EepExporter:
             rows.append(("second expert skipped", f"below {shown} of the first one's routing weight, by MoE layer"))
             assert isinstance(edit, EepEdit) and edit.skip_rows is not None
             routers = [_router(layer) for layer in resident.layers]
-            used = active_experts(resident.model, routers, edit.skip_rows.sequences)
+            used = mean_active_experts(resident.model, routers, edit.skip_rows.sequences)
             rows.append(
                 ("active experts", f"{used:.2f} on average, on {len(edit.skip_rows.tokens):,} calibration tokens")
             )
@@ -93,11 +93,11 @@ class EepExporter:
 
 
 def form_obstacle(edit: Edit, rule: RoutingRule) -> str | None:
-    """Why an edit isn't the same as a smaller model of the family; None where it is.
+    """Explain why no smaller model of the family computes the same as an edited one; None if one does.
 
     Args:
-        edit: what was done to the model, if anything.
-        rule: how the family chooses and weighs experts.
+        edit: An EEP edit, or the identity.
+        rule: Routing rule of the family.
     """
     if isinstance(edit, IdentityEdit):
         return None
@@ -110,7 +110,7 @@ def form_obstacle(edit: Edit, rule: RoutingRule) -> str | None:
 
 
 def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
-    """Experts n' and active experts k of the resident model with an edit."""
+    """Experts n' and active experts k of the edited model."""
     if isinstance(edit, EepEdit):
         return edit.retained, edit.active
     return resident.layers[0].count, int(resident.model.config.num_experts_per_tok)
@@ -127,18 +127,18 @@ def _form_note(form: CheckpointForm, maps: bool, skips: bool) -> str:
 
 
 def _maps(resident: Resident, edit: Edit, form: CheckpointForm) -> bool:
-    """Whether a checkpoint keeps the whole router and a mapping of its scores."""
+    """Whether a checkpoint keeps all router rows and maps their scores."""
     return form == "native" and isinstance(edit, EepEdit) and not edit.router_folds(resident.layers[0].rule)
 
 
 def _thresholds(resident: Resident) -> list[float]:
-    """Of dynamic skipping, layer by layer; empty where nothing is skipped."""
+    """Thresholds of dynamic skipping by MoE layer; empty if the edit skips nothing."""
     plans = [_router(layer).plan for layer in resident.layers]
     return [plan.skip_below for plan in plans if plan is not None and plan.skip_below is not None]
 
 
 def _widths(resident: Resident) -> list[int]:
-    """Neurons of an expert, layer by layer."""
+    """Neurons per expert, by MoE layer."""
     return [ExpertNeurons(layer.experts, layer.expert_tensors()).width for layer in resident.layers]
 
 
@@ -192,18 +192,18 @@ def _config(
 
 
 def _experts(resident: Resident, ordinal: int) -> Iterator[tuple[str, Tensor]]:
-    """A MoE layer's n' experts as the edit has them now, in the edit's order."""
+    """A MoE layer's n' experts with the edit applied, in the edit's order."""
     layer = resident.layers[ordinal]
     router = _router(layer)
     plan = router.plan
     if plan is None:
         yield from resident.original_experts(ordinal).items()
         return
-    if router.before is not None:
-        # Experts that take turns on the device come when a pass reaches their layer, and here none does.
-        router.before(False)
+    if router.before_forward is not None:
+        # Experts in shared device memory are loaded when a forward pass reaches their layer, and there is none here.
+        router.before_forward(False)
     for name, tensor in layer.expert_tensors().items():
-        yield name, tensor.data if plan.slots is None else tensor.data.index_select(0, plan.slots)
+        yield name, tensor.data if plan.positions is None else tensor.data.index_select(0, plan.positions)
 
 
 def _mapping(edit: Edit, ordinal: int) -> dict[str, Tensor]:
@@ -212,7 +212,7 @@ def _mapping(edit: Edit, ordinal: int) -> dict[str, Tensor]:
 
 
 def _router_tensors(layer: MoELayer) -> dict[str, Tensor]:
-    """A stock router's tensors: `W_RM W_G`, and `W_RM b` of the biases the family has."""
+    """Tensors of a stock router: `W_RM W_G`, and `W_RM b` for each bias that the family has."""
     plan = _router(layer).plan
     weight, bias, correction = layer.router_weight.data, layer.router_bias, layer.correction_bias
     if plan is not None and plan.folded is not None:
@@ -232,5 +232,5 @@ def _router(layer: MoELayer) -> EditableRouter:
 
 
 def edited_router_use(module: Any, config: Any) -> ModuleUse:
-    """Of `EditedRouter` in `native.py.jinja`: the router's rows, and the mapping where it isn't one-hot."""
+    """Use of `EditedRouter` in `native.py.jinja`: all router rows, and the mapping if it isn't one-hot."""
     return ModuleUse(0, module.weight.numel() + (0 if module.one_hot else module.router_mapping.numel()))

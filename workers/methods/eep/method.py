@@ -1,13 +1,46 @@
-"""EEP as a method."""
+"""EEP as a method, and how its routers are read when a model is observed."""
 
 from __future__ import annotations
 
-from moevolve.workers.contract.methods import Method
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moevolve.workers.contract.methods import Method, UsageReaders
+from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.methods.eep.apply import EepApplicator
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.methods.eep.export import EepExporter, edited_router_use
-from moevolve.workers.methods.eep.usage import USAGE
+from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan
+
+
+def _read_routing(router: EditableRouter, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
+    """See `RoutingReader`."""
+    plan = router.plan
+    if plan is not None and plan.positions is not None:
+        # Two kept experts may share a position in the expert tensors: route again, to the kept experts themselves.
+        output = router.route(replace(plan, positions=None), *args)
+    logits, weights, chosen = output
+    experts = logits.shape[-1] if plan is None else _kept_experts(plan)
+    # Dynamic skipping leaves a skipped expert in the top-k, with weight 0.
+    used = torch.ones_like(chosen, dtype=torch.bool) if plan is None or plan.skip_below is None else weights != 0
+    picked = torch.zeros(len(chosen), experts, dtype=torch.bool, device=chosen.device).scatter_(1, chosen, used)
+    scaled = torch.zeros(picked.shape, dtype=torch.float64, device=chosen.device)
+    return picked, scaled.scatter_(1, chosen, weights.double())
+
+
+def _kept_experts(plan: RoutingPlan) -> int:
+    tensor = next(each for each in (plan.selected, plan.mapping, plan.folded) if each is not None)
+    return int(tensor.shape[0])
+
+
+def _with_origins(layer: RoutedLayer, position: int, edit: EepEdit) -> RoutedLayer:
+    return replace(layer, origins=tuple(np.abs(edit.expert_merging[position]).argmax(axis=1).tolist()))
+
 
 EEP = Method(
     edit=EepEdit,
@@ -15,6 +48,6 @@ EEP = Method(
     owns_experts=True,
     exporter=EepExporter(),
     calibrators={ExpertsRecipe: calibrate_experts},
-    usage=USAGE,
+    usage=UsageReaders({EditableRouter: _read_routing}, _with_origins),
     module_uses={"EditedRouter": edited_router_use},
 )

@@ -1,8 +1,8 @@
-"""The neurons of a layer's experts, whatever form the family gives them, and filling slots with those of all experts.
+"""Single neurons of a layer's fused experts, and choosing the neurons of kept experts among those of all experts.
 
-A slot is an expert that is kept as a router row. Its neurons are chosen among those of all experts of the layer by what
-they do for the tokens that the edited router sends to the slot, so a kept row can bring together what several experts
-did for its tokens.
+After pruning, a kept expert serves tokens that several original experts served. Its neurons needn't all come from one
+of them: they are chosen among the neurons of all experts by how much they contribute to the tokens that the edited
+router sends to the kept expert.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from moevolve.workers.contract.fitting import NeuronRecipe
 
 @dataclass(frozen=True, slots=True)
 class ExpertNeurons:
-    """Fused experts, neuron by neuron.
+    """Access to the neurons of fused experts, in any layout that `transformers` has for them.
 
     Attributes:
-        module: the family's. `transformers` notes the form at its class: whether matrices are transposed, gates and ups
-            concatenated, and whether there are biases.
-        tensors: the fused tensors by name; not always those that the module runs on.
+        module: The family's experts module. Its class says whether matrices are transposed, whether gates and ups are
+            concatenated or interleaved, and whether there are biases.
+        tensors: Fused tensors by name, not always those that the module runs on.
     """
 
     module: Any = field(repr=False)
@@ -32,13 +32,13 @@ class ExpertNeurons:
 
     @property
     def count(self) -> int:
-        """Experts."""
+        """Number of experts."""
         return len(self.tensors["down_proj"])
 
     @property
     def width(self) -> int:
-        """Neurons I of an expert."""
-        # By shape, since a layer whose experts are elsewhere shows none.
+        """Neurons I per expert."""
+        # From a shape: a layer whose experts aren't loaded has tensors without data.
         return int(self.tensors["down_proj"].shape[1 if self._transposed else 2])
 
     def down(self, expert: int) -> Tensor:
@@ -46,59 +46,59 @@ class ExpertNeurons:
         down = self.tensors["down_proj"].data[expert]
         return down if self._transposed else down.t()
 
-    def into(self, expert: int) -> Tensor:
-        """A view of an expert's gates and ups, [2I, hidden]."""
+    def gate_up(self, expert: int) -> Tensor:
+        """A view of an expert's gate and up projections, [2I, hidden]."""
         fused = self.tensors["gate_up_proj"].data[expert]
         return fused.t() if self._transposed else fused
 
-    def rows(self, neurons: Tensor) -> Tensor:
-        """Which rows of gates and ups neurons [count] have: all gates first, or each before its up; [2 count]."""
+    def gate_up_rows(self, neurons: Tensor) -> Tensor:
+        """Rows of `gate_up` that belong to neurons [count]: all gates first, or each gate before its up; [2 count]."""
         if getattr(self.module, "is_concatenated", True):
             return torch.cat((neurons, neurons + self.width))
         return torch.stack((2 * neurons, 2 * neurons + 1), dim=1).flatten()
 
     @property
     def output_biases(self) -> tuple[str, ...]:
-        """Names of tensors that have nothing of single neurons."""
+        """Names of tensors that belong to experts as a whole and not to single neurons."""
         return ("down_proj_bias",) if self._biased else ()
 
     def shapes(self, count: int, width: int) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that `count` experts of `width` neurons have in this form, by name."""
+        """Shapes of the fused tensors of `count` experts with `width` neurons, by name."""
         hidden = self.down(0).shape[1]
-        into, out = (count, 2 * width, hidden), (count, hidden, width)
+        gate_up, down = (count, 2 * width, hidden), (count, hidden, width)
         if self._transposed:
-            into, out = (count, hidden, 2 * width), (count, width, hidden)
-        shapes: dict[str, tuple[int, ...]] = {"gate_up_proj": into, "down_proj": out}
+            gate_up, down = (count, hidden, 2 * width), (count, width, hidden)
+        shapes: dict[str, tuple[int, ...]] = {"gate_up_proj": gate_up, "down_proj": down}
         if self._biased:
             shapes |= {"gate_up_proj_bias": (count, 2 * width), "down_proj_bias": (count, hidden)}
         return shapes
 
     def activations(self, expert: int, neurons: Tensor, hidden: Tensor) -> Tensor:
-        """Of neurons [count] of an expert on hidden states [tokens, hidden], in their dtype: [tokens, count]."""
-        rows = self.rows(neurons)
+        """Activations of an expert's neurons [count] on inputs [tokens, hidden]: [tokens, count], in their dtype."""
+        rows = self.gate_up_rows(neurons)
         bias = self.tensors["gate_up_proj_bias"].data[expert][rows].to(hidden.device) if self._biased else None
-        gate_up = nn.functional.linear(hidden, self.into(expert)[rows].to(hidden.device), bias)
+        gate_up = nn.functional.linear(hidden, self.gate_up(expert)[rows].to(hidden.device), bias)
         activations: Tensor = self.module._apply_gate(gate_up)  # noqa: SLF001 - how `transformers` names it
         return activations
 
-    def take(self, source: ExpertNeurons, ids: Tensor) -> None:
-        """Fill every expert with neurons of others; output biases stay.
+    def copy_from(self, source: ExpertNeurons, ids: Tensor) -> None:
+        """Overwrite every expert's neurons with neurons of other experts. Output biases stay as they are.
 
         Args:
-            source: whose neurons.
-            ids: int64 [experts, I], neuron j of the source's expert e as `e * J + j` where that one has J neurons.
+            source: Experts with J neurons each to copy from.
+            ids: Neurons of each expert, int64 [experts, I]; neuron j of the source's expert e is `e * J + j`.
         """
-        for slot, row in enumerate(ids):
+        for kept, row in enumerate(ids):
             for expert in (row // source.width).unique().tolist():
-                here = (row // source.width == expert).nonzero()[:, 0]
-                there = (row[here] % source.width).to(source.tensors["down_proj"].device)
-                here = here.to(self.tensors["down_proj"].device)
-                _put(self.down(slot), here, source.down(expert), there)
-                to, of = self.rows(here), source.rows(there)
-                _put(self.into(slot), to, source.into(expert), of)
+                to = (row // source.width == expert).nonzero()[:, 0]
+                of = (row[to] % source.width).to(source.tensors["down_proj"].device)
+                to = to.to(self.tensors["down_proj"].device)
+                _copy_rows(self.down(kept), to, source.down(expert), of)
+                to, of = self.gate_up_rows(to), source.gate_up_rows(of)
+                _copy_rows(self.gate_up(kept), to, source.gate_up(expert), of)
                 if self._biased:
                     name = "gate_up_proj_bias"
-                    _put(self.tensors[name].data[slot], to, source.tensors[name].data[expert], of)
+                    _copy_rows(self.tensors[name].data[kept], to, source.tensors[name].data[expert], of)
 
     @property
     def _transposed(self) -> bool:
@@ -109,71 +109,79 @@ class ExpertNeurons:
         return bool(getattr(self.module, "has_bias", False))
 
 
-def _put(target: Tensor, to: Tensor, source: Tensor, of: Tensor) -> None:
+def _copy_rows(target: Tensor, to: Tensor, source: Tensor, of: Tensor) -> None:
     target[to] = source[of].to(target.device)
 
 
-Chosen = tuple[Tensor, Tensor]
-"""Routing weights [tokens, k] and which experts they are of, int64 [tokens, k]."""
+TopK = tuple[Tensor, Tensor]
+"""Routing weights [tokens, k], and the experts that they belong to, int64 [tokens, k]."""
 
 
 def choose_neurons(
     neurons: ExpertNeurons,
     hidden: Tensor,
-    whole: Chosen,
-    edited: Chosen,
-    slots: int,
-    size: int,
+    original: TopK,
+    edited: TopK,
+    retained: int,
+    width: int,
     recipe: NeuronRecipe,
     memory: int,
 ) -> Tensor:
-    """Which neurons of all experts fill the slots.
+    """Choose the neurons of every kept expert among those of all n experts, by importance.
 
-    For slot s, neuron j of expert e is worth `sum over tokens of w_s^a |g_e h_ej|^b`, times `|down_ej|^c`, where `w_s`
-    is the slot's routing weight, zero for tokens that aren't sent to it, `g_e` the unedited router's, and `h_ej` the
-    neuron's activation.
+    The importance of neuron j of expert e for kept expert s is
+    `|down_ej|^c * sum over tokens of w_s^a |g_e h_ej|^b`. Here `w_s` is the edited routing weight of the kept expert,
+    zero for tokens that aren't routed to it, `g_e` the unedited routing weight of expert e, and `h_ej` the neuron's
+    activation.
 
     Args:
-        neurons: of all n experts.
-        hidden: what goes into the layer's experts, [tokens, hidden].
-        whole: how the unedited router routes it.
-        edited: how the edited one does, by slot.
-        slots: n'.
-        size: neurons of a slot.
-        recipe: the exponents, and whether slots may share neurons.
-        memory: bytes that activations may take.
+        neurons: Neurons of all n experts.
+        hidden: Inputs of the layer's experts, [tokens, hidden].
+        original: Routing of these tokens by the unedited router.
+        edited: Routing of these tokens by the edited router, to kept experts.
+        retained: Number of kept experts n'.
+        width: Neurons per kept expert.
+        recipe: The exponents a, b and c, and whether kept experts may share neurons.
+        memory: Bytes that activations may take.
 
     Returns:
-        int64 [n', size], neuron j of expert e as `e * I + j`, in ascending order.
+        Neurons of each kept expert in ascending order, int64 [n', width]; neuron j of expert e is `e * I + j`.
     """
-    width = neurons.width
-    shares = hidden.new_zeros(len(hidden), slots, dtype=torch.float32)
+    shares = hidden.new_zeros(len(hidden), retained, dtype=torch.float32)
     shares.scatter_(1, edited[1], edited[0].float().abs().pow(recipe.routing))
-    worth = torch.zeros(slots, neurons.count * width, dtype=torch.float64, device=hidden.device)
+    importance = torch.zeros(retained, neurons.count * neurons.width, dtype=torch.float64, device=hidden.device)
     for expert in range(neurons.count):
-        tokens, place = (whole[1] == expert).nonzero(as_tuple=True)
-        weights, sent = whole[0][tokens, place].float()[:, None], shares[tokens]
+        tokens, place = (original[1] == expert).nonzero(as_tuple=True)
+        weights, sent = original[0][tokens, place].float()[:, None], shares[tokens]
         step = max(1, memory // (20 * (len(tokens) + hidden.shape[1])))
-        for part in torch.arange(width).split(step):
+        for part in torch.arange(neurons.width).split(step):
             used = (neurons.activations(expert, part, hidden[tokens]).float() * weights).abs().pow(recipe.activation)
-            lengths = neurons.down(expert)[part].to(hidden.device).float().norm(dim=1).pow(recipe.output)
-            worth[:, expert * width + part.to(worth.device)] = ((sent.t() @ used) * lengths).double()
-    return _best(worth, size) if recipe.shared else _best_apart(worth, size)
+            norms = neurons.down(expert)[part].to(hidden.device).float().norm(dim=1).pow(recipe.output)
+            columns = expert * neurons.width + part.to(importance.device)
+            importance[:, columns] = ((sent.t() @ used) * norms).double()
+    return _top_shared(importance, width) if recipe.shared else top_exclusive(importance, width)
 
 
-def _best(worth: Tensor, width: int) -> Tensor:
-    """Each slot's best; [slots, width]."""
-    return worth.argsort(dim=1, descending=True, stable=True)[:, :width].sort(dim=1).values
+def _top_shared(importance: Tensor, width: int) -> Tensor:
+    return importance.argsort(dim=1, descending=True, stable=True)[:, :width].sort(dim=1).values
 
 
-def _best_apart(worth: Tensor, width: int) -> Tensor:
-    """The best pairs of slot and neuron first, no neuron in two slots; [slots, width]."""
-    slots, neurons = worth.shape
-    taken: list[list[int]] = [[] for _ in range(slots)]
+def top_exclusive(importance: Tensor, width: int) -> Tensor:
+    """Assign the most important pairs of kept expert and neuron first, no neuron twice.
+
+    Args:
+        importance: Importance of every neuron for every kept expert, [kept experts, neurons].
+        width: Neurons per kept expert.
+
+    Returns:
+        Neurons of each kept expert in ascending order, [kept experts, width].
+    """
+    experts, neurons = importance.shape
+    taken: list[list[int]] = [[] for _ in range(experts)]
     free = [True] * neurons
-    for pair in worth.flatten().argsort(descending=True, stable=True).tolist():
-        slot, neuron = divmod(pair, neurons)
-        if free[neuron] and len(taken[slot]) < width:
+    for pair in importance.flatten().argsort(descending=True, stable=True).tolist():
+        expert, neuron = divmod(pair, neurons)
+        if free[neuron] and len(taken[expert]) < width:
             free[neuron] = False
-            taken[slot].append(neuron)
-    return torch.tensor(taken, device=worth.device).sort(dim=1).values
+            taken[expert].append(neuron)
+    return torch.tensor(taken, device=importance.device).sort(dim=1).values

@@ -1,9 +1,10 @@
-"""The router wrapper installed once per MoE layer: transparent until an EEP edit gives it a plan."""
+"""The wrapper around the router of each MoE layer: it changes nothing until an EEP edit gives it a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,22 +19,23 @@ Routing = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutingPlan:
-    """How an edited layer routes. Exactly one of `selected`, `mapping` and `folded` is set.
+    """Routing of an edited layer. Exactly one of `selected`, `mapping` and `folded` is set.
 
     Attributes:
-        active: experts per token k.
-        slots: where new expert i lies in the layer's expert tensors, int64 [n']; None when it lies at i.
-        selected: one-hot `W_RM`: the original expert whose routing weight new expert i takes, int64 [n'].
-        mapping: continuous `W_RM` on the softmax over n, float32 [n', n].
-        folded: `W_RM W_G`, the router's weight with the mapping in it (logits space), [n', hidden].
-        folded_bias: with `folded`, `W_RM b` of a router whose logits have a bias, [n'].
-        correction: `W_RM b` of a router that chooses with a correction bias, float32 [n'].
-        logits_space: whether the mapping acts on the logits.
-        skip_below: threshold of dynamic skipping; see `moevolve.kernels.routing.top_k`.
+        active: Experts per token k.
+        positions: Position of each kept expert in the layer's expert tensors, int64 [n']; None if kept
+            expert i is at position i.
+        selected: One-hot `W_RM`: the original expert whose routing weight each kept expert takes, int64 [n'].
+        mapping: Continuous `W_RM`, applied to the scores of all n experts, float32 [n', n].
+        folded: Router weight with the mapping folded in, `W_RM W_G`, [n', hidden]; logits space only.
+        folded_bias: `W_RM b` to go with `folded`, where b is the bias of the router's logits, [n'].
+        correction: `W_RM b` where b is the router's correction bias, float32 [n'].
+        logits_space: True if the mapping applies to logits instead of scores.
+        skip_below: Threshold of dynamic skipping; see `moevolve.kernels.routing.top_k`.
     """
 
     active: int
-    slots: Tensor | None = None
+    positions: Tensor | None = None
     selected: Tensor | None = None
     mapping: Tensor | None = None
     folded: Tensor | None = None
@@ -44,12 +46,13 @@ class RoutingPlan:
 
 
 class EditableRouter(nn.Module):
-    """Stands where the family's router stood and calls it unchanged while no plan is set.
+    """Replaces a layer's router; without a plan it calls the original one unchanged.
 
     Attributes:
-        inner: the family's router.
-        plan: how to route instead, or None.
-        before: called before tokens are routed, with whether there is no plan: experts that are elsewhere come then.
+        inner: The family's router.
+        plan: Routing to use instead of `inner`, or None.
+        before_forward: Called before tokens are routed, with True if there is no plan. It loads experts that aren't on
+            the device.
     """
 
     def __init__(self, layer: MoELayer) -> None:
@@ -59,33 +62,26 @@ class EditableRouter(nn.Module):
         self.casts_weights = layer.family.casts_weights
         self.float32 = layer.family.float32_router
         self.plan: RoutingPlan | None = None
-        self.before: Callable[[bool], None] | None = None
+        self.before_forward: Callable[[bool], None] | None = None
 
     def forward(self, hidden_states: Tensor) -> Routing:
-        """Route tokens.
-
-        Args:
-            hidden_states: [..., hidden].
-
-        Returns:
-            The router's logits, routing weights, and for each the index of its expert in the layer's expert tensors.
-        """
-        if self.before is not None:
-            self.before(self.plan is None)
+        """Route tokens with hidden states [..., hidden] to positions in the layer's expert tensors."""
+        if self.before_forward is not None:
+            self.before_forward(self.plan is None)
         if self.plan is not None:
-            return self.follow(self.plan, hidden_states)
+            return self.route(self.plan, hidden_states)
         routed: Routing = self.inner(hidden_states)
         return routed
 
-    def follow(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
-        """Route tokens [..., hidden] by a plan."""
-        logits, weights, chosen = self.choose(plan, hidden_states)
-        if plan.slots is not None:
-            chosen = plan.slots[chosen]
-        return logits, self.as_weights(weights, logits), chosen
+    def route(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
+        """Route tokens by a plan to positions in the layer's expert tensors."""
+        logits, weights, chosen = self.route_to_kept(plan, hidden_states)
+        if plan.positions is not None:
+            chosen = plan.positions[chosen]
+        return logits, weights.to(logits.dtype) if self.casts_weights else weights, chosen
 
-    def choose(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
-        """The same among the new experts, whatever their slots, and with routing weights in float32."""
+    def route_to_kept(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
+        """Route tokens by a plan to kept experts 0 to n' - 1, with routing weights in float32."""
         logits = self._logits(hidden_states, plan)
         if plan.selected is not None:
             weights, chosen = route_selected(
@@ -99,23 +95,12 @@ class EditableRouter(nn.Module):
             weights, chosen = route_logits(logits, plan.active, self.rule, plan.skip_below, bias=plan.correction)
         return logits, weights, chosen
 
-    def as_weights(self, weights: Tensor, logits: Tensor) -> Tensor:
-        """Routing weights in the dtype in which the family's experts see them."""
-        return weights.to(logits.dtype) if self.casts_weights else weights
-
-    def original_logits(self, hidden_states: Tensor) -> Tensor:
-        """Of all n experts, for hidden states [..., hidden]: [tokens, n]."""
-        weight = self.inner.weight
-        assert isinstance(weight, Tensor)
-        return self._linear(hidden_states, weight, getattr(self.inner, "bias", None))
-
     def _logits(self, hidden_states: Tensor, plan: RoutingPlan) -> Tensor:
-        """Of all n experts, or of n' where the mapping is folded in: [tokens, n or n']."""
-        if plan.folded is None:
-            return self.original_logits(hidden_states)
-        return self._linear(hidden_states, plan.folded, plan.folded_bias)
-
-    def _linear(self, hidden_states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Logits of all n experts, or of the n' kept ones if the mapping is folded in: [tokens, n or n']."""
+        weight, bias = plan.folded, plan.folded_bias
+        if weight is None:
+            inner: Any = self.inner
+            weight, bias = inner.weight, getattr(inner, "bias", None)
         hidden = hidden_states.reshape(-1, weight.shape[1])
         if self.float32:
             hidden, weight = hidden.float(), weight.float()
@@ -123,11 +108,11 @@ class EditableRouter(nn.Module):
 
 
 def fold(mapping: Tensor, original: Tensor) -> Tensor:
-    """`W_RM W_G` or `W_RM b`: a router's weight or bias with a mapping in it.
+    """Fold a mapping into a router: `W_RM W_G`, or `W_RM b` of its bias.
 
     Args:
         mapping: `W_RM`, float32 [n', n].
-        original: `W_G` or b, [n, hidden] or [n].
+        original: `W_G` [n, hidden], or b [n].
 
     Returns:
         [n', hidden] or [n'] in the dtype of `original`, accumulated in float32.

@@ -1,1 +1,1 @@
-"""FactorLLM's edits: networks divided into experts."""
+"""FactorLLM: dense networks divided into experts with linear routers."""

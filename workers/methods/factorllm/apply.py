@@ -1,4 +1,4 @@
-"""FactorLLM edits on a resident model: neurons permuted in place, experts run as slices of the original matrices."""
+"""Applying FactorLLM edits to a resident model: neurons are permuted in place, experts are slices of the matrices."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from moevolve.workers.methods.shared.dense import check_shape, dense_layers_for,
 from moevolve.workers.methods.shared.dense_outputs import ActiveMask, CopyOnWriteWeights, NetworkOutput, check_additive
 
 _ROWS = 256
-"""Rows whose columns are permuted at once: pieces that stay in cache go twice as fast as a whole matrix."""
+"""Rows whose columns are permuted at once: pieces that fit into the cache take half the time of a whole matrix."""
 
 
 class NeuronOrder:
-    """Keeps a network's neurons in some order, within the memory of its own matrices.
+    """Permutes a network's neurons in place.
 
-    A permutation moves values and changes none, so the original order brings the original weights back bit for bit.
+    A permutation moves values without changing them, so the original order restores the weights bit for bit.
     """
 
     def __init__(self, layer: DenseLayer) -> None:
@@ -34,8 +34,8 @@ class NeuronOrder:
         self._columns = layer.down.weight.data
         self._now = np.arange(layer.width)
 
-    def show(self, order: NDArray[np.integer]) -> None:
-        """Put original neuron `order[i]` in place i, for every i. At most one matrix is held twice for a moment."""
+    def permute(self, order: NDArray[np.integer]) -> None:
+        """Put original neuron `order[i]` at position i, for every i. At most one matrix is copied at a time."""
         if np.array_equal(order, self._now):
             return
         place = np.empty_like(self._now)
@@ -48,19 +48,19 @@ class NeuronOrder:
         self._now = np.array(order, dtype=self._now.dtype)
 
     def restore(self) -> None:
-        """Bring back the original order."""
-        self.show(np.arange(len(self._now)))
+        """Restore the original order."""
+        self.permute(np.arange(len(self._now)))
 
 
 class FactorizedNetwork(nn.Module):
-    """Stands in the place of a network and runs the experts that its routers choose."""
+    """Replaces a feed-forward network, and runs the experts that its routers choose."""
 
     router_weight: Tensor
     router_bias: Tensor
 
     def __init__(self, layer: DenseLayer) -> None:
         super().__init__()
-        # In a tuple, so that the network's parameters aren't registered here a second time.
+        # In a tuple, so that the network's parameters aren't registered as this module's too.
         self._source = (layer,)
         self.active = 0
         self.output_scale = 1.0
@@ -68,7 +68,7 @@ class FactorizedNetwork(nn.Module):
             self.register_buffer(name, torch.empty(0), persistent=False)
 
     def set(self, weight: Tensor, bias: Tensor, active: int, output_scale: float) -> None:
-        """Take routers over: float32 [routers, N, hidden] and [routers, N]."""
+        """Set routers with weights float32 [routers, N, hidden] and biases float32 [routers, N]."""
         self.router_weight, self.router_bias = weight, bias
         self.active, self.output_scale = active, output_scale
 
@@ -78,8 +78,8 @@ class FactorizedNetwork(nn.Module):
         chosen = self._choose(flat)
         return expert_ffn(flat, chosen, weights_of(self._source[0]), self.output_scale).view(hidden_states.shape)
 
-    def at_work(self, hidden: Tensor) -> ActiveMask:
-        """Which neurons work for hidden states [tokens, hidden]."""
+    def active_mask(self, hidden: Tensor) -> ActiveMask:
+        """The active neurons for hidden states [tokens, hidden]."""
         experts = self.router_weight.shape[1]
         unit = self._source[0].width // experts
         kept = torch.eye(experts, dtype=torch.bool, device=hidden.device).repeat_interleave(unit, dim=1)
@@ -90,17 +90,17 @@ class FactorizedNetwork(nn.Module):
 
 
 class FactorLlmApplicator:
-    """Divided networks (FactorLLM, arXiv 2408.11855, Eq. 5 to 7) on a resident model.
+    """Networks divided into experts (FactorLLM, arXiv 2408.11855, Eq. 5 to 7) on a resident model.
 
-    The experts of a layer are slices of its own matrices, whose neurons are permuted in place: no weights are copied,
-    and a layer whose division is that of the candidate before is left as it is.
+    The experts of a layer are slices of its own matrices, whose neurons are permuted in place. No weights are copied,
+    and a layer with the same partition as in the previous candidate isn't touched.
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        """Take the networks over.
+        """Prepare replacements of the networks.
 
         Raises:
-            UserError: the model has no dense feed-forward networks.
+            UserError: The model has no dense feed-forward networks.
         """
         self._layers = layers = dense_layers_for("FactorLLM", parts)
         self._replacements = tuple(Replacement(layer) for layer in layers)
@@ -112,17 +112,17 @@ class FactorLlmApplicator:
         """See `Applicator.apply`."""
         assert isinstance(edit, FactorLlmEdit)
         self._check(edit)
-        self._forget_fits()
+        self._restore_weights()
         weights, biases = host_tensor(edit.router_weight), host_tensor(edit.router_bias)
         for i, (layer, network, order) in enumerate(zip(self._layers, self.networks, self.orders, strict=True)):
-            order.show(edit.order[i])
+            order.permute(edit.order[i])
             device = layer.up.weight.device
             network.set(weights[i].to(device), biases[i].to(device), edit.active, edit.output_scale)
             self._replacements[i].show(network)
 
     def revert(self) -> None:
         """See `Applicator.revert`."""
-        self._forget_fits()
+        self._restore_weights()
         for replacement, order in zip(self._replacements, self.orders, strict=True):
             replacement.restore()
             order.restore()
@@ -131,16 +131,16 @@ class FactorLlmApplicator:
         """See `Repairable`.
 
         Raises:
-            UserError: the layers don't add what their networks give.
+            UserError: The layers don't simply add their networks' outputs to the residual stream.
         """
         check_additive(self._layers[0])
         parts = zip(self._layers, self._weights, self.networks, self._replacements, strict=True)
         return tuple(
-            NetworkOutput(layer, weights, network, network.at_work, replacement.suspended)
+            NetworkOutput(layer, weights, network, network.active_mask, replacement.suspended)
             for layer, weights, network, replacement in parts
         )
 
-    def _forget_fits(self) -> None:
+    def _restore_weights(self) -> None:
         for weights in self._weights:
             weights.restore()
 

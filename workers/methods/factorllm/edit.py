@@ -1,4 +1,4 @@
-"""The FactorLLM edit: every dense feed-forward network divided into equal experts, with linear routers.
+"""The FactorLLM edit: every dense feed-forward network is divided into equal experts with linear routers.
 
 Source: FactorLLM (arXiv 2408.11855), Eq. 4 and 5 (permutation of neurons), Eq. 2 (linear router with bias).
 """
@@ -20,19 +20,19 @@ Partition = Literal["contiguous", "shuffled", "kmeans", "coactivation"]
 
 @dataclass(frozen=True, slots=True)
 class FactorLlmRecipe:
-    """Settings of the start.
+    """Settings of the calibration that FactorLLM genomes start from.
 
     Attributes:
-        experts: experts N.
-        active: experts K per token.
-        routers: routers R per network: 1, or one for each of its linear layers.
-        partition: how neurons are divided: in order, at random, by balanced k-means on their input weights, or by
-            balanced k-means on which neurons they fire with.
-        output_scale: factor on the sum of experts.
-        router_bias: whether routers have a bias.
-        components: principal directions of every network's inputs to find.
-        ridge: regularisation of the routers, as a share of the inputs' mean variance.
-        tokens: at most about this many tokens are run.
+        experts: Experts N per network.
+        active: Experts K per token.
+        routers: Routers R per network: 1, or one for each of its linear layers.
+        partition: Partition of the neurons: in order, at random, by balanced k-means on their input weights, or by
+            balanced k-means on the neurons that they fire together with.
+        output_scale: Factor on the sum of the experts' outputs.
+        router_bias: Give routers a bias.
+        components: Number of principal directions of every network's inputs.
+        ridge: Ridge strength of the routers as a share of the inputs' mean variance.
+        tokens: Approximate limit on the number of calibration tokens.
     """
 
     experts: int
@@ -48,11 +48,11 @@ class FactorLlmRecipe:
 
 @dataclass(frozen=True, slots=True)
 class MoeficationRecipe:
-    """Settings of MoEfication's division and routers.
+    """Settings of MoEfication's partition and routers.
 
     Attributes:
-        experts: experts N.
-        tokens: at most about this many tokens are run; they set the unit of a router's logits, and nothing else.
+        experts: Experts N per network.
+        tokens: Approximate limit on the number of calibration tokens, which only determine the scale of the logits.
     """
 
     experts: int
@@ -61,14 +61,14 @@ class MoeficationRecipe:
 
 @dataclass(frozen=True, slots=True)
 class CmoeRecipe:
-    """Settings of CMoE's division and routers.
+    """Settings of CMoE's partition and routers.
 
     Attributes:
-        experts: experts N, the shared ones among them.
-        shared: experts that every token has, fewer than N.
-        firing: neurons that count as activated by a token, those of the largest activations.
-        ridge: regularisation of the routers, as a share of the inputs' mean variance.
-        tokens: at most about this many tokens are run.
+        experts: Experts N per network, including the shared ones.
+        shared: Experts that every token runs, fewer than N.
+        firing: Neurons that a token activates, those with the largest activations.
+        ridge: Ridge strength of the routers as a share of the inputs' mean variance.
+        tokens: Approximate limit on the number of calibration tokens.
     """
 
     experts: int
@@ -80,18 +80,18 @@ class CmoeRecipe:
 
 @dataclass(frozen=True)
 class FactorLlmEdit:
-    """A permutation of neurons and routers per network.
+    """A permutation of neurons, and routers, for every network.
 
     Attributes:
-        order: the network's neurons in order of experts, int32 [layers, width]; expert i has the i-th of N equal
-            stretches, increasing within it.
-        router_weight: float32 [layers, routers, N, hidden].
-        router_bias: float32 [layers, routers, N].
-        active: experts K that each router chooses for a token; those that all of them choose are run.
-        output_scale: factor on the sum of the experts' outputs; the output bias stays as it is.
+        order: Neurons of each network ordered by expert, int32 [layers, width]. Expert i has the i-th of N equal
+            sections, in ascending order.
+        router_weight: Weights of the routers, float32 [layers, routers, N, hidden].
+        router_bias: Biases of the routers, float32 [layers, routers, N].
+        active: Experts K that each router chooses for a token. An expert runs if all routers choose it.
+        output_scale: Factor on the sum of the experts' outputs, not on the output bias.
 
     Raises:
-        UserError: the shapes disagree, K is out of range, or a row of `order` is no permutation.
+        UserError: The shapes disagree, K is out of range, or a row of `order` is not a permutation.
     """
 
     order: NDArray[np.int32] = field(repr=False)
@@ -146,7 +146,7 @@ class FactorLlmEdit:
 
     @cached_property
     def finite(self) -> bool:
-        """Whether every router entry is finite."""
+        """Whether every router entry and the output scale are finite."""
         return bool(np.isfinite(self.router_weight).all() and np.isfinite(self.router_bias).all()) and bool(
             np.isfinite(self.output_scale)
         )
@@ -157,7 +157,7 @@ class FactorLlmEdit:
         digest = hashlib.sha256(head.encode())
         digest.update(self.order.astype("<i4").tobytes())
         for matrices in (self.router_weight, self.router_bias):
-            # Adding zero turns -0.0 into 0.0: equal routers have equal bytes.
+            # Adding zero turns -0.0 into 0.0, so that equal routers have equal bytes.
             digest.update((matrices + np.float32(0)).astype("<f4").tobytes())
         return digest.hexdigest()
 

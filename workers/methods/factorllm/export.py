@@ -1,4 +1,4 @@
-"""FactorLLM edits as checkpoints: a stock Mixtral where that is the same function, else modelling code of its own."""
+"""Exporting FactorLLM edits as checkpoints: a stock Mixtral if it computes the same, else with own modelling code."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FactorLlmExporter:
 
 
 def _stock_network(layer: DenseLayer, edit: FactorLlmEdit, i: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a Mixtral's experts and their router."""
+    """Tensors of a Mixtral's experts and router."""
     assert layer.gate is not None
     yield "mlp.gate.weight", host_tensor(edit.router_weight[i, 0])
     halves = [each.weight.data.view(edit.experts, -1, layer.hidden) for each in (layer.gate, layer.up)]
@@ -90,7 +90,7 @@ def _native_network(layer: DenseLayer, edit: FactorLlmEdit, i: int) -> Iterator[
 
 
 def _native(resident: Resident, edit: FactorLlmEdit, directory: Path) -> PreTrainedModel:
-    """The native model on the meta device, its code written."""
+    """Write the native model's code, and build the model on the meta device."""
     source = resident.model
     model_class = write_native_dense(
         resident,
@@ -113,7 +113,7 @@ def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: F
 
 
 def _tensors(layer: DenseLayer) -> dict[str, Tensor]:
-    """A network's tensors as they lie now, by the family's names."""
+    """A network's tensors with neurons in their current order, by the family's names."""
     family = layer.family
     parts = {family.up: layer.up, family.down: layer.down}
     if layer.gate is not None and family.gate is not None:
@@ -126,5 +126,5 @@ def _tensors(layer: DenseLayer) -> dict[str, Tensor]:
 
 
 def factorized_network_use(module: Any, config: Any) -> ModuleUse:
-    """Of `FactorizedNetwork` in `native.py.jinja`: the active experts of all."""
+    """Use of `FactorizedNetwork` in `native.py.jinja`: the active experts out of all."""
     return network_use(module, config, config.factor_active, config.factor_experts)

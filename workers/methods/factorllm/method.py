@@ -1,15 +1,32 @@
-"""FactorLLM as a method."""
+"""FactorLLM as a method, and how its routers are read when a model is observed."""
 
 from __future__ import annotations
 
-from moevolve.workers.contract.methods import Method
-from moevolve.workers.methods.factorllm.apply import FactorLlmApplicator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from moevolve.kernels.expert_ffn import choose_experts
+from moevolve.workers.contract.methods import Method, UsageReaders
+from moevolve.workers.contract.usage import RoutedLayer
+from moevolve.workers.methods.factorllm.apply import FactorizedNetwork, FactorLlmApplicator
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm
-from moevolve.workers.methods.factorllm.calibrate_cmoe import calibrate_cmoe
-from moevolve.workers.methods.factorllm.calibrate_moefication import calibrate_moefication
+from moevolve.workers.methods.factorllm.calibrate_baselines import calibrate_cmoe, calibrate_moefication
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, FactorLlmRecipe, MoeficationRecipe
 from moevolve.workers.methods.factorllm.export import FactorLlmExporter, factorized_network_use
-from moevolve.workers.methods.factorllm.usage import USAGE
+
+
+def _read_routing(network: FactorizedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
+    """See `RoutingReader`."""
+    flat = args[0].reshape(-1, args[0].shape[-1])
+    chosen = choose_experts(flat, network.router_weight, network.router_bias, network.active)
+    return chosen, chosen.double() * network.output_scale
+
+
+def _with_neurons(layer: RoutedLayer, position: int, edit: FactorLlmEdit) -> RoutedLayer:
+    return replace(layer, neurons=(edit.width // edit.experts, edit.width, edit.width))
+
 
 FACTORLLM = Method(
     edit=FactorLlmEdit,
@@ -20,6 +37,6 @@ FACTORLLM = Method(
         MoeficationRecipe: calibrate_moefication,
         CmoeRecipe: calibrate_cmoe,
     },
-    usage=USAGE,
+    usage=UsageReaders({FactorizedNetwork: _read_routing}, _with_neurons),
     module_uses={"FactorizedNetwork": factorized_network_use},
 )

@@ -1,9 +1,9 @@
-"""NanoMoE edits on a resident model: linear layers give way to block-mixed ones, and come back as they were."""
+"""Applying NanoMoE edits to a resident model: linear layers are replaced by block-mixed ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,21 +14,22 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.kernels.block_mix import block_mix
 from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.nanomoe.mixing import Metric, fit_layer, refine_factors
-from moevolve.workers.methods.nanomoe.moments import input_moments
+from moevolve.workers.methods.shared.input_statistics import InputMoments, memory_batches
 
 
 class BlockMixedLinear(nn.Module):
-    """A linear layer as `blockdiag(U) M blockdiag(V) x + b`.
+    """The linear layer `blockdiag(U) M blockdiag(V) x + b`.
 
     Attributes:
-        u: [K, d2 / K, r].
-        v: [K, r, d1 / K].
+        u: Blocks U_i, [K, d2 / K, r].
+        v: Blocks V_j, [K, r, d1 / K].
         mixing: M's parameters; None for plain low rank.
-        bias: [d2], or None.
+        bias: Bias [d2], or None.
     """
 
     def __init__(self, u: Tensor, v: Tensor, mixing: Tensor | None, bias: Tensor | None) -> None:
@@ -39,13 +40,13 @@ class BlockMixedLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., d1] to [..., d2]."""
+        """Map inputs [..., d1] to outputs [..., d2]."""
         return block_mix(x, self.u, self.v, self.mixing, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
-    """What a layer's fit depends on beside the layer; `rows` is empty where layers are fitted to their weights."""
+class _FitKey:
+    """All settings that a layer's fit depends on; `rows` is empty if layers are fitted to their weights."""
 
     form: BlockForm
     rounds: int
@@ -53,31 +54,31 @@ class _Origin:
     rows: str
 
     @classmethod
-    def of(cls, edit: NanoMoeEdit) -> _Origin:
+    def of(cls, edit: NanoMoeEdit) -> _FitKey:
         return cls(edit.form, edit.fit, edit.start_seed, "" if edit.rows is None else edit.rows.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """What a layer's factors start from: fitted to its weight once.
+    """A layer's fitted factors, shared by all candidates.
 
     Attributes:
-        origin: what it depends on.
-        u, v: on the layer's device and in its dtype: candidates that aren't refined have these very tensors.
-        mixing: float64 on the device.
+        key: Settings of the fit.
+        u, v: Factors on the layer's device and in its dtype; candidates that aren't refined use these very tensors.
+        mixing: M's fitted parameters, float64 on the device.
     """
 
-    origin: _Origin
+    key: _FitKey
     u: Tensor
     v: Tensor
     mixing: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class _StandIn:
-    """The last module made for a layer, and all that it was made from."""
+class _CachedModule:
+    """The latest block-mixed module of a layer, and all that it depends on."""
 
-    origin: _Origin
+    key: _FitKey
     refine: int
     mixing: NDArray[np.float32]
     module: BlockMixedLinear
@@ -86,9 +87,9 @@ class _StandIn:
 class NanoMoeApplicator:
     """Block-mixed linear layers (NanoMoE, Eq. 1) on a resident model.
 
-    A layer's truncated singular value decomposition, or fit, is made when the layer is first edited and kept; factors
-    given M follow from it alone, so that a candidate doesn't depend on those before it. Layers whose M is that of the
-    candidate before keep their factors, and without refining all candidates share them.
+    A layer's truncated singular value decomposition, or fit, is computed when the layer is first edited, and kept. The
+    factors for a given M follow from it alone, so candidates don't depend on earlier ones. A layer with the same M as
+    in the previous candidate keeps its factors. Without refinement all candidates share them.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -96,12 +97,12 @@ class NanoMoeApplicator:
         self._decoder: nn.Module = parts.model.get_decoder()
         self._linears = find_linears(parts.model)
         self._fits: dict[str, _Fit] = {}
-        self._made: dict[str, _StandIn] = {}
+        self._modules: dict[str, _CachedModule] = {}
+        # Input moments on the host, float32, kept if candidates are refined to outputs.
         self._moments: dict[str, Tensor] = {}
-        """On the host, float32: kept where candidates are refined to outputs."""
-        self._shown: set[str] = set()
+        self._replaced: set[str] = set()
 
-    @torch.inference_mode(False)  # factors are kept, and an export outside of inference mode shares them
+    @torch.inference_mode(False)  # factors are kept, and an export outside inference mode shares them
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
         assert isinstance(edit, NanoMoeEdit)
@@ -109,32 +110,32 @@ class NanoMoeApplicator:
         self.revert()
         self._fit_missing(edit)
         for name, mixing in zip(edit.layers, edit.mixing, strict=True):
-            self._show(name, self._stand_in(edit, name, mixing))
-            self._shown.add(name)
+            self._install(name, self._module(edit, name, mixing))
+            self._replaced.add(name)
 
     def revert(self) -> None:
         """See `Applicator.revert`."""
-        for name in self._shown:
-            self._show(name, self._linears[name])
-        self._shown.clear()
+        for name in self._replaced:
+            self._install(name, self._linears[name])
+        self._replaced.clear()
 
-    def _show(self, name: str, module: nn.Module) -> None:
+    def _install(self, name: str, module: nn.Module) -> None:
         parent, _, child = name.rpartition(".")
         setattr(self._decoder.get_submodule(parent), child, module)
 
-    def _stand_in(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> BlockMixedLinear:
-        made, origin = self._made.get(name), _Origin.of(edit)
-        same = made is not None and (made.origin, made.refine) == (origin, edit.refine)
-        if made is not None and same and np.array_equal(made.mixing, mixing):
-            return made.module
+    def _module(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> BlockMixedLinear:
+        cached, key = self._modules.get(name), _FitKey.of(edit)
+        same = cached is not None and (cached.key, cached.refine) == (key, edit.refine)
+        if cached is not None and same and np.array_equal(cached.mixing, mixing):
+            return cached.module
         linear = self._linears[name]
-        with _solving(name):
+        with _singular_as_candidate_error(name):
             u, v, full = self._factors(edit, name, mixing)
         u, v, full = (part.to(linear.weight.dtype).contiguous() for part in (u, v, full))
         if not all(bool(part.isfinite().all()) for part in (u, v, full)):
             raise CandidateError(f"the factors of {name} are not finite")
         module = BlockMixedLinear(u, v, full if full.numel() else None, linear.bias)
-        self._made[name] = _StandIn(origin, edit.refine, mixing.copy(), module)
+        self._modules[name] = _CachedModule(key, edit.refine, mixing.copy(), module)
         return module
 
     def _factors(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,20 +146,20 @@ class NanoMoeApplicator:
         full = fit.mixing + (host_tensor(mixing).double() - host_tensor(edit.form.unmixed)).to(weight.device)
         if not edit.refine:
             return fit.u, fit.v, full
-        # The factors make up for what M loses in the layer's dtype.
+        # Rounded first, so that the factors compensate for the rounding of M to the layer's dtype.
         full = full.to(weight.dtype).double()
         metric = None if edit.rows is None else Metric.of(self._moments[name].to(weight.device))
         u, v = refine_factors(weight, fit.u.double(), fit.v.double(), full, edit.refine, metric)
         return u, v, full
 
     def _fit_missing(self, edit: NanoMoeEdit) -> None:
-        """Fit an edit's layers that weren't; the model is unedited."""
-        origin = _Origin.of(edit)
+        """Fit those of an edit's layers that aren't yet. Call it while the model is unedited."""
+        key = _FitKey.of(edit)
         keeps = edit.rows is not None and edit.refine > 0
         missing = [
             name
             for name in edit.layers
-            if name not in self._fits or self._fits[name].origin != origin or (keeps and name not in self._moments)
+            if name not in self._fits or self._fits[name].key != key or (keeps and name not in self._moments)
         ]
         if edit.rows is None:
             for name in missing:
@@ -175,15 +176,15 @@ class NanoMoeApplicator:
         form, weight = edit.form, self._linears[name].weight
         rounds = 0 if form.variant == "low_rank" else edit.fit
         start, rng = host_tensor(form.unmixed), self._start_rng(edit, name)
-        with _solving(name):
+        with _singular_as_candidate_error(name):
             u, v, mixing = fit_layer(weight, form.rank, form.blocks, start, rounds, metric, rng)
         u, v = (part.to(weight.dtype).contiguous() for part in (u, v))
-        return _Fit(_Origin.of(edit), u, v, mixing)
+        return _Fit(_FitKey.of(edit), u, v, mixing)
 
     def _start_rng(self, edit: NanoMoeEdit, name: str) -> np.random.Generator | None:
-        """Of a layer's random start: the same whichever other layers an edit has."""
         if edit.start_seed is None:
             return None
+        # Seeded by the layer's index in the model, so that it doesn't depend on an edit's other layers.
         return np.random.default_rng((edit.start_seed, list(self._linears).index(name)))
 
     def _check(self, edit: NanoMoeEdit) -> None:
@@ -205,9 +206,32 @@ class NanoMoeApplicator:
 
 
 @contextmanager
-def _solving(name: str) -> Iterator[None]:
-    """Make a system without a solution the candidate's fault."""
+def _singular_as_candidate_error(name: str) -> Iterator[None]:
     try:
         yield
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # missing in torch's types only
         raise CandidateError(f"the factors of {name} can't be solved for: {error}") from error
+
+
+def input_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: FitRows) -> Iterator[tuple[str, Tensor]]:
+    """Second moments of layers' inputs over all tokens: pairs of name and float32 [d1, d1] on the layer's device.
+
+    Call it while the model is unedited. Sequences run one by one.
+    """
+    for batch in memory_batches(linears, lambda name: 8 * linears[name].in_features ** 2):
+        moments = _measure_moments(decoder, {name: linears[name] for name in batch}, rows)
+        for name in batch:
+            yield name, moments.pop(name).moment.float()
+
+
+@torch.inference_mode()
+def _measure_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: FitRows) -> dict[str, InputMoments]:
+    device = next(decoder.parameters()).device
+    moments = {name: InputMoments(linear.in_features, linear.weight.device) for name, linear in linears.items()}
+    with ExitStack() as stack:
+        for name, linear in linears.items():
+            hook = linear.register_forward_pre_hook(lambda _m, args, own=moments[name]: own.add(args[0].flatten(0, -2)))
+            stack.callback(hook.remove)
+        for tokens in rows.sequences:
+            decoder(input_ids=torch.tensor([tokens], device=device), use_cache=False)
+    return moments

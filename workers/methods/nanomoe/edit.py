@@ -1,4 +1,4 @@
-"""The NanoMoE edit: chosen linear layers as `blockdiag(U) M blockdiag(V)`, with M's parameters given.
+"""The NanoMoE edit: chosen linear layers become `blockdiag(U) M blockdiag(V)` with given parameters of M.
 
 Source: NanoMoE, Sec. 3: Eq. 1 and 2, the variants I, II and III, and Table 1.
 """
@@ -24,10 +24,10 @@ class BlockForm:
     """The form of a block-mixed linear layer.
 
     Attributes:
-        variant: of M's blocks: `a_ij I` (I), `diag(b_ij)` (II), `diag(c_ij) + alpha_ij beta_ij^T` (III), or all the
-            identity, which is plain low rank.
-        blocks: K; 1 for plain low rank.
-        rank: r.
+        variant: Form of M's blocks: `a_ij I` (I), `diag(b_ij)` (II) or `diag(c_ij) + alpha_ij beta_ij^T` (III). With
+            `low_rank` all blocks are the identity, which is a plain low-rank layer.
+        blocks: Number of blocks K; 1 for `low_rank`.
+        rank: Rank r of a block.
     """
 
     variant: Variant
@@ -36,28 +36,28 @@ class BlockForm:
 
     @property
     def mixing_shape(self) -> tuple[int, ...]:
-        """Shape of M's parameters, as `moevolve.kernels.block_mix.block_mix` takes them; [0] for plain low rank."""
+        """Shape of M's parameters as `moevolve.kernels.block_mix.block_mix` takes them; [0] for `low_rank`."""
         square = (self.blocks, self.blocks)
         shapes = {"I": square, "II": (*square, self.rank), "III": (3, *square, self.rank), "low_rank": (0,)}
         return shapes[self.variant]
 
     @property
     def unmixed(self) -> NDArray[np.float32]:
-        """M's parameters where all blocks are the identity, so that the layer is plain low rank."""
+        """Parameters that make all blocks of M the identity, float32 [*mixing_shape]: the layer is plain low rank."""
         parameters = np.ones(self.mixing_shape, dtype=np.float32)
         if self.variant == "III":
             parameters[1:] = 0
         return parameters
 
     def parameters(self, outputs: int, inputs: int) -> int:
-        """Parameters of a layer [d2, d1] without its bias (Table 1): (d1 + d2) r, and those of M."""
+        """Number of parameters of a layer [d2, d1] without its bias (Table 1): (d1 + d2) r plus those of M."""
         return (inputs + outputs) * self.rank + int(np.prod(self.mixing_shape))
 
     def flops(self, outputs: int, inputs: int) -> int:
-        """Floating-point operations of a layer per token, a multiply and an add counting two, without its bias.
+        """Floating-point operations of a layer per token without its bias; a multiply-add counts as two.
 
-        Applying M takes K^2 r multiplies in variants I and II alike; the inner products with beta and the sums of alpha
-        in variant III take as many again, each.
+        Multiplying by M takes K^2 r multiply-adds in variants I and II. In variant III the products with beta and with
+        alpha take as many again, each.
         """
         passes = {"I": 1, "II": 1, "III": 3, "low_rank": 0}[self.variant]
         return 2 * self.rank * (inputs + outputs + passes * self.blocks**2)
@@ -68,18 +68,18 @@ class NanoMoeEdit:
     """M's parameters of every chosen linear layer; U and V follow from the layer's weight and M.
 
     Attributes:
-        form: of all layers.
-        layers: names of the linear layers, as in `layers.0.mlp.up_proj`.
-        mixing: float32 [layers, *form.mixing_shape]: M's parameters, relative to the fitted ones that the factors start
-            from: where they are `form.unmixed`, M is as fitted.
-        fit: rounds that U, V and M are fitted together before; 0 leaves all blocks of M the identity.
-        start_seed: of the Gaussian factors and mixing that these rounds begin with; None for the truncated singular
-            value decomposition and M's blocks the identity.
-        refine: rounds that U and V are refined given M.
-        rows: tokens on which layers' outputs are to be kept; None keeps their weights.
+        form: Form of all layers.
+        layers: Names of the linear layers, as in `layers.0.mlp.up_proj`.
+        mixing: M's parameters, float32 [layers, *form.mixing_shape]. `mixing - form.unmixed` is added to the fitted
+            parameters.
+        fit: Rounds of fitting U, V and M together before; 0 leaves all blocks of M the identity.
+        start_seed: Seed of Gaussian factors and mixing that these rounds start from; None starts from the truncated
+            singular value decomposition with all blocks of M the identity.
+        refine: Rounds of refining U and V for the given M.
+        rows: Tokens on which the layers' output error is minimised; None minimises the weights' error.
 
     Raises:
-        UserError: the shapes disagree, or a random start is not fitted.
+        UserError: The shapes disagree, or there is a random start without fitting.
     """
 
     form: BlockForm

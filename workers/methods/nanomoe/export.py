@@ -1,4 +1,4 @@
-"""NanoMoE edits as checkpoints: always native, no family has block-mixed linear layers."""
+"""Exporting NanoMoE edits as checkpoints, always in native form: no stock family has block-mixed linear layers."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: N
 
 
 def block_mixed_linear_use(module: Any, config: Any) -> ModuleUse:
-    """Of `BlockMixedLinear` in `native.py.jinja`: both factors and M."""
+    """Use of `BlockMixedLinear` in `native.py.jinja`: both factors and M."""
     mixing = 0 if module.mixing is None else module.mixing.numel()
     if module.mixing is not None and module.mixing.dim() == 2:
-        mixing *= module.u.shape[2]  # every scalar multiplies a whole block's latent vector
+        mixing *= module.u.shape[2]  # each scalar multiplies a latent vector of a block
     return ModuleUse(0, module.u.numel() + module.v.numel() + mixing)

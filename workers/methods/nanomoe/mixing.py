@@ -1,13 +1,13 @@
-"""The mixing matrix M of a block-mixed linear layer fitted to the layer's weight, by least squares (NanoMoE, Eq. 1).
+"""Least-squares fits of a block-mixed linear layer `blockdiag(U) M blockdiag(V)` to a weight (NanoMoE, Eq. 1).
 
 With P = U_i^T U_i, Q = V_j V_j^T and T = U_i^T W_ij V_j^T, the squared error of block (i, j) is, up to a constant,
-`tr(M_ij^T P M_ij Q) - 2 tr(M_ij^T T)`; every block is a problem of its own. Float64, which products of a matrix with
-its own transpose need, on the device of the weight.
+`tr(M_ij^T P M_ij Q) - 2 tr(M_ij^T T)`. Each block M_ij is an independent problem. Everything is computed on the
+weight's device in float64, which products of a matrix with its own transpose need.
 
-Where inputs are known (`Metric`), an error E of the weight is measured by that of the layer's outputs, `tr(E S E^T)`
-with the inputs' second moments S (SVD-LLM, arXiv 2403.07378: the truncated decomposition of the weight times the
-Cholesky factor of S gives the best of its rank). Blocks of columns then depend on each other; they are fitted one after
-the other, each with the others as they are.
+If the inputs' second moments S are known (`Metric`), an error E of the weight is measured by that of the layer's
+outputs, `tr(E S E^T)`. The best low-rank approximation is then the truncated decomposition of the weight times the
+Cholesky factor of S (SVD-LLM, arXiv 2403.07378). Blocks of columns depend on each other, so they are fitted one after
+the other, with the others fixed.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from torch import Tensor
 from moevolve.workers.methods.shared.spectra import leading_eigenvectors, peak_signs
 
 _DAMPING = 1e-10
-"""Pull towards the solution before, as a share of a least-squares problem's mean curvature."""
+"""Damping toward the previous solution, as a share of a least-squares problem's mean curvature."""
 _LEAST_DAMPING = 1e-30
-"""The same where there is no curvature at all, as for a factor that M leaves no influence."""
-_NO_SHARE = 1e-8
+"""Damping if there is no curvature at all, as for a factor that M gives no influence."""
+_NEGLIGIBLE = 1e-8
 """Singular values below this share of the largest are lost in rounding, since their squares are computed."""
-_SCARCE = 1e-3
-"""What is added to second moments, as a share of their mean: directions in which few tokens have anything count too."""
+_MOMENT_FLOOR = 1e-3
+"""Addition to second moments as a share of their mean, so that rare directions of the inputs count too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """By what a weight's error is measured: that of the layer's outputs.
+    """Measures a weight's error by the error of the layer's outputs.
 
     Attributes:
-        moments: S, second moments of the layer's inputs, positive definite, float64 [d1, d1].
+        moments: Second moments S of the layer's inputs, positive definite, float64 [d1, d1].
     """
 
     moments: Tensor
 
     @classmethod
     def of(cls, moments: Tensor) -> Metric:
-        """From measured moments [d1, d1], on their device."""
+        """Make a metric from measured moments [d1, d1], on their device."""
         measured = moments.double()
-        scarce = _SCARCE * float(measured.diagonal().mean()) + _LEAST_DAMPING
-        return cls(measured + torch.diag(torch.full_like(measured[0], scarce)))
+        floor = _MOMENT_FLOOR * float(measured.diagonal().mean()) + _LEAST_DAMPING
+        return cls(measured + torch.diag(torch.full_like(measured[0], floor)))
 
-    def onto(self, error: Tensor, columns: slice) -> Tensor:
-        """What some columns would have to add to make up for an error [n, d1] as a whole: [n, columns]."""
+    def compensation(self, error: Tensor, columns: slice) -> Tensor:
+        """Change of some columns that compensates best for an error [n, d1] of all columns: [n, columns]."""
         found: Tensor = torch.linalg.solve(self.moments[columns, columns], error @ self.moments[:, columns], left=False)
         return found
 
 
 def low_rank_factors(weight: Tensor, rank: int, metric: Metric | None = None) -> tuple[Tensor, Tensor]:
-    """The best approximation `U V` of a rank, by truncated singular value decomposition.
+    """The best approximation `U V` of a given rank, by truncated singular value decomposition.
 
-    Singular vectors of the shorter side are eigenvectors of the weight times its own transpose; the weight projected on
-    them is the approximation. The singular values are shared evenly; the entry of largest size in every column of U is
-    positive.
+    The singular vectors of the shorter side are eigenvectors of the weight times its own transpose, and the
+    approximation is the weight projected on them. U and V share the singular values evenly. In each column of U the
+    entry of largest magnitude is positive.
 
     Args:
-        weight: [d2, d1].
-        rank: r, 1 to min(d1, d2).
-        metric: of the error; None for the Frobenius norm.
+        weight: Weight [d2, d1].
+        rank: Rank r, 1 to min(d1, d2).
+        metric: Measure of the error; None for the Frobenius norm.
 
     Returns:
         U float64 [d2, r] and V float64 [r, d1], on the weight's device.
@@ -82,15 +82,15 @@ def low_rank_factors(weight: Tensor, rank: int, metric: Metric | None = None) ->
         if root is not None:
             right = torch.linalg.solve_triangular(root, right, upper=False, left=False)
     shares = squares.sqrt()
-    # The product is the same whatever the shares; rounding must not let one be 0.
-    shares = shares.clamp_min(_NO_SHARE * float(shares[0]) + _LEAST_DAMPING).sqrt()
+    # The product doesn't depend on the shares, but rounding must not make one 0.
+    shares = shares.clamp_min(_NEGLIGIBLE * float(shares[0]) + _LEAST_DAMPING).sqrt()
     shares = shares if whole.shape[0] <= whole.shape[1] else 1 / shares
     signs = peak_signs(left)
     return left * (shares * signs), right * (signs / shares)[:, None]
 
 
 def _symmetric(product: Tensor) -> Tensor:
-    """The same without what rounding makes differ."""
+    """Remove the asymmetry that rounding leaves."""
     return (product + product.t()) / 2
 
 
@@ -105,23 +105,23 @@ def refine_factors(
 ) -> tuple[Tensor, Tensor]:
     """Alternating least squares on U and V for a given M.
 
-    Given U and M every V_j is a least-squares problem of its own, over the weight's columns of block j; given V and M
-    so is every U_i, over its rows of block i. No step makes the error larger, and factors that are best already stay.
+    Given U and M, every V_j is an independent least-squares problem over the weight's columns of block j. Given V and
+    M, so is every U_i over the rows of block i. No step increases the error, and optimal factors stay as they are.
 
     Args:
-        weight: [d2, d1].
-        u: the blocks U_i, float64 [K, d2 / K, r].
-        v: the blocks V_j, float64 [K, r, d1 / K].
-        mixing: M's parameters, not None.
-        rounds: how often both are solved for, V first.
-        metric: of the error; None for the Frobenius norm.
+        weight: Weight [d2, d1].
+        u: Blocks U_i, float64 [K, d2 / K, r].
+        v: Blocks V_j, float64 [K, r, d1 / K].
+        mixing: M's parameters.
+        rounds: Number of rounds; each solves for V, then for U.
+        metric: Measure of the error; None for the Frobenius norm.
 
     Returns:
         U and V in the shapes given, float64 on the weight's device.
     """
     if not rounds:
         return u, v
-    target, mixing = weight.detach().double(), _wide(mixing.double())
+    target, mixing = weight.detach().double(), _as_diagonals(mixing.double())
     blocks = len(u)
     for _ in range(rounds):
         v = _fit_columns(target, u, v, mixing, metric)
@@ -135,7 +135,7 @@ def refine_factors(
 
 
 def _fit_columns(target: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Metric | None) -> Tensor:
-    """Every V_j given U and M, [K, r, d1 / K]."""
+    """Solve for every V_j given U and M: [K, r, d1 / K]."""
     blocks, size = len(u), v.shape[2]
     columns, designs = target.chunk(blocks, dim=1), [_mixed_u(u, mixing, j) for j in range(blocks)]
     if metric is None:
@@ -144,18 +144,18 @@ def _fit_columns(target: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: M
     error = target - torch.cat([designs[j] @ v[j] for j in range(blocks)], dim=1)
     for j, design in enumerate(designs):
         here = slice(j * size, (j + 1) * size)
-        found[j] = _fit(design, design @ v[j] + metric.onto(error, here), v[j])
+        found[j] = _fit(design, design @ v[j] + metric.compensation(error, here), v[j])
         error[:, here] -= design @ (found[j] - v[j])
     return torch.stack(found)
 
 
 def damped_solve(curvature: Tensor, moment: Tensor, before: Tensor) -> Tensor:
-    """Solve normal equations, or many at once; where they decide nothing the solution stays near the one before.
+    """Solve a batch of normal equations with slight damping, so that undetermined directions stay as they were.
 
     Args:
-        curvature: positive semi-definite, float64 [..., n, n].
-        moment: right-hand sides, [..., n, m].
-        before: a solution to stay near, [..., n, m].
+        curvature: Positive semi-definite matrices, float64 [..., n, n].
+        moment: Right-hand sides, [..., n, m].
+        before: Previous solutions, [..., n, m].
     """
     sizes = curvature.diagonal(dim1=-2, dim2=-1)
     damping = _DAMPING * sizes.mean(dim=-1, keepdim=True) + _LEAST_DAMPING
@@ -163,25 +163,25 @@ def damped_solve(curvature: Tensor, moment: Tensor, before: Tensor) -> Tensor:
     return torch.cholesky_solve(moment + damping[..., None] * before, factors)
 
 
-def _wide(mixing: Tensor) -> Tensor:
-    """M's parameters with scalars as diagonals of one entry: [K, K, 1 or r], or [3, K, K, r]."""
+def _as_diagonals(mixing: Tensor) -> Tensor:
+    # Scalars become diagonals of one entry: [K, K, 1 or r], or [3, K, K, r].
     return mixing[:, :, None] if mixing.dim() == 2 else mixing
 
 
 def _mixed_u(u: Tensor, mixing: Tensor, j: int) -> Tensor:
-    """`U_i M_ij` for every i, one below the other: [d2, r]. Times V_j it is the weight's block column j."""
-    return _times(u, mixing[..., :, j, :]).flatten(0, 1)
+    """`U_i M_ij` for every i, stacked to [d2, r]. Times V_j it gives the weight's block column j."""
+    return _multiply(u, mixing[..., :, j, :]).flatten(0, 1)
 
 
 def _mixed_v(v: Tensor, mixing: Tensor, i: int) -> Tensor:
-    """`V_j^T M_ij^T` for every j, one below the other: [d1, r]. Times U_i^T it is the weight's block row i, turned."""
+    """`V_j^T M_ij^T` for every j, stacked to [d1, r]. Times U_i^T it gives the weight's block row i transposed."""
     row = mixing[..., i, :, :]
     # The transpose of diag(c) + alpha beta^T swaps alpha and beta.
-    return _times(v.transpose(1, 2), row[[0, 2, 1]] if row.dim() == 3 else row).flatten(0, 1)
+    return _multiply(v.transpose(1, 2), row[[0, 2, 1]] if row.dim() == 3 else row).flatten(0, 1)
 
 
-def _times(factors: Tensor, row: Tensor) -> Tensor:
-    """Each of K matrices [K, n, r] times its block of M, given as [K, 1 or r] or [3, K, r]."""
+def _multiply(factors: Tensor, row: Tensor) -> Tensor:
+    """Multiply K matrices [K, n, r] by K blocks of M, given as [K, 1 or r] or [3, K, r]."""
     if row.dim() == 2:
         return factors * row[:, None, :]
     diagonal, alpha, beta = row
@@ -189,7 +189,7 @@ def _times(factors: Tensor, row: Tensor) -> Tensor:
 
 
 def _fit(design: Tensor, target: Tensor, before: Tensor) -> Tensor:
-    """The X that minimises `|design X - target|`, from [n, r] and [n, m] to [r, m]."""
+    """The X [r, m] that minimises `|design X - target|` for matrices [n, r] and [n, m]."""
     return damped_solve(design.t() @ design, design.t() @ target, before)
 
 
@@ -202,20 +202,20 @@ def fit_layer(
     metric: Metric | None = None,
     rng: np.random.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """U, V and M of a layer together: alternating least squares.
+    """Fit U, V and M of a layer together by alternating least squares.
 
-    From the truncated singular value decomposition and an M of identities no least squares of U and V leads away, and
-    in variant I that of M by very little: near plain low rank there is a local minimum of its error. Gaussian factors
-    and mixing (`rng`) begin elsewhere, as a training does.
+    The truncated singular value decomposition with identity blocks of M is a fixed point of solving for U and V. In
+    variant I, solving for M moves little from there either, since plain low rank is near a local minimum. Gaussian
+    factors and mixing (`rng`) start elsewhere, as training would.
 
     Args:
-        weight: [d2, d1].
-        rank: r.
-        blocks: K, dividing d1 and d2.
+        weight: Weight [d2, d1].
+        rank: Rank r.
+        blocks: Number of blocks K, a divisor of d1 and d2.
         start: M's parameters to start from; see `moevolve.kernels.block_mix.block_mix`.
-        rounds: how often V, U and then M are solved for; 0 gives the decomposition and `start`.
-        metric: of the error; None for the Frobenius norm.
-        rng: draws the factors and what is added to `start`, standard normal; None begins at the decomposition.
+        rounds: Number of rounds; each solves for V, U and then M. With 0 the result is the decomposition and `start`.
+        metric: Measure of the error; None for the Frobenius norm.
+        rng: Draws standard normal factors and an addition to `start`; None starts from the decomposition.
 
     Returns:
         U [K, d2 / K, r], V [K, r, d1 / K], and M's parameters in the shape of `start`; float64 on the weight's device.
@@ -235,49 +235,49 @@ def fit_layer(
 
 
 def balance(u: Tensor, v: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same layer with M's scalars or diagonals of size about 1; scales move to columns of U_i and rows of V_j.
+    """Scale M's scalars or diagonals to about 1, moving the scales to columns of U_i and rows of V_j.
 
     Args:
-        u: the blocks U_i, [K, d2 / K, r].
-        v: the blocks V_j, [K, r, d1 / K].
+        u: Blocks U_i, [K, d2 / K, r].
+        v: Blocks V_j, [K, r, d1 / K].
         mixing: M's parameters.
 
     Returns:
         U, V and M's parameters with the same product.
     """
     diagonals = {2: mixing[..., None], 3: mixing, 4: mixing[0]}[mixing.dim()]
-    left = _size(diagonals, 1)
-    right = _size(diagonals / left[:, None], 0)
+    left = _rms(diagonals, 1)
+    right = _rms(diagonals / left[:, None], 0)
     u, v = u * left[:, None, :], v * right[:, :, None]
     if mixing.dim() == 2:
         return u, v, mixing / left / right.t()
     if mixing.dim() == 3:
         return u, v, mixing / left[:, None] / right
     diagonal, alpha, beta = mixing
-    return u, v, torch.stack([diagonal / left[:, None] / right, *_even(alpha / left[:, None], beta / right)])
+    return u, v, torch.stack([diagonal / left[:, None] / right, *_equal_norms(alpha / left[:, None], beta / right)])
 
 
-def _size(diagonals: Tensor, dim: int) -> Tensor:
-    """Root mean square over one index of [K, K, r]; 1 where there is nothing."""
+def _rms(diagonals: Tensor, dim: int) -> Tensor:
+    """Root mean square of [K, K, r] over one index; 1 instead of 0."""
     size = diagonals.square().mean(dim=dim).sqrt()
     return torch.where(size > 0, size, 1.0)
 
 
 def fit_mixing(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Metric | None = None) -> Tensor:
-    """M's parameters that minimise the weight's error for given factors; no step makes it larger.
+    """Solve for M's parameters given the factors. No step increases the error.
 
-    Scalars and diagonals are the minimum. With rank-one parts, whose error is not convex, c and alpha are solved for
-    together given beta, then c and beta given alpha.
+    Variants I and II are solved exactly. In variant III the error isn't convex: c and alpha are solved for given beta,
+    then c and beta given alpha.
 
     Args:
-        weight: float64 [d2, d1].
-        u: the blocks U_i, float64 [K, d2 / K, r].
-        v: the blocks V_j, float64 [K, r, d1 / K].
-        mixing: M's parameters before.
-        metric: of the error; None for the Frobenius norm.
+        weight: Weight, float64 [d2, d1].
+        u: Blocks U_i, float64 [K, d2 / K, r].
+        v: Blocks V_j, float64 [K, r, d1 / K].
+        mixing: M's previous parameters.
+        metric: Measure of the error; None for the Frobenius norm.
 
     Returns:
-        The same shape, float64.
+        M's parameters in the shape of `mixing`, float64.
     """
     blocks = len(u)
     if metric is not None:
@@ -292,7 +292,7 @@ def fit_mixing(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Met
 
 
 def _fit_mixing_by(metric: Metric, weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> Tensor:
-    """See `fit_mixing`; block after block, each with the others as they are."""
+    """See `fit_mixing`: block after block, with the others fixed."""
     found, size = mixing.clone(), v.shape[2]
     for i, row in enumerate(weight.chunk(len(u))):
         left = (u[i].t() @ u[i])[None]
@@ -310,11 +310,11 @@ def _fit_mixing_by(metric: Metric, weight: Tensor, u: Tensor, v: Tensor, mixing:
 
 def _block(u: Tensor, v: Tensor, mixing: Tensor, i: int, j: int) -> Tensor:
     """`U_i M_ij V_j`, [d2 / K, d1 / K]."""
-    return _times(u[i : i + 1], _wide(mixing)[..., i, j : j + 1, :])[0] @ v[j]
+    return _multiply(u[i : i + 1], _as_diagonals(mixing)[..., i, j : j + 1, :])[0] @ v[j]
 
 
 def _fit_row(left: Tensor, right: Tensor, targets: Tensor, before: Tensor) -> Tensor:
-    """One row of blocks: P, Q and T, all [K, r, r], and their parameters [K], [K, r] or [3, K, r]."""
+    """Solve for a row of M's blocks, [K], [K, r] or [3, K, r], from P, Q and T, all [K, r, r]."""
     wanted = targets.diagonal(dim1=1, dim2=2)
     if before.dim() == 1:
         curvature = (left * right).sum(dim=(1, 2))
@@ -335,7 +335,7 @@ def _fit_row(left: Tensor, right: Tensor, targets: Tensor, before: Tensor) -> Te
 def _fit_rank_one(
     left: Tensor, right: Tensor, targets: Tensor, diagonal: Tensor, alpha: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Best c and alpha, both [K, r], for a given beta: the normal equations of `diag(c) + alpha beta^T`."""
+    """Solve for c and alpha of `diag(c) + alpha beta^T`, both [K, r], given beta."""
     turned = (right @ beta[:, :, None])[:, :, 0]
     weights = (beta * turned).sum(dim=1)[:, None, None]
     upper = torch.cat([left * right, turned[:, :, None] * left], dim=2)
@@ -346,13 +346,13 @@ def _fit_rank_one(
     return first, second
 
 
-def _even(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """The same rank-one parts with both vectors [..., r] of one length; nothing changes where one of them is zero."""
+def _equal_norms(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale two vectors [..., r] to equal norms without changing their outer product; unchanged if one is zero."""
     first, second = alpha.norm(dim=-1, keepdim=True), beta.norm(dim=-1, keepdim=True)
     scale = torch.where(first * second > 0, (second / first.clamp_min(1e-300)).sqrt(), 1.0)
     return alpha * scale, beta / scale
 
 
 def _solve(curvature: Tensor, wanted: Tensor, before: Tensor) -> Tensor:
-    """Solutions [K, n] of K systems of normal equations, [K, n, n] and [K, n]."""
+    """Solve K systems of normal equations [K, n, n] and [K, n]: [K, n]."""
     return damped_solve(curvature, wanted[:, :, None], before[:, :, None])[:, :, 0]

@@ -1,1 +1,1 @@
-"""Repair: a closed-form fit of what an edit keeps, so that layers give what the unedited model's gave."""
+"""Repair: a closed-form fit of the weights that an edit keeps to the outputs of the unedited model's layers."""

@@ -1,4 +1,4 @@
-"""Repaired edits on a resident model: the edit is made, then layer after layer is fitted, from the first."""
+"""Applying repaired edits to a resident model: first the edit itself, then the fits of its layers in order."""
 
 from __future__ import annotations
 
@@ -15,31 +15,38 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Edit, Tokens
 from moevolve.workers.contract.methods import Applicator, ModelParts
 from moevolve.workers.methods.repair.edit import RepairedEdit
-from moevolve.workers.methods.repair.ridge import Fit, Outcome, fit_ridge
-from moevolve.workers.methods.repair.streams import Seen, Streams
-from moevolve.workers.methods.shared.outputs import Features, LayerOutput, NeuronSelection, Recombinable, Repairable
+from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, fit_ridge
+from moevolve.workers.methods.repair.streams import ResidualStreams
+from moevolve.workers.methods.shared.outputs import (
+    Features,
+    LayerOutput,
+    NeuronSelectingOutput,
+    NeuronSelection,
+    Recorded,
+    Repairable,
+)
 
 _CHECKED = 8
-"""Every so many sequences one is not fitted but checked."""
-KEPT_BYTES = 512 << 20
-"""Most bytes of fitted layers that are kept for candidates to come."""
+"""One sequence in this many is held out: it isn't fitted, but used to check fits."""
+FIT_CACHE_BYTES = 512 << 20
+"""Limit on the bytes of fitted layers that are cached for later candidates."""
 
 _TARGETS = {
     "global": "the unedited model's residual stream behind each layer",
     "local": "what each unedited layer makes of the same input",
 }
-"""What recipes call a target, in words."""
+"""Descriptions of a recipe's targets."""
 
 
 class RepairApplicator:
     """Ridge fits of layers' outputs to the unedited model's (`moevolve.workers.methods.repair.ridge`).
 
-    A layer's fit follows from the layers up to it, the recipe and the rows, so a candidate that begins like one before
-    it takes its first layers over, bit for bit.
+    A layer's fit depends on the layers up to it, the recipe and the rows. So a candidate whose first layers equal those
+    of an earlier one reuses their fits, bit for bit.
 
     Attributes:
-        outcomes: of the edit that is on the model, output by output; None where nothing was changed.
-        fillings: of its experts, by decoder layer; empty where they have their own neurons.
+        outcomes: Results of the current edit's fits, one per layer output; None if a fit changed nothing.
+        selections: Neurons of its kept experts by decoder layer; empty if they keep their own.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -48,9 +55,9 @@ class RepairApplicator:
         self._base: Applicator | None = None
         self._edit: RepairedEdit | None = None
         self._reference: _Reference | None = None
-        self._kept = _KeptLayers(KEPT_BYTES)
-        self.outcomes: list[Outcome | None] = []
-        self.fillings: dict[int, NeuronSelection] = {}
+        self._cache = _FitCache(FIT_CACHE_BYTES)
+        self.outcomes: list[FitOutcome | None] = []
+        self.selections: dict[int, NeuronSelection] = {}
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
@@ -62,13 +69,16 @@ class RepairApplicator:
         reference = self._reference_for(edit)
         self._base = base
         base.apply(edit.base)
-        # Only now: a tensor that the base edit makes may become an exported parameter, which no inference tensor can.
+        # Inference mode only from here on: the base edit's tensors may become exported parameters, which inference
+        # tensors can't.
         with torch.inference_mode():
             outputs = base.outputs()
-            fitted = _Repair(edit, reference, self._kept).run(outputs)
+            fitted = _LayerFits(edit, reference, self._cache).run(outputs)
         self.outcomes = [each.outcome for each in fitted]
-        self.fillings = {
-            output.layer: each.filling for output, each in zip(outputs, fitted, strict=True) if each.filling is not None
+        self.selections = {
+            output.layer: each.selection
+            for output, each in zip(outputs, fitted, strict=True)
+            if each.selection is not None
         }
         self._edit = edit
 
@@ -87,7 +97,7 @@ class RepairApplicator:
         left = [each.after / each.before for each in repaired] or [1.0]
         return (
             ("repair", f"ridge regression of output projections toward {_TARGETS[self._edit.recipe.target]}"),
-            *self._filled(),
+            *self._selection_rows(),
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
             ("fitted on", f"{len(checked) - held:,} tokens of calibration prompts, checked on {held:,} of others"),
             ("ridge lambdas", ", ".join(f"{each:g} ({count})" for each, count in sorted(ridge_lambdas.items())) or "-"),
@@ -96,50 +106,52 @@ class RepairApplicator:
 
     def arrays(self) -> dict[str, NDArray[np.int32]]:
         """See `ReportingApplicator`."""
-        return {f"layers.{layer}": each.neurons.to(torch.int32).cpu().numpy() for layer, each in self.fillings.items()}
+        return {
+            f"layers.{layer}": each.neurons.to(torch.int32).cpu().numpy() for layer, each in self.selections.items()
+        }
 
-    def _filled(self) -> Iterator[tuple[str, str]]:
-        """What there is to tell of slots that were filled."""
-        if self.fillings:
+    def _selection_rows(self) -> Iterator[tuple[str, str]]:
+        if self.selections:
             yield "neurons", "chosen among all experts of a layer; see neurons.npz"
-        fitted = sum(each.rows is not None for each in self.fillings.values())
+        fitted = sum(each.rows is not None for each in self.selections.values())
         if fitted:
             yield (
                 "router rows",
-                f"fitted to the routing of groups of experts, in {fitted} of {len(self.fillings)} layers",
+                f"fitted to the routing of groups of experts, in {fitted} of {len(self.selections)} layers",
             )
 
     @torch.inference_mode()
     def _reference_for(self, edit: RepairedEdit) -> _Reference:
-        """What the unedited model makes of the rows; it is unedited now."""
+        """The unedited model's residual streams on an edit's rows. Call it while the model is unedited."""
         sequences = edit.rows.first(edit.recipe.tokens)
         if self._reference is None or self._reference.sequences != sequences:
-            self._reference = None  # not two at a time
-            self._reference = _Reference(Streams(self._parts.model, sequences), sequences)
+            self._reference = None  # free its memory before the next one is made
+            self._reference = _Reference(ResidualStreams(self._parts.model, sequences), sequences)
         return self._reference
 
 
 class _Reference:
-    """The unedited model's residual stream before every layer and behind the last, on the host.
+    """The unedited model's residual stream before every layer and after the last, on the host.
 
     Attributes:
-        streams: runs the sequences.
-        sequences: their tokens.
-        states: [layers + 1], each [tokens, hidden].
+        streams: Runs the sequences through the model.
+        sequences: Token ids.
+        states: Residual streams, layers + 1 tensors [tokens, hidden].
+        checked: Mask of held-out tokens, bool [tokens].
     """
 
-    def __init__(self, streams: Streams, sequences: Sequence[Tokens]) -> None:
+    def __init__(self, streams: ResidualStreams, sequences: Sequence[Tokens]) -> None:
         self.streams, self.sequences = streams, sequences
-        state = streams.embedded()
+        state = streams.embeddings()
         self.states = [state.cpu()]
         for layer in range(streams.layers):
-            state, _ = streams.through(layer, state)
+            state, _ = streams.run_layer(layer, state)
             self.states.append(state.cpu())
         self.checked = _checked(sequences)
 
 
 def _checked(sequences: Sequence[Tokens]) -> Tensor:
-    """Which tokens are checked: bool [tokens]."""
+    """Mask of the tokens of held-out sequences, bool [tokens]."""
     count = len(sequences)
     marks = [each % _CHECKED == _CHECKED - 1 for each in range(count)] if count >= _CHECKED else [False] * count
     marks[-1] |= count < _CHECKED
@@ -147,184 +159,183 @@ def _checked(sequences: Sequence[Tokens]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Fitted:
-    """One layer, fitted.
+class _FittedLayer:
+    """A fitted layer output, with all that is needed to apply the fit again.
 
     Attributes:
-        filling: that was put in place first; None leaves the edit's own neurons.
-        changes: of the weights, by columns of the features.
-        state: the residual stream behind the layer, [tokens, hidden].
-        outcome: how it went; None where nothing was changed.
+        selection: Neurons that were put in place before the fit; None for the edit's own neurons.
+        changes: Changes of the weights by columns of the features.
+        state: Residual stream after the layer, [tokens, hidden].
+        outcome: Result of the fit; None if it changed nothing.
     """
 
-    filling: NeuronSelection | None
+    selection: NeuronSelection | None
     changes: tuple[tuple[slice, Tensor], ...]
     state: Tensor
-    outcome: Outcome | None
+    outcome: FitOutcome | None
 
     @property
     def nbytes(self) -> int:
-        filled = 0 if self.filling is None else self.filling.nbytes
-        return self.state.nbytes + filled + sum(change.nbytes for _, change in self.changes)
+        selection = 0 if self.selection is None else self.selection.nbytes
+        return self.state.nbytes + selection + sum(change.nbytes for _, change in self.changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """Some neurons in one layer, and a fit of them.
+    """A fit of a layer with some neurons, not yet applied.
 
     Attributes:
-        filling: that was put in place; None for the edit's own neurons.
-        seen: what was watched of the layer, each [tokens, ...].
-        after: the residual stream behind the layer without the fit, [tokens, hidden].
-        features: of the layer.
-        missing: what the stream lacks, float32 [tokens, hidden].
-        fit: None where none helps.
-        error: squared, on the checked tokens, once fitted.
+        selection: Neurons in place; None for the edit's own neurons.
+        recorded: Tensors recorded during the pass through the layer.
+        after: Residual stream after the layer, without the fit, [tokens, hidden].
+        features: Features of the layer.
+        residual: Target minus `after`, float32 [tokens, hidden].
+        fit: The fit; None if none reduces the error.
+        error: Squared error on held-out tokens with the fit.
     """
 
-    filling: NeuronSelection | None
-    seen: Seen
+    selection: NeuronSelection | None
+    recorded: Recorded
     after: Tensor
     features: Features
-    missing: Tensor
+    residual: Tensor
     fit: Fit | None
     error: float
 
 
-class _KeptLayers:
-    """Fitted layers by name, the last used ones within a bound of bytes."""
+class _FitCache:
+    """Fitted layers by key, the least recently used ones evicted beyond a limit of bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._nbytes = limit, 0
-        self._layers: OrderedDict[str, _Fitted] = OrderedDict()
+        self._layers: OrderedDict[str, _FittedLayer] = OrderedDict()
 
-    def get(self, name: str) -> _Fitted | None:
-        found = self._layers.get(name)
+    def get(self, key: str) -> _FittedLayer | None:
+        found = self._layers.get(key)
         if found is not None:
-            self._layers.move_to_end(name)
+            self._layers.move_to_end(key)
         return found
 
-    def put(self, name: str, fitted: _Fitted) -> None:
+    def put(self, key: str, fitted: _FittedLayer) -> None:
         if fitted.nbytes > self._limit:
             return
-        self._layers[name] = fitted
+        self._layers[key] = fitted
         self._nbytes += fitted.nbytes
         while self._nbytes > self._limit:
             self._nbytes -= self._layers.popitem(last=False)[1].nbytes
 
 
-class _Repair:
-    """One edit's fits, from the first layer to the last."""
+class _LayerFits:
+    """The fits of one edit, from the first layer to the last."""
 
-    def __init__(self, edit: RepairedEdit, reference: _Reference, kept: _KeptLayers) -> None:
-        self._recipe, self._reference, self._kept = edit.recipe, reference, kept
-        self._names = edit.layer_hashes
+    def __init__(self, edit: RepairedEdit, reference: _Reference, cache: _FitCache) -> None:
+        self._recipe, self._reference, self._cache = edit.recipe, reference, cache
+        self._layer_hashes = edit.layer_hashes
         self._memory = edit.recipe.memory_mb << 20
 
-    def run(self, outputs: Sequence[LayerOutput]) -> list[_Fitted]:
-        """Fit all layers, output by output."""
-        state, layer, found = self._reference.states[0], 0, []
-        for output, name in zip(outputs, self._named(outputs), strict=True):
+    def run(self, outputs: Sequence[LayerOutput]) -> list[_FittedLayer]:
+        state, layer, fits = self._reference.states[0], 0, []
+        for output, key in zip(outputs, self._keys(outputs), strict=True):
             for between in range(layer, output.layer):
-                state, _ = self._reference.streams.through(between, state)
+                state, _ = self._reference.streams.run_layer(between, state)
             layer = output.layer
-            fitted = self._take_over(output, name) or self._fit(output, state, name)
+            fitted = self._reuse(output, key) or self._fit(output, state, key)
             if output.next_part is None:
                 state, layer = fitted.state, layer + 1
-            found.append(fitted)
-        return found
+            fits.append(fitted)
+        return fits
 
-    def _named(self, outputs: Sequence[LayerOutput]) -> list[str]:
-        """What each output's fit follows from: the layers up to it, and the parts of its own."""
+    def _keys(self, outputs: Sequence[LayerOutput]) -> list[str]:
+        """Cache keys: the hash of the layers up to an output's layer, and the number of the output in its layer."""
         places = {layer: place for place, layer in enumerate(dict.fromkeys(output.layer for output in outputs))}
         parts = Counter[int]()
-        names = []
+        keys = []
         for output in outputs:
-            names.append(f"{self._names[places[output.layer]]} {parts[output.layer]}")
+            keys.append(f"{self._layer_hashes[places[output.layer]]} {parts[output.layer]}")
             parts[output.layer] += 1
-        return names
+        return keys
 
-    def _take_over(self, output: LayerOutput, name: str) -> _Fitted | None:
-        """What was fitted for a candidate that begins like this one."""
-        fitted = self._kept.get(name)
+    def _reuse(self, output: LayerOutput, key: str) -> _FittedLayer | None:
+        """Apply a cached fit, if there is one."""
+        fitted = self._cache.get(key)
         if fitted is not None:
-            if fitted.filling is not None:
-                assert isinstance(output, Recombinable)
-                output.fill(fitted.filling)
+            if fitted.selection is not None:
+                assert isinstance(output, NeuronSelectingOutput)
+                output.use_neurons(fitted.selection)
             for columns, change in fitted.changes:
                 output.add(columns, change)
         return fitted
 
-    def _fit(self, output: LayerOutput, state: Tensor, name: str) -> _Fitted:
+    def _fit(self, output: LayerOutput, state: Tensor, key: str) -> _FittedLayer:
         target = self._target(output, state)
-        with output.watching() as watched:
-            make = self._tried if self._recipe.neurons is None else self._filled
-            trial = make(output, state, watched, target)
+        with output.recording() as records:
+            make = self._try_fit if self._recipe.neurons is None else self._try_selections
+            trial = make(output, state, records, target)
         fitted = self._apply(trial, output)
         if trial.fit is None or fitted.changes:
-            self._kept.put(name, fitted)
+            self._cache.put(key, fitted)
         return fitted
 
-    def _filled(self, output: LayerOutput, state: Tensor, watched: list[Seen], target: Tensor) -> _Trial:
-        """Neurons in place and fitted; those that their fit leads to, where these leave less error."""
+    def _try_selections(self, output: LayerOutput, state: Tensor, records: list[Recorded], target: Tensor) -> _Trial:
+        """Fit the neurons of largest importance, then those that pruning leads to. Keep what has the smaller error."""
         recipe = self._recipe.neurons
         assert recipe is not None
-        if not isinstance(output, Recombinable):
+        if not isinstance(output, NeuronSelectingOutput):
             raise UserError("repair.neurons: only experts of a mixture can be filled with neurons of others")
-        _, seen = self._reference.streams.through(output.layer, state, watched, output.next_part)
-        filling = output.recombine(seen, recipe, self._memory)
-        worthiest = self._tried(output, state, watched, target, filling)
+        _, recorded = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
+        important = output.select_neurons(recorded, recipe, self._memory)
+        first = self._try_fit(output, state, records, target, important)
         if recipe.candidates == 1:
-            return worthiest
-        missing = worthiest.after.float() + worthiest.missing - self._apply(worthiest, output).state.float()
-        ridge_lambda = worthiest.fit.outcome.ridge_lambda if worthiest.fit else min(self._recipe.ridge_lambdas)
-        fitted = ~self._reference.checked.to(missing.device)
-        better = output.eliminate(worthiest.seen, filling, missing, fitted, ridge_lambda, recipe, self._memory)
-        if not torch.equal(better.neurons, filling.neurons):
-            output.fill(better)
-            trial = self._tried(output, state, watched, target, better)
-            if trial.error < worthiest.error:
+            return first
+        residual = first.after.float() + first.residual - self._apply(first, output).state.float()
+        ridge_lambda = first.fit.outcome.ridge_lambda if first.fit else min(self._recipe.ridge_lambdas)
+        fitted = ~self._reference.checked.to(residual.device)
+        pruned = output.prune_neurons(first.recorded, important, residual, fitted, ridge_lambda, recipe, self._memory)
+        if not torch.equal(pruned.neurons, important.neurons):
+            output.use_neurons(pruned)
+            trial = self._try_fit(output, state, records, target, pruned)
+            if trial.error < first.error:
                 return trial
-        output.fill(filling)
-        return worthiest
+        output.use_neurons(important)
+        return first
 
-    def _tried(
+    def _try_fit(
         self,
         output: LayerOutput,
         state: Tensor,
-        watched: list[Seen],
+        records: list[Recorded],
         target: Tensor,
-        filling: NeuronSelection | None = None,
+        selection: NeuronSelection | None = None,
     ) -> _Trial:
-        """A fit of the neurons that are in place; not applied."""
-        after, seen = self._reference.streams.through(output.layer, state, watched, output.next_part)
-        missing = target.to(after.device).float() - after.float()
-        features, checked = output.features(seen), self._reference.checked.to(after.device)
-        fit = fit_ridge(features, missing, checked, self._recipe.ridge_lambdas, self._memory)
-        error = float(missing[checked].double().square().sum()) if fit is None else fit.outcome.after
-        return _Trial(filling, seen, after, features, missing, fit, error)
+        """Fit the neurons in place without changing them."""
+        after, recorded = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
+        residual = target.to(after.device).float() - after.float()
+        features, checked = output.features(recorded), self._reference.checked.to(after.device)
+        fit = fit_ridge(features, residual, checked, self._recipe.ridge_lambdas, self._memory)
+        error = float(residual[checked].double().square().sum()) if fit is None else fit.outcome.after
+        return _Trial(selection, recorded, after, features, residual, fit, error)
 
     def _target(self, output: LayerOutput, state: Tensor) -> Tensor:
-        """What the residual stream behind an output is to be, [tokens, hidden]; nothing of the output is fitted yet."""
-        reference, begins = self._reference, state
+        """Target of the residual stream after an output, [tokens, hidden]. Call it before the output is fitted."""
+        reference, start = self._reference, state
         if self._recipe.target == "global":
             if output.next_part is None:
                 return reference.states[output.layer + 1]
-            begins = reference.states[output.layer].to(state.device)
+            start = reference.states[output.layer].to(state.device)
         with output.unedited():
-            target, _ = reference.streams.through(output.layer, begins, part=output.next_part)
+            target, _ = reference.streams.run_layer(output.layer, start, part=output.next_part)
         return target
 
-    def _apply(self, trial: _Trial, output: LayerOutput) -> _Fitted:
-        """Change a layer's weights, and the residual stream behind it as they do."""
+    def _apply(self, trial: _Trial, output: LayerOutput) -> _FittedLayer:
+        """Change the layer's weights, and compute the residual stream with the rounded change."""
         features, after, fit = trial.features, trial.after, trial.fit
         if fit is None:
-            return _Fitted(trial.filling, (), after, None)
-        keeps = 4 * features.width * after.shape[1] + after.nbytes <= KEPT_BYTES
+            return _FittedLayer(trial.selection, (), after, None)
+        cacheable = 4 * features.width * after.shape[1] + after.nbytes <= FIT_CACHE_BYTES
         changes, stream = [], after.to(torch.float32, copy=True)
         for block in fit.blocks or features.blocks(self._memory // 2):
             change = fit.change(block)
             stream[block.tokens] += block.values @ output.add(block.columns, change)
-            if keeps:
+            if cacheable:
                 changes.append((block.columns, change))
-        return _Fitted(trial.filling, tuple(changes), stream.to(after.dtype), fit.outcome)
+        return _FittedLayer(trial.selection, tuple(changes), stream.to(after.dtype), fit.outcome)

@@ -1,4 +1,4 @@
-"""Edits that are repaired once they are made, how, and on which tokens."""
+"""The repaired edit: another edit, followed by a fit of the weights that it keeps."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from moevolve.workers.contract.fitting import FitRows, NeuronRecipe
 
 Target = Literal["global", "local"]
 RIDGE_LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
-"""Strengths tried where none are given: with 60,000 tokens the first was best, with 8,000 the third."""
+"""Default ridge lambdas to try: with 60,000 tokens the first was best, with 8,000 the third."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairRecipe:
-    """How an edit is repaired: ridge regression toward the present weights, layer after layer.
+    """Settings of a repair: layer after layer, ridge regression that shrinks to the present weights.
 
     Attributes:
-        ridge_lambdas: of the ridge, as multiples of the features' mean square summed over tokens; per layer the one is
-            taken that leaves the least error on sequences that weren't fitted.
-        target: what a layer is fitted to: `global`, the unedited model's residual stream behind it, which makes up for
-            what layers before it lost, too; `local`, what the unedited layer makes of the same input.
-        tokens: at most this many, of the calibration's first sequences.
-        neurons: fill the kept experts with neurons of all experts first; None leaves them their own.
-        memory_mb: MiB that the fit of a layer may take beside the model.
+        ridge_lambdas: Ridge strengths to try, as multiples of the features' mean square summed over tokens. Each layer
+            takes the one with the least error on held-out sequences.
+        target: Target of each layer. `global` is the unedited model's residual stream after the layer, so that the fit
+            also compensates for errors of earlier layers. `local` is the unedited layer's output for the same input.
+        tokens: Limit on the number of tokens, taken from the calibration's first sequences.
+        neurons: Settings of filling the kept experts with neurons of all experts before the fit; None keeps their own.
+        memory_mb: MiB that the fit of a layer may take in addition to the model.
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: A value is out of range.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -52,12 +52,12 @@ class RepairRecipe:
 
     @property
     def text(self) -> str:
-        """As canonical JSON."""
+        """The recipe as canonical JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_text(cls, text: str) -> RepairRecipe:
-        """Inverse of `text`."""
+        """Read a recipe from its `text`."""
         values = json.loads(text)
         neurons = values.pop("neurons")
         ridge_lambdas = tuple(values.pop("ridge_lambdas"))
@@ -66,12 +66,12 @@ class RepairRecipe:
 
 @dataclass(frozen=True)
 class RepairedEdit:
-    """An edit, and the fit of what it keeps.
+    """An edit followed by a repair.
 
     Attributes:
-        base: the edit itself.
-        recipe: how it is repaired.
-        rows: what it is fitted on.
+        base: The edit to repair.
+        recipe: Settings of the repair.
+        rows: Token sequences to fit on.
     """
 
     base: LayeredEdit
@@ -88,5 +88,5 @@ class RepairedEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        """See `moevolve.workers.contract.edits.LayeredEdit`; what a layer is fitted to depends on all before it."""
+        """See `moevolve.workers.contract.edits.LayeredEdit`. A layer's fit depends on all layers before it."""
         return prefix_hashes(self._head, self.base.layer_hashes)

@@ -1,12 +1,12 @@
-"""Ridge regression of a layer's residual on its features, toward a change of zero.
+"""Ridge regression of a layer's residual on its features, which gives a change of its weights.
 
-With features `phi` [tokens, width], the present weights `W` and what is missing `R = target - phi W` [tokens, hidden],
-the change is `D = argmin ||phi D - R||^2 + s ||D||^2`, `s` a ridge_lambda times the mean of `diag(phi^T phi)`. It is
-`(phi^T phi + s I)^-1 phi^T R` (primal), or `phi^T (phi phi^T + s I)^-1 R` (dual), which is solved where features
-outnumber tokens. Products are float32, systems are solved in float64.
+With features `phi` [tokens, width], the present weights `W` and the residual `R = target - phi W` [tokens, hidden], the
+change is `D = argmin ||phi D - R||^2 + s ||D||^2`, where `s` is a ridge lambda times the mean of `diag(phi^T phi)`. The
+solution is `(phi^T phi + s I)^-1 phi^T R` (primal) or `phi^T (phi phi^T + s I)^-1 R` (dual). The dual is solved if
+features outnumber tokens. Products are computed in float32, systems are solved in float64.
 
-Some tokens are not fitted but checked: of several lambdas the one is taken that leaves the least error on them, and
-none at all where that is no less than without a change.
+Some tokens are held out of the fit. Of several ridge lambdas the one with the least error on these is taken, and none
+if no lambda reduces that error.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
 
 _ROWS = 1024
-"""Rows of a product that are added to float64 at once."""
+"""Rows of a float32 product that are added to a float64 sum at once."""
 _BLOCKS_SHARE = 8
-"""One part in so many of the memory stays for the features' blocks."""
+"""One part in this many of the memory is reserved for blocks of features."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a fit went.
+class FitOutcome:
+    """Result of a fit.
 
     Attributes:
-        ridge_lambda: the one that was taken.
-        before, after: squared error on the checked tokens, without the change and with it.
+        ridge_lambda: The ridge lambda taken.
+        before, after: Squared error on held-out tokens, without and with the change.
     """
 
     ridge_lambda: float
@@ -42,22 +42,21 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """A fitted change.
+    """A fitted change of a layer's weights.
 
     Attributes:
-        outcome: how it went.
-        weights: primal: the change, float32 [width, hidden].
-        duals: dual: `alpha` of the change `phi^T alpha`, float32 [tokens, hidden], zero on checked tokens.
-        blocks: the features, where there was room to keep them.
+        weights: Primal solution: the change, float32 [width, hidden].
+        duals: Dual solution: `alpha` of the change `phi^T alpha`, float32 [tokens, hidden], zero on held-out tokens.
+        blocks: The features, if there was memory to keep them.
     """
 
-    outcome: Outcome
+    outcome: FitOutcome
     weights: Tensor | None = field(default=None, repr=False)
     duals: Tensor | None = field(default=None, repr=False)
     blocks: tuple[FeatureBlock, ...] = field(default=(), repr=False)
 
     def change(self, block: FeatureBlock) -> Tensor:
-        """Of the weights of a block's columns, float32 [columns, hidden]."""
+        """Change of the weights of a block's columns, float32 [columns, hidden]."""
         if self.weights is not None:
             return self.weights[block.columns]
         assert self.duals is not None
@@ -70,17 +69,17 @@ def fit_ridge(
     """Fit a change of a layer's weights.
 
     Args:
-        features: of the layer.
-        residual: what is missing, float32 [tokens, hidden], on the device that features are made on.
-        checked: bool [tokens], those that are not fitted.
-        ridge_lambdas: to try.
-        memory: bytes that may be taken beside `residual`.
+        features: Features of the layer.
+        residual: Target minus output, float32 [tokens, hidden], on the device of the features.
+        checked: Mask of held-out tokens, bool [tokens].
+        ridge_lambdas: Ridge lambdas to try.
+        memory: Bytes that may be allocated in addition to `residual`.
 
     Returns:
-        None where no change is finite and leaves less error on the checked tokens than there was.
+        The fit; None if no change is finite and reduces the error on held-out tokens.
 
     Raises:
-        UserError: it takes more memory than it may.
+        UserError: The fit takes more memory than allowed.
     """
     tokens, hidden = residual.shape
     needed = fit_bytes(features.width, tokens, hidden)
@@ -95,12 +94,12 @@ def fit_ridge(
 
 
 def has_room(needed: int, memory: int) -> bool:
-    """Whether a fit that takes `fit_bytes` may be made in so many bytes, blocks of its features beside it."""
+    """Whether a fit that needs `fit_bytes`, and blocks of features in addition, may be made in `memory` bytes."""
     return needed <= memory - memory // _BLOCKS_SHARE
 
 
 def fit_bytes(width: int, tokens: int, hidden: int) -> int:
-    """What `fit_ridge` takes at most beside the features' blocks: the system, its factor, both sides, and products."""
+    """Peak bytes of `fit_ridge` without blocks of features: the system, its factor, both sides, and products."""
     rows = min(_ROWS, tokens)
     if width <= tokens:
         features = 4 * (tokens + tokens // 8 + 2 * rows) * width
@@ -114,26 +113,26 @@ def _primal(
     blocks = tuple(features.blocks(memory))
     gram = residual.new_zeros(features.width, features.width, dtype=torch.float64)
     right = residual.new_zeros(features.width, residual.shape[1], dtype=torch.float64)
-    held = residual.new_zeros(int(checked.sum()), features.width)
+    held_out = residual.new_zeros(int(checked.sum()), features.width)
     place, order = torch.empty_like(checked, dtype=torch.int64), checked.int().cumsum(0) - 1
     for number, block in enumerate(blocks):
         at = checked[block.tokens]
-        held[order[block.tokens[at]], block.columns] = block.values[at]
+        held_out[order[block.tokens[at]], block.columns] = block.values[at]
         place.fill_(-1)
         place[block.tokens[~at]] = (~at).nonzero()[:, 0]
         for part in (~at).nonzero()[:, 0].split(_ROWS):
             right[block.columns] += block.values[part].t() @ residual[block.tokens[part]]
-        # The lower triangle is all that is read, and tokens that only one of two blocks has give nothing.
+        # Only the lower triangle is read. Tokens in only one of two blocks contribute nothing to their product.
         for other in blocks[: number + 1]:
             both = (place[other.tokens] >= 0).nonzero()[:, 0]
             for part in both.split(_ROWS):
                 rows = block.values[place[other.tokens[part]]]
                 gram[block.columns, other.columns] += rows.t() @ other.values[part]
-    missing = residual[checked]
-    before, best = _squares(missing), None
+    held_out_residual = residual[checked]
+    before, best = _squares(held_out_residual), None
     for ridge_lambda, solved in _solutions(gram, right, float(gram.diagonal().mean()), ridge_lambdas):
         weights = solved.float()
-        outcome = Outcome(ridge_lambda, before, _squares(missing - held @ weights))
+        outcome = FitOutcome(ridge_lambda, before, _squares(held_out_residual - held_out @ weights))
         if outcome.after < (before if best is None else best.outcome.after):
             best = Fit(outcome, weights=weights, blocks=blocks)
     return best
@@ -142,30 +141,30 @@ def _primal(
 def _dual(
     features: Features, residual: Tensor, checked: Tensor, ridge_lambdas: Sequence[float], memory: int
 ) -> Fit | None:
-    # Fitted tokens first, so that their part of the products is a corner.
+    # Fitted tokens come first, so that their products are a corner of the matrix.
     order = checked.int().argsort(stable=True)
     place, fitted = order.argsort(), int((~checked).sum())
     gram = residual.new_zeros(len(residual), len(residual), dtype=torch.float64)
     kept: list[FeatureBlock] = []
-    size, room = 0, memory // 2
-    for block in features.blocks(memory - room):
+    size, kept_memory = 0, memory // 2
+    for block in features.blocks(memory - kept_memory):
         size += block.values.nbytes
-        if size <= room:
+        if size <= kept_memory:
             kept.append(block)
         places, by_place = place[block.tokens].sort()
         values = block.values[by_place]
-        # The lower triangle is all that is read.
+        # Only the lower triangle is read.
         for end in range(_ROWS, len(values) + _ROWS, _ROWS):
             rows = slice(end - _ROWS, end)
             gram[places[rows, None], places[:end]] += values[rows] @ values[:end].t()
-    blocks = tuple(kept) if size <= room else ()
+    blocks = tuple(kept) if size <= kept_memory else ()
     kept.clear()
     across, gram = gram[fitted:, :fitted], gram[:fitted, :fitted]
-    missing = residual[checked]
-    before, best = _squares(missing), None
+    held_out_residual = residual[checked]
+    before, best = _squares(held_out_residual), None
     scale = float(gram.diagonal().sum()) / features.width
     for ridge_lambda, solved in _solutions(gram, residual[~checked].double(), scale, ridge_lambdas):
-        outcome = Outcome(ridge_lambda, before, _squares(missing - (across @ solved).float()))
+        outcome = FitOutcome(ridge_lambda, before, _squares(held_out_residual - (across @ solved).float()))
         if outcome.after < (before if best is None else best.outcome.after):
             duals = torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float())
             best = Fit(outcome, duals=duals, blocks=blocks)
@@ -179,13 +178,18 @@ def _squares(error: Tensor) -> float:
 def _solutions(
     gram: Tensor, right: Tensor, scale: float, ridge_lambdas: Sequence[float]
 ) -> Iterator[tuple[float, Tensor]]:
-    """Of `(gram + ridge_lambda * scale * I) x = right`; a system that is not positive definite has none.
+    """Solve `(gram + ridge_lambda * scale * I) x = right` for every ridge lambda.
+
+    Systems that aren't positive definite are left out.
 
     Args:
-        gram: float64, of which the lower triangle is read; its diagonal is changed.
-        right: float64.
-        scale: mean square of the features, summed over tokens.
-        ridge_lambdas: to try.
+        gram: Float64 matrix, of which the lower triangle is read. Its diagonal is overwritten.
+        right: Float64 right-hand sides.
+        scale: Mean square of the features, summed over tokens.
+        ridge_lambdas: Ridge lambdas to try.
+
+    Yields:
+        Ridge lambda and solution.
     """
     if not 0 < scale < float("inf"):
         return

@@ -1,4 +1,4 @@
-"""Token sequences on their way through a decoder, layer by layer: what the residual stream is behind each."""
+"""The residual stream of token sequences in a decoder, computed one layer at a time."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ from torch import Tensor, nn
 
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.families.decoder import decoder_layers, skipped
-from moevolve.workers.methods.shared.padding import PaddedBatch, padded_batches
+from moevolve.workers.methods.shared.outputs import Recorded
+from moevolve.workers.methods.shared.passes import PaddedBatch, padded_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Seen = tuple[Tensor, ...]
-"""What a watcher saw of a pass, each [columns of all rows, ...]; of all sequences, each [tokens, ...]."""
 
-
-class Streams:
-    """Runs sequences through a decoder one layer at a time; tokens are those of all sequences, one after the other.
+class ResidualStreams:
+    """Runs sequences through a decoder one layer at a time. Tokens are those of all sequences, one after the other.
 
     Attributes:
-        tokens: how many.
-        layers: of the decoder.
+        tokens: Number of tokens.
+        layers: Number of decoder layers.
     """
 
     def __init__(self, model: PreTrainedModel, sequences: Sequence[Tokens]) -> None:
-        """Plan the passes.
+        """Batch the sequences.
 
         Args:
-            model: in eval mode; edits made to it later are seen.
-            sequences: token ids.
+            model: Model in eval mode. Later passes run with the edit that it has then.
+            sequences: Token ids.
         """
         self._decoder = model.get_decoder()
         self._layers = decoder_layers(model)
@@ -42,43 +40,54 @@ class Streams:
         self.tokens = sum(map(len, sequences))
         self.layers = len(self._layers)
 
-    def embedded(self) -> Tensor:
-        """What goes into the first layer, [tokens, hidden]."""
-        found = _Collected(self.tokens)
+    def embeddings(self) -> Tensor:
+        """Input of the first layer, [tokens, hidden]."""
+        found = _InTokenOrder(self.tokens)
         for batch in self._batches:
-            found.take(batch, (self._run(batch, self.layers, self._layers[-1]),))
-        return found.seen[0]
+            found.add(batch, (self._run(batch, self.layers, self._layers[-1]),))
+        return found.tensors[0]
 
-    def through(
-        self, layer: int, state: Tensor, watched: list[Seen] | None = None, part: nn.Module | None = None
-    ) -> tuple[Tensor, Seen]:
-        """The residual stream behind a layer, or within it.
+    def run_layer(
+        self, layer: int, state: Tensor, records: list[Recorded] | None = None, part: nn.Module | None = None
+    ) -> tuple[Tensor, Recorded]:
+        """Compute the residual stream after a layer, or within it.
 
         Args:
-            layer: its index.
-            state: the stream before it, [tokens, hidden].
-            watched: where a watcher of the layer leaves what it saw of a pass.
-            part: of the layer, to which the stream goes that is asked for; None for that behind the layer.
+            layer: Index of the layer.
+            state: Residual stream before the layer, [tokens, hidden].
+            records: List to which `LayerOutput.recording` appends in every pass.
+            part: Module of the layer whose input is the residual stream to return; None for that after the layer.
 
         Returns:
-            [tokens, hidden], and what was seen, by token.
+            The residual stream [tokens, hidden], and the recorded tensors, each [tokens, ...].
         """
-        found = _Collected(self.tokens)
+        found = _InTokenOrder(self.tokens)
         for batch in self._batches:
             hidden = torch.zeros(batch.ids.numel(), state.shape[1], dtype=state.dtype, device=batch.ids.device)
             hidden[batch.real] = state[batch.places.to(state.device)].to(hidden.device)
             out = self._run(batch, layer, part or self._layers[layer], hidden.view(*batch.ids.shape, -1), part is None)
-            found.take(batch, (out, *(() if watched is None else watched.pop())))
-        return found.seen[0], found.seen[1:]
+            found.add(batch, (out, *(() if records is None else records.pop())))
+        return found.tensors[0], found.tensors[1:]
 
     def _run(
-        self, batch: PaddedBatch, layer: int, read: nn.Module, hidden: Tensor | None = None, behind: bool = True
+        self, batch: PaddedBatch, layer: int, read: nn.Module, hidden: Tensor | None = None, after: bool = True
     ) -> Tensor:
-        """What `read` hands on, or is given, where `layer` alone runs, on `hidden`: [columns of all rows, hidden]."""
+        """Run one layer of the decoder and skip all others.
+
+        Args:
+            batch: Sequences to run.
+            layer: Index of the layer; the number of layers skips all.
+            read: Module whose output is returned.
+            hidden: Input of the layer, [rows, columns, hidden]; None for the embeddings.
+            after: Return the output of `read` if True, else its first input.
+
+        Returns:
+            [rows * columns, hidden].
+        """
         found: list[Tensor] = []
 
         def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            found.append(output if behind else args[0])
+            found.append(output if after else args[0])
 
         first = self._layers[:layer]
         with ExitStack() as stack:
@@ -86,27 +95,27 @@ class Streams:
             stack.enter_context(skipped(first, hidden))
             stack.enter_context(skipped(self._layers[layer + 1 :]))
             if hidden is not None and not first:
-                stack.callback(self._layers[0].register_forward_pre_hook(_given(hidden)).remove)
+                stack.callback(self._layers[0].register_forward_pre_hook(_replace_input(hidden)).remove)
             self._decoder(input_ids=batch.ids, use_cache=False)
         return found[0].flatten(0, 1)
 
 
-class _Collected:
-    """What passes give for their tokens, put in the sequences' order."""
+class _InTokenOrder:
+    """Collects tensors of padded batches, without padding and in the order of the sequences' tokens."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
-        self.seen: Seen = ()
+        self.tensors: Recorded = ()
 
-    def take(self, batch: PaddedBatch, seen: Seen) -> None:
-        """Take in one pass."""
-        if not self.seen:
-            self.seen = tuple(each.new_empty((self._tokens, *each.shape[1:])) for each in seen)
-        for whole, part in zip(self.seen, seen, strict=True):
+    def add(self, batch: PaddedBatch, tensors: Recorded) -> None:
+        """Add one batch's tensors, each [rows * columns, ...]."""
+        if not self.tensors:
+            self.tensors = tuple(each.new_empty((self._tokens, *each.shape[1:])) for each in tensors)
+        for whole, part in zip(self.tensors, tensors, strict=True):
             whole[batch.places.to(part.device)] = part[batch.real.to(part.device)]
 
 
-def _given(hidden: Tensor) -> Any:
+def _replace_input(hidden: Tensor) -> Any:
     def replace(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (hidden, *args[1:])
 

@@ -1,1 +1,1 @@
-"""What several methods use: dense networks, input statistics, fits of outputs, spectra."""
+"""Helpers that several methods use."""

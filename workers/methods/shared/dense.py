@@ -1,4 +1,4 @@
-"""What edits of dense feed-forward networks share: on a resident model, in checkpoints, and in what these cost."""
+"""Helpers for edits of dense feed-forward networks: checking them, exporting them, and counting their cost."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ class NetworkEdit(Protocol):
 
     @property
     def layers(self) -> int:
-        """Networks."""
+        """Number of networks."""
         ...
 
     @property
     def width(self) -> int:
-        """Neurons of a network."""
+        """Neurons per network."""
         ...
 
     @property
     def hidden(self) -> int:
-        """Inputs of a network."""
+        """Size of a network's input."""
         ...
 
 
 def dense_layers_for(kind: str, parts: ModelParts) -> tuple[DenseLayer, ...]:
-    """The networks that edits of a kind are made on.
+    """The model's dense feed-forward networks.
+
+    Args:
+        kind: Kind of edits, for the error message.
 
     Raises:
-        UserError: the model has no dense feed-forward networks.
+        UserError: The model has none.
     """
     if not parts.dense_layers:
         raise UserError(f"{kind} edits need dense feed-forward networks of a family where they are known")
@@ -51,7 +54,7 @@ def check_shape(edit: NetworkEdit, layers: tuple[DenseLayer, ...]) -> None:
     """Refuse an edit that was made for another model.
 
     Raises:
-        UserError: it has other shapes than the model's networks.
+        UserError: Its shapes differ from those of the model's networks.
     """
     found = (len(layers), layers[0].width, layers[0].hidden)
     if (edit.layers, edit.width, edit.hidden) != found:
@@ -62,7 +65,7 @@ def check_shape(edit: NetworkEdit, layers: tuple[DenseLayer, ...]) -> None:
 
 
 def weights_of(layer: DenseLayer) -> NetworkWeights:
-    """The tensors that a layer's network runs on now."""
+    """The tensors that a layer's network currently runs on."""
     gate = layer.gate
     return NetworkWeights(
         up=layer.up.weight,
@@ -79,10 +82,10 @@ def write_native_dense(resident: Resident, directory: Path, template: str, **set
     """Write modelling code for a dense family and import its model class.
 
     Args:
-        resident: a model of the family.
-        directory: the checkpoint's folder.
-        template: of the code, as `moevolve.workers.checkpoints.native.render` takes it.
-        settings: what the template needs to know besides the family.
+        resident: A model of the family.
+        directory: Folder of the checkpoint.
+        template: Path of the template, as `moevolve.workers.checkpoints.native.render` takes it.
+        settings: Variables of the template in addition to those of the family.
     """
     family = resident.dense_layers[0].family
     return write_native(
@@ -100,20 +103,20 @@ def write_native_dense(resident: Resident, directory: Path, template: str, **set
 
 
 def native_family(config: PretrainedConfig) -> DenseFamily:
-    """The family that the modelling code of a native checkpoint builds on."""
+    """The family that a native checkpoint's modelling code extends."""
     family = dense_family(config.model_type.removeprefix(NATIVE_PREFIX))
     assert family is not None
     return family
 
 
-def network_use(module: Any, config: PretrainedConfig, working: int, of: int) -> ModuleUse:
-    """A network of which a token runs `working` of `of` equal parts, chosen by a router.
+def network_use(module: Any, config: PretrainedConfig, active: int, of: int) -> ModuleUse:
+    """Use of a network of which a token runs `active` of `of` equal parts, chosen by a router.
 
-    A part is rows of the layers in, and columns of the layer out, whose bias is always added.
+    A part is rows of the gate and up projections and columns of the down projection, whose bias is always added.
     """
     family = native_family(config)
-    into = [getattr(module, part) for part in (family.up, family.gate) if part is not None]
-    matrices = sum(part.weight.numel() for part in (*into, getattr(module, family.down)))
-    biases = sum(part.bias.numel() for part in into if part.bias is not None)
-    idle = (matrices + biases) * (of - working) // of
-    return ModuleUse(idle, matrices * working // of + module.router_weight.numel())
+    inner = [getattr(module, part) for part in (family.up, family.gate) if part is not None]
+    matrices = sum(part.weight.numel() for part in (*inner, getattr(module, family.down)))
+    biases = sum(part.bias.numel() for part in inner if part.bias is not None)
+    idle = (matrices + biases) * (of - active) // of
+    return ModuleUse(idle, matrices * active // of + module.router_weight.numel())

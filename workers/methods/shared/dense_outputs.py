@@ -1,7 +1,7 @@
-"""What a repair fits of dense models: the layers that end edited feed-forward networks and attentions.
+"""The output projections of edited feed-forward networks and attentions, as the repair fits them.
 
-Their features are what goes into them, zero where it isn't at work for a token. The weights that are fitted are the
-edit's own: the model's stay as they were loaded.
+Their features are their inputs, zero for neurons that aren't active for a token. The repair changes copies of the
+weights, never those that were loaded.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import activations
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.dense import weights_of
-from moevolve.workers.methods.shared.outputs import FeatureBlock
+from moevolve.workers.methods.shared.outputs import FeatureBlock, Recorded
 
-Aside = Callable[[], AbstractContextManager[None]]
-"""Takes an edit of a part of a layer away for the length of a `with` block."""
+WithoutEdit = Callable[[], AbstractContextManager[None]]
+"""Removes the edit of a part of a layer within a `with` block."""
 
 
 class CopyOnWriteWeights:
-    """Lets an edit change a linear layer's weights in a copy, whose memory is taken once."""
+    """A linear layer's weights, which an edit changes in a copy that is allocated once."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self._linear = linear
         self._loaded: Tensor | None = None
-        self._own: Tensor | None = None
+        self._copy: Tensor | None = None
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
         """See `LayerOutput.add`."""
-        self._show()
+        self._use_copy()
         part = self._linear.weight.data[:, columns]
         before = part.to(torch.float32, copy=True)
         part.copy_(before + change.t())
         return (part.float() - before).t()
 
     def restore(self) -> None:
-        """Bring back the loaded weights."""
+        """Use the loaded weights again."""
         if self._loaded is not None:
             self._linear.weight.data = self._loaded
             self._loaded = None
 
-    @torch.inference_mode(False)  # what is made while the model runs must be writable by the next edit
-    def _show(self) -> None:
+    @torch.inference_mode(False)  # a copy allocated during a forward pass must stay writable for the next edit
+    def _use_copy(self) -> None:
         if self._loaded is None:
             self._loaded = self._linear.weight.data
-            if self._own is None:
-                self._own = torch.empty_like(self._loaded)
-            self._own.copy_(self._loaded)
-            self._linear.weight.data = self._own
+            if self._copy is None:
+                self._copy = torch.empty_like(self._loaded)
+            self._copy.copy_(self._loaded)
+            self._linear.weight.data = self._copy
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveMask:
-    """Which neurons work for which tokens.
+    """The neurons of a network that are active for each token.
 
     Attributes:
-        chosen: which experts a token has, bool [tokens, N].
-        kept: which neurons an expert has, bool [N, width].
-        unit: neurons whose experts are the same come so many at a time.
-        scale: factor on their activations.
+        chosen: Experts of each token, bool [tokens, N].
+        kept: Neurons of each expert, bool [N, width].
+        unit: Size of consecutive groups of neurons; a block of features stays within one group.
+        scale: Factor on the activations.
     """
 
     chosen: Tensor
@@ -72,8 +72,11 @@ class ActiveMask:
     unit: int
     scale: float = 1.0
 
-    def of(self, columns: slice) -> tuple[Tensor, Tensor | None]:
-        """For some columns the tokens that have any, int64 [t], and which, bool [t, columns]; None for all."""
+    def on(self, columns: slice) -> tuple[Tensor, Tensor | None]:
+        """Tokens for which any neuron of some columns is active, int64 [t], and their mask, bool [t, columns].
+
+        The mask is None if all these neurons are active for all these tokens.
+        """
         kept = self.kept[:, columns]
         experts = kept.any(dim=1)
         tokens = self.chosen[:, experts].any(dim=1).nonzero()[:, 0]
@@ -83,14 +86,14 @@ class ActiveMask:
 
 
 class NetworkOutput:
-    """See `LayerOutput`: the layer out of one feed-forward network.
+    """See `LayerOutput`: the down projection of one feed-forward network.
 
     Args:
-        layer: its handle.
-        weights: of its `down`.
-        entrance: a module whose first input is the network's.
-        at_work: of inputs [tokens, hidden], which neurons work for which; None if all do.
-        aside: takes the network's edit away.
+        layer: The layer with the network.
+        weights: Weights of the down projection.
+        input_module: A module whose first input is the network's input.
+        active_mask: Computes the active neurons for inputs [tokens, hidden]; None if all are active.
+        without_edit: Removes the network's edit.
     """
 
     next_part = None
@@ -99,58 +102,59 @@ class NetworkOutput:
         self,
         layer: DenseLayer,
         weights: CopyOnWriteWeights,
-        entrance: nn.Module,
-        at_work: Callable[[Tensor], ActiveMask] | None,
-        aside: Aside,
+        input_module: nn.Module,
+        active_mask: Callable[[Tensor], ActiveMask] | None,
+        without_edit: WithoutEdit,
     ) -> None:
-        self._layer, self._entrance, self._at_work = layer, entrance, at_work
-        self.add, self.unedited = weights.add, aside
+        self._layer, self._input_module, self._active_mask = layer, input_module, active_mask
+        self.add, self.unedited = weights.add, without_edit
 
     @property
     def layer(self) -> int:
         return self._layer.index
 
-    def watching(self) -> AbstractContextManager[list[tuple[Tensor, ...]]]:
-        return inputs_of(self._entrance)
+    def recording(self) -> AbstractContextManager[list[Recorded]]:
+        return _recording_inputs(self._input_module)
 
-    def features(self, seen: tuple[Tensor, ...]) -> _NetworkFeatures:
-        (hidden,) = seen
-        return _NetworkFeatures(self._layer, hidden, None if self._at_work is None else self._at_work(hidden))
+    def features(self, recorded: Recorded) -> _NetworkFeatures:
+        (hidden,) = recorded
+        return _NetworkFeatures(self._layer, hidden, None if self._active_mask is None else self._active_mask(hidden))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NetworkFeatures:
-    """See `Features`: columns are neurons as they lie now.
+    """See `Features`: columns are neurons in their current order.
 
     Attributes:
-        layer: of the network.
-        hidden: what goes into it, [tokens, hidden].
-        at_work: which neurons work; None if all do.
+        layer: The layer with the network.
+        hidden: Inputs of the network, [tokens, hidden].
+        active: The active neurons; None if all are active.
     """
 
     layer: DenseLayer
     hidden: Tensor
-    at_work: ActiveMask | None
+    active: ActiveMask | None
 
     @property
     def width(self) -> int:
         return self.layer.width
 
     def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        network, work = weights_of(self.layer), self.at_work
-        everyone = torch.arange(len(self.hidden), device=self.hidden.device)
-        unit = self.width if work is None else work.unit
-        # Gate, up and their product, a mask, once more in float32, ordered, times each other; and rows of the weights.
+        network, active = weights_of(self.layer), self.active
+        all_tokens = torch.arange(len(self.hidden), device=self.hidden.device)
+        unit = self.width if active is None else active.unit
+        # Per neuron: gate, up, their product, a mask, the features in float32, sorted, and multiplied with each other,
+        # for every token; and a row of weights.
         step = max(1, (memory - self.hidden.nbytes) // (32 * sum(self.hidden.shape)))
         for first in range(0, self.width, unit):
             for start in range(first, first + unit, step):
                 columns = slice(start, min(start + step, first + unit))
-                tokens, mask = (everyone, None) if work is None else work.of(columns)
+                tokens, mask = (all_tokens, None) if active is None else active.on(columns)
                 values = activations(self.hidden[tokens], network, columns).float()
                 if mask is not None:
                     values *= mask
-                if work is not None and work.scale != 1.0:
-                    values *= work.scale
+                if active is not None and active.scale != 1.0:
+                    values *= active.scale
                 if len(tokens):
                     yield FeatureBlock(columns, tokens, values)
 
@@ -159,14 +163,14 @@ class AttentionOutput:
     """See `LayerOutput`: the output projection of one attention.
 
     Args:
-        layer: its handle.
-        weights: of the projection.
-        aside: takes the attention's edit away.
+        layer: The layer with the attention.
+        weights: Weights of the projection.
+        without_edit: Removes the attention's edit.
     """
 
-    def __init__(self, layer: DenseLayer, weights: CopyOnWriteWeights, aside: Aside) -> None:
+    def __init__(self, layer: DenseLayer, weights: CopyOnWriteWeights, without_edit: WithoutEdit) -> None:
         self._layer = layer
-        self.add, self.unedited = weights.add, aside
+        self.add, self.unedited = weights.add, without_edit
 
     @property
     def layer(self) -> int:
@@ -178,18 +182,18 @@ class AttentionOutput:
         assert isinstance(part, nn.Module)
         return part
 
-    def watching(self) -> AbstractContextManager[list[tuple[Tensor, ...]]]:
+    def recording(self) -> AbstractContextManager[list[Recorded]]:
         projection = self._layer.attention.o_proj
         assert isinstance(projection, nn.Module)
-        return inputs_of(projection)
+        return _recording_inputs(projection)
 
-    def features(self, seen: tuple[Tensor, ...]) -> _Columns:
-        return _Columns(seen[0])
+    def features(self, recorded: Recorded) -> _DenseFeatures:
+        return _DenseFeatures(recorded[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Columns:
-    """See `Features`: all columns on all tokens, [tokens, columns]."""
+class _DenseFeatures:
+    """See `Features`: `values` [tokens, columns], none of them masked."""
 
     values: Tensor
 
@@ -198,33 +202,33 @@ class _Columns:
         return int(self.values.shape[1])
 
     def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        everyone = torch.arange(len(self.values), device=self.values.device)
+        all_tokens = torch.arange(len(self.values), device=self.values.device)
         step = max(1, memory // (12 * len(self.values)))
         for start in range(0, self.width, step):
             columns = slice(start, min(start + step, self.width))
-            yield FeatureBlock(columns, everyone, self.values[:, columns].float())
+            yield FeatureBlock(columns, all_tokens, self.values[:, columns].float())
 
 
 @contextmanager
-def inputs_of(module: nn.Module) -> Iterator[list[tuple[Tensor, ...]]]:
-    """See `LayerOutput.watching`: a module's first input, as its hooks leave it."""
-    found: list[tuple[Tensor, ...]] = []
+def _recording_inputs(module: nn.Module) -> Iterator[list[Recorded]]:
+    """See `LayerOutput.recording`: a module's first input after its pre-hooks."""
+    records: list[Recorded] = []
 
     def keep(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        found.append((args[0].reshape(-1, args[0].shape[-1]),))
+        records.append((args[0].reshape(-1, args[0].shape[-1]),))
 
     handle = module.register_forward_hook(keep)
     try:
-        yield found
+        yield records
     finally:
         handle.remove()
 
 
 def check_additive(layer: DenseLayer) -> None:
-    """Refuse a layer that doesn't add its networks' outputs to the residual stream.
+    """Refuse a layer whose networks' outputs aren't simply added to the residual stream.
 
     Raises:
-        UserError: it normalises the sum.
+        UserError: The layer normalises the sum.
     """
     if not getattr(layer.decoder_layer, "do_layer_norm_before", True):
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a repair fits: the linear maps that end parts of decoder layers, as they are while an edit is on the model."""
+"""What a method offers the repair: the linear maps that end parts of decoder layers, with an edit on the model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from torch import Tensor, nn
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.contract.methods import Applicator
 
+Recorded = tuple[Tensor, ...]
+"""Tensors recorded during a pass, from which features are computed; tokens are the first dimension of each."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeatureBlock:
-    """Some columns of the features, on the tokens where they aren't zero.
+    """Some columns of the features, on the tokens where they aren't all zero.
 
     Attributes:
-        columns: which ones.
-        tokens: where, int64 [t], each once.
-        values: float32 [t, columns].
+        columns: Columns of the features.
+        tokens: Indices of the tokens, int64 [t], without repetition.
+        values: Features, float32 [t, columns].
     """
 
     columns: slice
@@ -29,31 +32,31 @@ class FeatureBlock:
 
 
 class Features(Protocol):
-    """A layer's features, made block by block as often as they are asked for."""
+    """A layer's features, computed block by block each time that they are iterated over."""
 
     @property
     def width(self) -> int:
-        """Columns in all."""
+        """Number of columns."""
         ...
 
     def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        """All columns, each in one block but those that are zero everywhere, which may be in none.
+        """Iterate over the columns, each in one block; columns that are zero for all tokens may be left out.
 
         Args:
-            memory: bytes that a block may take while it is made and used.
+            memory: Bytes that computing and using a block may take.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeuronSelection:
-    """What slots of a layer are filled with.
+    """Neurons of a layer's kept experts, chosen among those of all experts, and router rows that go with them.
 
     Attributes:
-        neurons: int64 [n', I], neuron j of expert e as `e * I + j`.
-        rows: of the router, fitted to what the slots stand for: weight [n', hidden], and bias [n'] where it has one;
-            None where they are the edit's own.
-        skip_below: with rows of an edit that skips experts, the threshold that goes with them.
+        neurons: Neurons of each kept expert, int64 [n', I']; neuron j of original expert e is `e * I + j`.
+        rows: Router weight [n', hidden] and bias [n'] (None without biases), fitted to the groups of experts that the
+            kept ones represent. None keeps the edit's router.
+        skip_below: Threshold of dynamic skipping with `rows`, if the edit skips experts.
     """
 
     neurons: Tensor
@@ -62,12 +65,11 @@ class NeuronSelection:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
         return sum(each.nbytes for each in (self.neurons, *(self.rows or ())) if each is not None)
 
 
 class LayerOutput(Protocol):
-    """The linear map that ends a part of a decoder layer: `features @ weights` is added to the residual stream."""
+    """The linear map that ends a part of a decoder layer: it adds `features @ weights` to the residual stream."""
 
     @property
     def layer(self) -> int:
@@ -76,82 +78,79 @@ class LayerOutput(Protocol):
 
     @property
     def next_part(self) -> nn.Module | None:
-        """The module of the layer that takes the residual stream behind this part; None if the layer ends with it."""
+        """The module that takes the residual stream after this part; None if the decoder layer ends with the part."""
         ...
 
-    def watching(self) -> AbstractContextManager[list[tuple[Tensor, ...]]]:
-        """For the length of a `with` block, what features are made of: a list to which every pass of the layer adds.
+    def recording(self) -> AbstractContextManager[list[Recorded]]:
+        """Record passes through the layer within a `with` block, as the inputs of `features`.
 
-        Tensors are [columns of all rows, ...], padding too.
+        Every pass appends to the list. Padding tokens are recorded too.
         """
         ...
 
-    def features(self, seen: tuple[Tensor, ...]) -> Features:
-        """The features of tokens, of which was seen what each tensor has [tokens, ...]."""
+    def features(self, recorded: Recorded) -> Features:
+        """Features of recorded tokens."""
         ...
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
-        """Change the weights of some columns, until the edit is next made or reverted.
+        """Add a change to the weights of some columns, until the edit is applied again or reverted.
 
         Args:
-            columns: of the features.
-            change: float32 [columns, hidden].
+            columns: Columns of the features.
+            change: Change of the weights, float32 [columns, hidden].
 
         Returns:
-            What was added once it was rounded to the weights' dtype, float32 [columns, hidden].
+            The change after rounding the weights to their dtype, float32 [columns, hidden].
         """
         ...
 
     def unedited(self) -> AbstractContextManager[None]:
-        """For the length of a `with` block, let this part compute what the unedited model's does."""
+        """Let this part compute what the unedited model's part does within a `with` block."""
         ...
 
 
 @runtime_checkable
-class Recombinable(LayerOutput, Protocol):
-    """An output whose neurons can be exchanged for others of the layer's."""
+class NeuronSelectingOutput(LayerOutput, Protocol):
+    """The output of experts whose neurons can be replaced by those of other experts of the layer."""
 
-    def recombine(self, seen: tuple[Tensor, ...], recipe: NeuronRecipe, memory: int) -> NeuronSelection:
-        """Choose neurons and put them in place; what is fitted afterwards are theirs.
+    def select_neurons(self, recorded: Recorded, recipe: NeuronRecipe, memory: int) -> NeuronSelection:
+        """Choose neurons by importance, and use them from now on.
 
         Args:
-            seen: what was watched of the layer as the edit has it, each [tokens, ...].
-            recipe: how they are chosen.
-            memory: bytes that may be taken.
-
-        Returns:
-            What was put in place, for `fill`.
+            recorded: Tokens recorded with the edit on the model.
+            recipe: Settings of the choice.
+            memory: Bytes that may be allocated.
         """
         ...
 
-    def eliminate(
+    def prune_neurons(
         self,
-        seen: tuple[Tensor, ...],
-        filling: NeuronSelection,
-        missing: Tensor,
+        recorded: Recorded,
+        selection: NeuronSelection,
+        residual: Tensor,
         fitted: Tensor,
         ridge_lambda: float,
         recipe: NeuronRecipe,
         memory: int,
     ) -> NeuronSelection:
-        """Choose neurons by what a fit of them leaves undone; nothing is put in place.
+        """Choose neurons by pruning more candidates than are kept. The layer isn't changed.
 
         Args:
-            seen: what was watched of the layer as it is filled now, each [tokens, ...].
-            filling: that is in place, fitted.
-            missing: what it leaves undone, float32 [tokens, hidden].
-            fitted: which tokens are looked at, bool [tokens].
-            ridge_lambda: of the ridge that fits them.
-            recipe: how they are chosen.
-            memory: bytes that may be taken.
+            recorded: Tokens recorded with `selection` in use.
+            selection: The selection in use, with fitted output projections.
+            residual: Target minus output of the layer, float32 [tokens, hidden].
+            fitted: Mask of the tokens to choose by, bool [tokens].
+            ridge_lambda: Ridge strength of the fit, as a multiple of the features' mean square.
+            recipe: Settings of the choice.
+            memory: Bytes that may be allocated.
 
         Returns:
-            The same with other neurons, for `fill`.
+            The same selection with other neurons.
         """
         ...
 
-    def fill(self, filling: NeuronSelection) -> None:
-        """Put in place what was chosen before."""
+    def use_neurons(self, selection: NeuronSelection) -> None:
+        """Use the neurons and router rows of an earlier selection."""
         ...
 
 
@@ -160,5 +159,5 @@ class Repairable(Applicator, Protocol):
     """An applicator whose edits can be repaired."""
 
     def outputs(self) -> Sequence[LayerOutput]:
-        """The maps to fit, in order of depth, with the edit on the model; what they change is the edit's own."""
+        """The linear maps to fit, in order of depth. Changing them changes no weights of the unedited model."""
         ...

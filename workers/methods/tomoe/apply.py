@@ -1,4 +1,4 @@
-"""ToMoE edits on a resident model: stand-ins for its feed-forward networks, hooks on its attention's projections."""
+"""Applying ToMoE edits to a resident model: feed-forward networks are replaced, attention projections get hooks."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
 class MaskedNetwork(nn.Module):
-    """Stands where a feed-forward network stood; runs a token on the neurons of its expert.
+    """Replaces a feed-forward network, and runs each token on the neurons of its expert.
 
     Attributes:
-        router: float32 [N, hidden], on the network's device.
+        router: Weights of the router, float32 [N, hidden], on the network's device.
     """
 
     router: Tensor
 
     def __init__(self, layer: DenseLayer) -> None:
         super().__init__()
-        # In a tuple, so that the network's parameters aren't this module's as well.
+        # In a tuple, so that the network's parameters aren't registered as this module's too.
         self._source = (layer,)
         self._masks: ExpertMasks | None = None
         self.register_buffer("router", torch.empty(0), persistent=False)
 
     def set(self, kept: Tensor, router: Tensor) -> None:
-        """Take over masks, bool [N, width], and a router, float32 [N, hidden], on the network's device."""
+        """Set masks, bool [N, width], and a router, float32 [N, hidden], on the network's device."""
         self._masks, self.router = ExpertMasks.of(kept), router
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ class MaskedNetwork(nn.Module):
         _, chosen = choose_expert(flat, self.router)
         return masked_network(flat, chosen, self._masks, weights_of(self._source[0])).view(hidden_states.shape)
 
-    def at_work(self, hidden: Tensor) -> ActiveMask:
-        """Which neurons work for hidden states [tokens, hidden]."""
+    def active_mask(self, hidden: Tensor) -> ActiveMask:
+        """The active neurons for hidden states [tokens, hidden]."""
         assert self._masks is not None
         kept = self._masks.kept
         _, chosen = choose_expert(hidden, self.router)
@@ -68,7 +68,7 @@ class MaskedNetwork(nn.Module):
 class _MaskedHeads:
     """Hooks on one attention's projections (ToMoE, Eq. 4).
 
-    Query dimensions that aren't kept are zeroed before rotary embedding, which drops them from every product of query
+    Query dimensions that aren't kept are zeroed before rotary embedding, which removes them from every product of query
     and key. A token's mask zeroes its values before they are cached, and its output before the output projection.
     """
 
@@ -94,8 +94,8 @@ class _MaskedHeads:
             handle.remove()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """For the length of a `with` block, mask nothing."""
+    def without_masks(self) -> Iterator[None]:
+        """Mask nothing within a `with` block."""
         self._masking = False
         try:
             yield
@@ -122,17 +122,17 @@ class _MaskedHeads:
 
 
 class ToMoeApplicator:
-    """Masked networks and heads (ToMoE, Eq. 2 to 5) on a resident model, whose weights stay as they are.
+    """Masked networks and heads (ToMoE, arXiv 2501.15316, Eq. 2 to 5) on a resident model, whose weights don't change.
 
     Attributes:
-        networks: the stand-ins, in order of depth.
+        networks: Replacements of the feed-forward networks, in order of depth.
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        """Prepare the stand-ins.
+        """Prepare replacements of the networks.
 
         Raises:
-            UserError: the model has no dense feed-forward networks.
+            UserError: The model has no dense feed-forward networks.
         """
         self._layers = layers = dense_layers_for("ToMoE", parts)
         self._replacements = tuple(Replacement(layer) for layer in layers)
@@ -142,7 +142,7 @@ class ToMoeApplicator:
         self._weights: dict[nn.Module, CopyOnWriteWeights] = {}
 
     def apply(self, edit: Edit) -> None:
-        """See `Applicator.apply`. A layer that keeps all is left as it is."""
+        """See `Applicator.apply`. A network whose experts keep all neurons isn't replaced."""
         assert isinstance(edit, ToMoeEdit)
         self._check(edit)
         self.revert()
@@ -170,10 +170,10 @@ class ToMoeApplicator:
         ):
             if self._edit.heads is not None:
                 projection: Any = layer.attention.o_proj
-                found.append(AttentionOutput(layer, self._weights_of(projection), self._heads[i].aside))
+                found.append(AttentionOutput(layer, self._weights_of(projection), self._heads[i].without_masks))
             weights = self._weights_of(layer.down)
             if self._edit.widths[i] < layer.width:
-                found.append(NetworkOutput(layer, weights, network, network.at_work, replacement.suspended))
+                found.append(NetworkOutput(layer, weights, network, network.active_mask, replacement.suspended))
             else:
                 found.append(NetworkOutput(layer, weights, layer.up, None, nullcontext))
         return tuple(found)
@@ -211,10 +211,10 @@ class ToMoeApplicator:
 
 
 def fold(coordinates: NDArray[np.float32], directions: NDArray[np.float32]) -> Tensor:
-    """A router [outputs, hidden] from its coordinates on directions."""
+    """Router weights [outputs, hidden] from their coordinates [outputs, components] along directions."""
     return host_tensor(coordinates) @ host_tensor(directions)
 
 
 def _times(values: Tensor, kept: Tensor) -> Tensor:
-    """All heads of `values` [..., heads * head_dim] times masks that broadcast to [..., heads, head_dim]."""
+    """Multiply `values` [..., heads * head_dim] by masks that broadcast to [..., heads, head_dim]."""
     return (values.unflatten(-1, (-1, kept.shape[-1])) * kept).flatten(-2)

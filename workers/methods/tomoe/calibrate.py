@@ -1,8 +1,8 @@
-"""The start of ToMoE genomes: what every neuron and head dimension contributes, and the directions routers read.
+"""The start of ToMoE genomes: saliencies of neurons and head dimensions, and directions of inputs for routers.
 
-The paper (ToMoE, arXiv 2501.15316) learns masks and routers by gradients from nothing. A search without gradients
-starts from saliencies: a neuron's mean squared contribution to its network's output, and how that depends, linearly, on
-the token's place along the principal directions of the network's inputs.
+The paper (ToMoE, arXiv 2501.15316) learns masks and routers by gradient descent from a random start. A search without
+gradients starts from saliencies: a neuron's mean squared contribution to its network's output, and its linear
+dependence on the token's coordinates along the principal directions of the network's inputs.
 """
 
 from __future__ import annotations
@@ -18,31 +18,29 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.shared.input_statistics import (
-    MEMORY,
-    InputMoments,
-    Watch,
-    principal_directions,
-    run_watched,
-)
+from moevolve.workers.methods.shared.input_statistics import InputMoments, memory_batches, principal_directions
+from moevolve.workers.methods.shared.passes import Watch, run_watched
 from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
 
 
 def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToMoeRecipe) -> Calibration:
-    """Measure the start.
+    """Measure saliencies and directions of every layer.
 
     Returns:
-        float32 arrays. `network_directions` [layers, 1 + components, hidden]: the mean input's direction, then the
-        principal directions at right angles to it, all scaled so that products with inputs have mean square 1.
-        `network_sample` [layers, tokens, 1 + components]: such products of some tokens. `neuron_saliency`
-        [layers, width], mean squared contributions, and `neuron_slopes` [layers, width, components], their regression
-        on the products. `neuron_fluctuation` [layers, width]: sample variances of activations times the squared norms
-        of their output weights, the metric of FLAP (arXiv 2312.11983). With `recipe.attention` also `head_directions`
-        and `head_sample` without the mean's direction, `pair_saliency` [layers, head_dim / 2] and `value_saliency`
-        [layers, head_dim].
+        Float32 arrays:
+
+        - `network_directions` [layers, 1 + components, hidden], the mean input's direction, then the principal
+          directions orthogonal to it, scaled so that inputs' coordinates have mean square 1.
+        - `network_sample` [layers, tokens, 1 + components], such coordinates of a sample of tokens.
+        - `neuron_saliency` [layers, width], mean squared contributions of neurons to the output.
+        - `neuron_slopes` [layers, width, components], regression coefficients of squared contributions on coordinates.
+        - `neuron_fluctuation` [layers, width], sample variances of activations times squared norms of output weights,
+          the metric of FLAP (arXiv 2312.11983).
+        - With `recipe.attention` also `head_directions` and `head_sample` (without the mean's direction),
+          `pair_saliency` [layers, head_dim / 2] and `value_saliency` [layers, head_dim].
 
     Raises:
-        UserError: no dense networks, or no tokens.
+        UserError: The model has no dense networks, or there are no tokens.
     """
     layers = resident.dense_layers
     if not layers:
@@ -52,9 +50,8 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToM
     networks = [_Network(layer, recipe) for layer in layers]
     heads = [_Heads(layer, recipe) for layer in layers] if recipe.attention else []
     sites: list[_Site] = [*networks, *heads]
-    step = max(1, MEMORY // (8 * layers[0].hidden ** 2))
-    for start in range(0, len(sites), step):
-        _find_directions(resident, sequences, sites[start : start + step], recipe.components)
+    for batch in memory_batches(sites, lambda site: 8 * site.reads.in_features**2):
+        _find_directions(resident, sequences, batch, recipe.components)
     tokens = sum(len(each) for each in sequences)
     for site in sites:
         site.begin(tokens)
@@ -77,7 +74,12 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToM
 
 
 class _Site:
-    """One place whose inputs a router reads: a feed-forward network, or an attention."""
+    """A feed-forward network or attention, whose inputs a router reads.
+
+    Args:
+        reads: A linear layer with these inputs.
+        recipe: Settings of the calibration.
+    """
 
     def __init__(self, reads: nn.Linear, recipe: ToMoeRecipe) -> None:
         self.reads = reads
@@ -86,21 +88,21 @@ class _Site:
         self.sample: list[Tensor] = []
 
     def begin(self, tokens: int) -> None:
-        """`tokens` will be seen."""
+        """Prepare for a pass over this many tokens."""
         self._stride = -(-tokens // self._limit)
         self._seen = 0
 
     def watches(self) -> list[Watch]:
-        return [(self.reads, False, self._take_input)]
+        return [Watch(self.reads, self._add_input)]
 
-    def _take_input(self, inputs: Tensor) -> None:
-        self.products = inputs.double() @ self.directions.t()
-        self.sample.append(self.products[-self._seen % self._stride :: self._stride])
+    def _add_input(self, inputs: Tensor) -> None:
+        self.coordinates = inputs.double() @ self.directions.t()
+        self.sample.append(self.coordinates[-self._seen % self._stride :: self._stride])
         self._seen += len(inputs)
 
 
 class _Network(_Site):
-    """A feed-forward network: its neurons' contributions."""
+    """The contributions of a feed-forward network's neurons."""
 
     def __init__(self, layer: DenseLayer, recipe: ToMoeRecipe) -> None:
         super().__init__(layer.up, recipe)
@@ -111,23 +113,23 @@ class _Network(_Site):
         self._sums = torch.zeros_like(self._norms)
 
     def watches(self) -> list[Watch]:
-        return [*super().watches(), (self._down, False, self._take_neurons)]
+        return [*super().watches(), Watch(self._down, self._add_neurons)]
 
-    def _take_neurons(self, activations: Tensor) -> None:
+    def _add_neurons(self, activations: Tensor) -> None:
         contributions = activations.double().square() * self._norms
         self.saliency += contributions.sum(dim=0)
         self._sums += activations.double().sum(dim=0)
-        # The products have mean zero, and variance one: their mean product is the regression.
-        self.slopes += contributions.t() @ self.products[:, 1:]
+        # Coordinates have mean 0 and variance 1, so mean products with them are the regression coefficients.
+        self.slopes += contributions.t() @ self.coordinates[:, 1:]
 
     def fluctuation(self, tokens: int) -> Tensor:
-        """Sample variance of every activation in contributions, [width]; zero of a single token."""
+        """Sample variance of activations times squared norms of output weights, [width]; zero for a single token."""
         squares = self.saliency - self._sums.square() / tokens * self._norms
         return squares.clamp_min(0) / max(1, tokens - 1)
 
 
 class _Heads(_Site):
-    """An attention: how large its query and key pairs get, and what its values contribute."""
+    """The magnitudes of an attention's query and key pairs, and the contributions of its values."""
 
     def __init__(self, layer: DenseLayer, recipe: ToMoeRecipe) -> None:
         attention: Any = layer.attention
@@ -139,53 +141,53 @@ class _Heads(_Site):
     def watches(self) -> list[Watch]:
         return [
             *super().watches(),
-            (self._attention.q_proj, True, partial(self._take_squares, "query")),
-            (self._attention.k_proj, True, partial(self._take_squares, "key")),
-            (self._attention.o_proj, False, partial(self._take_squares, "output")),
+            Watch(self._attention.q_proj, partial(self._add_squares, "query"), output=True),
+            Watch(self._attention.k_proj, partial(self._add_squares, "key"), output=True),
+            Watch(self._attention.o_proj, partial(self._add_squares, "output")),
         ]
 
-    def _take_squares(self, name: str, values: Tensor) -> None:
+    def _add_squares(self, name: str, values: Tensor) -> None:
         squares = values.double().square().sum(dim=0)
         self._sums[name] = self._sums[name] + squares if name in self._sums else squares
 
     def pair_saliency(self) -> Tensor:
-        """Root mean squares of queries times those of keys, summed over heads, [head_dim / 2]."""
+        """Root sums of squares of queries times those of keys, summed over heads, [head_dim / 2]."""
         query, key = (self._sums[name].view(-1, 2, self._head_dim // 2).sum(dim=1).sqrt() for name in ("query", "key"))
         return (query.view(len(key), -1, query.shape[1]) * key[:, None]).sum(dim=(0, 1))
 
     def value_saliency(self) -> Tensor:
-        """Mean squared contributions to the attention's output, summed over heads, [head_dim]."""
+        """Squared contributions to the attention's output, summed over tokens and heads, [head_dim]."""
         norms = self._attention.o_proj.weight.double().square().sum(dim=0)
         return (self._sums["output"] * norms).view(-1, self._head_dim).sum(dim=0)
 
 
 def _find_directions(resident: Resident, sequences: Sequence[Tokens], sites: Sequence[_Site], components: int) -> None:
     moments = [InputMoments(site.reads.in_features, site.reads.weight.device) for site in sites]
-    run_watched(resident, sequences, [(site.reads, False, each.add) for site, each in zip(sites, moments, strict=True)])
+    run_watched(resident, sequences, [Watch(site.reads, each.add) for site, each in zip(sites, moments, strict=True)])
     for site, each in zip(sites, moments, strict=True):
         site.directions = input_directions(each.mean, each.moment, components)
 
 
 def input_directions(mean: Tensor, square: Tensor, components: int) -> Tensor:
-    """The mean's direction, then principal directions at right angles to it.
+    """The mean input's direction, followed by principal directions orthogonal to it.
 
-    A router on them needs no bias: products with the principal directions have mean zero, and that with the mean's
-    direction, much the same for every token, does a bias's work.
+    A router on these coordinates needs no bias: those along principal directions have mean zero, and the one along the
+    mean's direction, much the same for every token, acts as a bias.
 
     Args:
-        mean: mean input, float64 [hidden].
-        square: mean products of inputs, float64 [hidden, hidden].
-        components: how many principal directions.
+        mean: Mean input, float64 [hidden].
+        square: Second moment of the inputs, float64 [hidden, hidden].
+        components: Number of principal directions.
 
     Returns:
-        float64 [1 + components, hidden], each divided by the root mean square of its products with inputs; zero where
-        there are fewer directions in which inputs vary.
+        Directions divided by the root mean square of the inputs' coordinates along them, float64
+        [1 + components, hidden]. Rows are zero if inputs vary in fewer directions.
     """
     length = float(mean.norm())
     unit = mean / length if length > 0 else mean
     covariance = square - torch.outer(mean, mean)
     along = covariance @ unit
-    # (I - u u^T) C (I - u u^T), without products of whole matrices.
+    # (I - u u^T) C (I - u u^T) without matrix products.
     shift = torch.outer(unit, along - unit * (unit @ along) / 2)
     principal = principal_directions(covariance - shift - shift.t(), components)
     size = float((unit @ square @ unit).sqrt())

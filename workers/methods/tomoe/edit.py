@@ -1,7 +1,7 @@
 """The ToMoE edit: overlapping expert masks on feed-forward networks, and masks on the dimensions of attention heads.
 
-Source: ToMoE (arXiv 2501.15316), Eq. 2 and 3 (experts of a network), Eq. 4 and 5 (attention heads), App. B.3 (the
-masked form).
+Source: ToMoE (arXiv 2501.15316), Eq. 2 and 3 (experts of a network), Eq. 4 and 5 (attention heads), App. B.3 (masked
+form).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from moevolve.evaluators.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ToMoeRecipe:
-    """Settings of the start.
+    """Settings of the calibration that ToMoE genomes start from.
 
     Attributes:
-        attention: whether heads are measured too.
-        components: principal directions of every layer's inputs to find.
-        sample: at most this many tokens are kept, as coordinates, to estimate how routers share tokens out.
-        tokens: at most about this many tokens are run.
+        attention: Measure attention heads too.
+        components: Number of principal directions of every layer's inputs.
+        sample: Limit on the number of tokens whose coordinates are stored, to estimate the load of experts.
+        tokens: Approximate limit on the number of calibration tokens.
     """
 
     attention: bool
@@ -39,13 +39,13 @@ class HeadMasks:
     """Masks on the dimensions of attention heads, shared by all heads of a layer.
 
     Attributes:
-        pairs: kept pairs of query and key dimensions, i and i + head_dim / 2, which rotary embedding turns together:
+        pairs: Kept pairs of query and key dimensions i and i + head_dim / 2, which rotary embedding rotates together,
             bool [layers, head_dim / 2].
-        active: value and output dimensions that a token keeps, int64 [layers]: those of its largest scores
-            `value_bias + value_router @ (directions @ input)`, the first of those that tie.
-        value_bias: float32 [layers, head_dim].
-        value_router: float32 [layers, head_dim, components].
-        directions: float32 [layers, components, hidden].
+        active: Number of value and output dimensions that a token keeps, int64 [layers]. These have its largest scores
+            `value_bias + value_router @ (directions @ input)`; of equal scores the first.
+        value_bias: Biases of the scores, float32 [layers, head_dim].
+        value_router: Weights of the scores, float32 [layers, head_dim, components].
+        directions: Directions of the inputs that scores depend on, float32 [layers, components, hidden].
     """
 
     pairs: NDArray[np.bool_] = field(repr=False)
@@ -78,12 +78,12 @@ class HeadMasks:
 
     @property
     def static(self) -> NDArray[np.bool_]:
-        """Layers where all tokens keep the same value dimensions, since no direction moves their scores: [layers]."""
+        """Layers in which all tokens keep the same value dimensions, as scores don't depend on them: bool [layers]."""
         return np.asarray(~self.value_router.any(axis=(1, 2)))
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """All arrays, masks packed, in the order in which they are hashed."""
+        """All arrays, with packed masks, in the order in which they are hashed."""
         active = self.active.astype("<i8")
         return np.packbits(self.pairs, axis=1), active, self.value_bias, self.value_router, self.directions
 
@@ -93,14 +93,14 @@ class ToMoeEdit:
     """Expert masks and a top-1 router for every dense feed-forward network.
 
     Attributes:
-        kept: neurons that each expert keeps, bool [layers, N, width]; the experts of a layer keep equally many.
-        router: float32 [layers, N, components]; a token's logits are `router @ (directions @ input)`, and its expert
-            is that of the largest one, the first of those that tie.
-        directions: float32 [layers, components, hidden].
-        heads: masks on attention heads, or None.
+        kept: Neurons that each expert keeps, bool [layers, N, width]; the experts of a layer keep equally many.
+        router: Weights of the router, float32 [layers, N, components]. A token's logits are
+            `router @ (directions @ input)`, and it runs the expert with the largest one; of equal logits the first.
+        directions: Directions of the inputs that logits depend on, float32 [layers, components, hidden].
+        heads: Masks on attention heads, or None.
 
     Raises:
-        UserError: the shapes disagree, or the experts of a layer keep no neuron or not equally many.
+        UserError: The shapes disagree, or the experts of a layer keep no neuron or not equally many.
     """
 
     kept: NDArray[np.bool_] = field(repr=False)
@@ -133,7 +133,7 @@ class ToMoeEdit:
 
     @property
     def width(self) -> int:
-        """Neurons of a whole network."""
+        """Neurons of an unedited network."""
         return int(self.kept.shape[2])
 
     @property
@@ -162,7 +162,7 @@ class ToMoeEdit:
             digest.update(f" heads {self.heads.value_router.shape}".encode())
             arrays += self.heads.arrays
         for array in arrays:
-            # Adding zero turns -0.0 into 0.0: equal arrays have equal bytes.
+            # Adding zero turns -0.0 into 0.0, so that equal arrays have equal bytes.
             digest.update(((array + np.float32(0)).astype("<f4") if array.dtype == np.float32 else array).tobytes())
         return digest.hexdigest()
 

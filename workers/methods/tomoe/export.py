@@ -1,7 +1,7 @@
-"""ToMoE edits as checkpoints: an ordinary Mixtral where that is the same function, else modelling code of its own.
+"""Exporting ToMoE edits as checkpoints: a stock Mixtral if it computes the same, else with own modelling code.
 
-The native form keeps every neuron once, however many experts have it. A Mixtral's experts have neurons of their own and
-all layers' the same number: shared neurons are repeated, and narrower experts get neurons that are zero.
+The native form stores every neuron once, however many experts share it. In a Mixtral experts share no neurons and all
+have the same width, so shared neurons are repeated, and narrower experts are padded with neurons that are zero.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _ALIGNMENT = 8
-"""Neurons of a Mixtral's expert are a multiple of this: grouped matrix products need rows of whole 16 bytes."""
+"""Mixtral's experts get a width that is a multiple of this: grouped matrix products need rows of whole 16 bytes."""
 
 
 class ToMoeExporter:
@@ -97,7 +97,7 @@ class ToMoeExporter:
 
 
 def _ties(edit: ToMoeEdit) -> bool:
-    """Whether tokens fall to the first of several experts that tie, which a Mixtral's top-k doesn't promise."""
+    """Whether experts with different neurons tie: a Mixtral's top-k doesn't promise to choose the first."""
     for router, kept in zip(edit.router, edit.kept, strict=True):
         both = np.concatenate([router, kept], axis=1)
         if len(np.unique(router, axis=0)) < len(np.unique(both, axis=0)):
@@ -106,12 +106,12 @@ def _ties(edit: ToMoeEdit) -> bool:
 
 
 def _stock_width(edit: ToMoeEdit) -> int:
-    """Neurons of a Mixtral's expert."""
+    """Neurons per expert of the Mixtral."""
     return -(-int(edit.widths.max()) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _stock_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a Mixtral's experts and their router."""
+    """Tensors of a Mixtral's experts and router."""
     assert layer.gate is not None
     yield "mlp.gate.weight", fold(edit.router[i], edit.directions[i])
     neurons = host_tensor(edit.kept[i]).to(layer.up.weight.device).nonzero()[:, 1].view(edit.experts, -1)
@@ -122,12 +122,12 @@ def _stock_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[s
 
 
 def _rows(part: nn.Linear, neurons: Tensor, missing: int) -> Tensor:
-    """Experts' rows of a layer, and rows of zeros for neurons that they lack."""
+    """Rows of a projection for each expert's neurons, padded with `missing` rows of zeros."""
     return nn.functional.pad(part.weight.data[neurons], (0, 0, 0, missing))
 
 
 def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> PreTrainedModel:
-    """The native model on the meta device, its code written."""
+    """Write the native model's code, and build the model on the meta device."""
     source = resident.model
     model_class = write_native_dense(
         resident,
@@ -141,7 +141,7 @@ def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> PreTrainedM
 
 
 def _native_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a layer's masked parts."""
+    """Tensors of a layer's masked network and attention."""
     if edit.widths[i] < edit.width:
         place = layer.family.up if layer.family.inline else "mlp"
         for name, tensor in _network(layer, edit, i).items():
@@ -152,14 +152,14 @@ def _native_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[
 
 
 def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
-    """Tensors of a masked network: the neurons that any expert has, and which of them each has."""
+    """Tensors of a masked network: the neurons that any expert keeps, and the indices of each expert's among them."""
     device, family = layer.up.weight.device, layer.family
     kept = host_tensor(edit.kept[i]).to(device)
     union = kept.any(dim=0)
     state = {
         "router_weight": fold(edit.router[i], edit.directions[i]).to(device),
         "neurons": kept[:, union].nonzero()[:, 1].view(edit.experts, -1),
-        # A row per neuron: gathering columns took a token of the native form longer than the whole dense network.
+        # A row per neuron: gathering columns made the native form slower than the dense network.
         f"{family.down}.weight": layer.down.weight.data[:, union].t().contiguous(),
     }
     if layer.down.bias is not None:
@@ -171,7 +171,7 @@ def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
 
 
 def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]:
-    """Tensors of masked projections."""
+    """Tensors of an attention's masked projections."""
     attention: Any = layer.attention
     device = attention.q_proj.weight.device
     state: dict[str, Tensor] = {}
@@ -197,7 +197,7 @@ def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]
 
 
 def _narrow(attention: Any, name: str, head_dim: int, dimensions: Tensor) -> dict[str, Tensor]:
-    """Tensors of a projection without the other dimensions of its heads."""
+    """Tensors of a projection with only some dimensions of each head."""
     state = {f"{name}.dimensions": dimensions.clone()}
     for kind, tensor in getattr(attention, name).state_dict().items():
         inputs = name == "o_proj"
@@ -225,7 +225,7 @@ def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: T
 
 
 def _dense_state(resident: Resident, layer: DenseLayer) -> dict[str, Tensor]:
-    """The tensors of an unedited decoder layer by name: stand-ins hold none."""
+    """Tensors of an unedited decoder layer by name, including the network's, which a replacement doesn't hold."""
     family, state = layer.family, layer_state(resident, layer.index)
     place = "" if family.inline else "mlp."
     for name, part in ((family.up, layer.up), (family.gate, layer.gate), (family.down, layer.down)):
@@ -235,7 +235,7 @@ def _dense_state(resident: Resident, layer: DenseLayer) -> dict[str, Tensor]:
 
 
 def _parameters(resident: Resident) -> int:
-    """Parameters of the unedited model."""
+    """Number of parameters of the unedited model."""
     seen = {id(each): each.numel() for each in resident.model.parameters()}
     for layer in resident.dense_layers:
         for part in (layer.up, layer.gate, layer.down):
@@ -245,10 +245,10 @@ def _parameters(resident: Resident) -> int:
 
 
 def masked_network_use(module: Any, config: Any) -> ModuleUse:
-    """Of `MaskedNetwork` in `native.py.jinja`: one expert's neurons of all that any has."""
+    """Use of `MaskedNetwork` in `native.py.jinja`: one expert's neurons out of all that any expert keeps."""
     return network_use(module, config, module.neurons.shape[1], getattr(module, native_family(config).up).out_features)
 
 
 def masked_values_use(module: Any, config: Any) -> ModuleUse:
-    """Of `MaskedValues` in `native.py.jinja`: the scores of dimensions, beside the whole projection."""
+    """Use of `MaskedValues` in `native.py.jinja`: the scores of dimensions in addition to the whole projection."""
     return ModuleUse(0, module.value_router.numel() + module.value_directions.numel(), (module.whole,))

@@ -75,7 +75,7 @@ def test_the_identity_matrices_change_nothing(
 def test_equals_a_physically_smaller_model(
     family: str, kind: str, resident: Residents, make_edit: Edits, checkpoint: Checkpoints, tokens: Tensor
 ) -> None:
-    """A model of the family that has n' experts to begin with, its tensors picked or summed one by one."""
+    """A model of the family built with n' experts, its tensors picked or summed one by one."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     edit = make_edit(family, kind)
@@ -199,7 +199,7 @@ def test_two_new_experts_may_be_the_same_original(
 
 @pytest.mark.filterwarnings("error")
 def test_read_only_arrays_are_taken(resident: Residents, make_edit: Edits, tokens: Tensor) -> None:
-    """As Ray delivers them."""
+    """Ray delivers arrays as read-only."""
     edit = make_edit("mixtral", "mixed")
     expected = logits(resident("mixtral"), edit, tokens)
     copies = edit.router_mapping.copy(), edit.expert_merging.copy()

@@ -1,4 +1,4 @@
-"""What is measured of experts in a stream, against loops over tokens in float64, straight from the definitions."""
+"""Statistics of experts, against loops over tokens in float64 from the definitions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
 
 @families
 def test_all_rows_measure_what_their_parts_add_up_to(family: str, resident: Any) -> None:
-    """Sums are kept, not states: rows can come in any number."""
+    """Sums are stored instead of states, so memory doesn't grow with the number of sequences."""
     model = resident(family)
 
     def usage(sequences: Any) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def fitted_measures(model: ResidentModel, recipe: SubsetRecipe) -> dict[str, Any
 def test_a_fit_of_every_subset_is_tried_by_leaving_tokens_out(
     family: str, active: int, logits_space: bool, sample: int, resident: Any, plain: Any
 ) -> None:
-    """By the formula, against fits without each token."""
+    """The leave-one-out formula, against fits without each token."""
     model = resident(family)
     recipe = subset_recipe(len(model.layers), active=active, logits_space=logits_space, sample=sample)
     found = fitted_measures(model, recipe)
@@ -151,7 +151,7 @@ def test_a_fit_of_every_subset_is_tried_by_leaving_tokens_out(
 
 
 def test_fitted_subsets_are_dropped_to_one_by_one_above_the_limit(resident: Any, plain: Any) -> None:
-    """Of two groups, one of two layers: every step leaves out the expert whose going leaves least."""
+    """With two groups, one of two layers, each step drops the expert whose removal leaves the least error."""
     model = resident("mixtral")
     recipe = subset_recipe(3, layer_groups=(0, 0, 1), limit=19, sample=12)
     found = fitted_measures(model, recipe)

@@ -1,4 +1,4 @@
-"""Exports of EEP edits: a stock checkpoint where that is exact, else native; both load where moevolve is not."""
+"""Exports of EEP edits: a stock checkpoint if that is exact, else native; both load without moevolve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neurons of all experts in the kept slots: which are chosen, against plain loops, and that they are what is moved."""
+"""Neurons of kept experts: the choice among all experts' neurons, against plain loops, and the copying of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.neurons import ExpertNeurons, _best_apart, choose_neurons
+from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons, top_exclusive
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe
 from moevolve.workers.methods.shared.outputs import NeuronSelection
 from moevolve.workers.model.resident import ResidentModel
 
-EXPERTS, SLOTS, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 70
+EXPERTS, RETAINED, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 70
 FAMILIES = ("mixtral", "gpt_oss")
 UNSEEN = torch.tensor(sequences_of([30] * 4, seed=9))
 RECIPES = (
@@ -87,88 +87,88 @@ def test_widths_are_what_machines_like() -> None:
     assert NeuronRecipe(width_slope=0.5).widths(3, 6, 5, 100) == (80, 100, 120), "there are no more neurons than that"
 
 
-def worth_by_hand(neurons: ExpertNeurons, hidden: Tensor, whole: Any, edited: Any, recipe: NeuronRecipe) -> Any:
-    """Of every neuron to every slot, token by token: [slots, n x I]."""
-    worth = np.zeros((SLOTS, EXPERTS * WIDTH))
+def importance_by_hand(neurons: ExpertNeurons, hidden: Tensor, original: Any, edited: Any, recipe: NeuronRecipe) -> Any:
+    """Importance of every neuron for every kept expert, summed token by token: [n', n x I]."""
+    importance = np.zeros((RETAINED, EXPERTS * WIDTH))
     for token in range(TOKENS):
         state = hidden[token].double().numpy()
-        slots = zip(edited[1][token].tolist(), edited[0][token].tolist(), strict=True)
-        sent = [(slot, abs(weight) ** recipe.routing) for slot, weight in slots]
-        for expert, weight in zip(whole[1][token].tolist(), whole[0][token].tolist(), strict=True):
+        routing = zip(edited[1][token].tolist(), edited[0][token].tolist(), strict=True)
+        sent = [(kept, abs(weight) ** recipe.routing) for kept, weight in routing]
+        for expert, weight in zip(original[1][token].tolist(), original[0][token].tolist(), strict=True):
             for neuron in range(WIDTH):
                 value, down = activation(neurons.module, neurons.tensors, expert, neuron, state)
                 used = abs(value * weight) ** recipe.activation * np.sqrt((down**2).sum()) ** recipe.output
-                for slot, share in sent:
-                    worth[slot, expert * WIDTH + neuron] += share * used
-    return worth
+                for kept, share in sent:
+                    importance[kept, expert * WIDTH + neuron] += share * used
+    return importance
 
 
-def best_by_hand(worth: Any, shared: bool, width: int = WIDTH) -> Any:
-    """[slots, I]; of equals the first."""
+def best_by_hand(importance: Any, shared: bool, width: int = WIDTH) -> Any:
+    """The neurons of each kept expert, [n', I]; of equal ones the first."""
     if shared:
-        return [sorted(np.argsort(-row, kind="stable")[:width].tolist()) for row in worth]
-    taken: list[list[int]] = [[] for _ in worth]
-    for slot, neuron in sorted(np.ndindex(*worth.shape), key=lambda pair: (-worth[pair], pair)):
-        if len(taken[slot]) < width and not any(neuron in each for each in taken):
-            taken[slot].append(neuron)
+        return [sorted(np.argsort(-row, kind="stable")[:width].tolist()) for row in importance]
+    taken: list[list[int]] = [[] for _ in importance]
+    for kept, neuron in sorted(np.ndindex(*importance.shape), key=lambda pair: (-importance[pair], pair)):
+        if len(taken[kept]) < width and not any(neuron in each for each in taken):
+            taken[kept].append(neuron)
     return [sorted(each) for each in taken]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("recipe", RECIPES, ids=range(len(RECIPES)))
-def test_neurons_are_chosen_by_what_they_do_for_a_slots_tokens(
+def test_neurons_are_chosen_by_their_importance_for_a_kept_experts_tokens(
     recipe: NeuronRecipe, family: str, resident: Residents
 ) -> None:
     neurons, generator = neurons_of(resident(family)), torch.Generator().manual_seed(3)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator)
-    whole, edited = routed(generator, EXPERTS), routed(generator, SLOTS)
+    original, edited = routed(generator, EXPERTS), routed(generator, RETAINED)
     with torch.inference_mode():
-        found = choose_neurons(neurons, hidden, whole, edited, SLOTS, WIDTH, recipe, 1 << 30)
+        found = choose_neurons(neurons, hidden, original, edited, RETAINED, WIDTH, recipe, 1 << 30)
         # A few neurons at a time.
-        assert torch.equal(choose_neurons(neurons, hidden, whole, edited, SLOTS, WIDTH, recipe, 9000), found)
-        narrow = choose_neurons(neurons, hidden, whole, edited, SLOTS, 7, recipe, 1 << 30)
-    worth = worth_by_hand(neurons, hidden, whole, edited, recipe)
-    assert found.tolist() == best_by_hand(worth, recipe.shared)
-    assert narrow.tolist() == best_by_hand(worth, recipe.shared, 7)
-    assert len(set(found.flatten().tolist())) == SLOTS * WIDTH or recipe.shared
+        assert torch.equal(choose_neurons(neurons, hidden, original, edited, RETAINED, WIDTH, recipe, 9000), found)
+        narrow = choose_neurons(neurons, hidden, original, edited, RETAINED, 7, recipe, 1 << 30)
+    importance = importance_by_hand(neurons, hidden, original, edited, recipe)
+    assert found.tolist() == best_by_hand(importance, recipe.shared)
+    assert narrow.tolist() == best_by_hand(importance, recipe.shared, 7)
+    assert len(set(found.flatten().tolist())) == RETAINED * WIDTH or recipe.shared
 
 
-def test_a_slot_without_tokens_takes_the_first_and_as_many_as_the_others(resident: Residents) -> None:
+def test_a_kept_expert_without_tokens_takes_the_first_neurons_and_as_many_as_the_others(resident: Residents) -> None:
     neurons, generator = neurons_of(resident("mixtral")), torch.Generator().manual_seed(3)
-    hidden, whole = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
+    hidden, original = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
     edited = torch.ones(TOKENS, 1), torch.zeros(TOKENS, 1, dtype=torch.int64)
     with torch.inference_mode():
-        apart = choose_neurons(neurons, hidden, whole, edited, 2, WIDTH, NeuronRecipe(shared=False), 1 << 30)
-        shared = choose_neurons(neurons, hidden, whole, edited, 2, WIDTH, NeuronRecipe(shared=True), 1 << 30)
+        apart = choose_neurons(neurons, hidden, original, edited, 2, WIDTH, NeuronRecipe(shared=False), 1 << 30)
+        shared = choose_neurons(neurons, hidden, original, edited, 2, WIDTH, NeuronRecipe(shared=True), 1 << 30)
     assert shared[1].tolist() == list(range(WIDTH)) and shared[0].tolist() == apart[0].tolist()
     assert not set(apart[0].tolist()) & set(apart[1].tolist()) and apart.shape == (2, WIDTH)
 
 
-def test_as_many_slots_as_experts_share_all_neurons_out(resident: Residents) -> None:
+def test_as_many_kept_as_original_experts_share_all_neurons_out(resident: Residents) -> None:
     neurons, generator = neurons_of(resident("mixtral")), torch.Generator().manual_seed(4)
-    hidden, whole = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
+    hidden, original = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
     with torch.inference_mode():
-        found = choose_neurons(neurons, hidden, whole, whole, EXPERTS, WIDTH, NeuronRecipe(shared=False), 1 << 30)
+        found = choose_neurons(neurons, hidden, original, original, EXPERTS, WIDTH, NeuronRecipe(shared=False), 1 << 30)
     assert sorted(found.flatten().tolist()) == list(range(EXPERTS * WIDTH))
 
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_no_neuron_stands_in_two_slots(data: st.DataObject) -> None:
-    slots, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
-    neurons = data.draw(st.integers(slots * width, 20))
-    values = data.draw(st.lists(st.integers(0, 5), min_size=slots * neurons, max_size=slots * neurons))
-    worth = torch.tensor(values, dtype=torch.float64).view(slots, neurons)
-    found = _best_apart(worth, width)
-    assert found.shape == (slots, width) and len(set(found.flatten().tolist())) == slots * width
+def test_no_neuron_is_assigned_to_two_kept_experts(data: st.DataObject) -> None:
+    retained, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    neurons = data.draw(st.integers(retained * width, 20))
+    values = data.draw(st.lists(st.integers(0, 5), min_size=retained * neurons, max_size=retained * neurons))
+    importance = torch.tensor(values, dtype=torch.float64).view(retained, neurons)
+    found = top_exclusive(importance, width)
+    assert found.shape == (retained, width) and len(set(found.flatten().tolist())) == retained * width
     assert torch.equal(found, found.sort(dim=1).values)
-    owners = {neuron: slot for slot, row in enumerate(found.tolist()) for neuron in row}
-    for slot, row in enumerate(found.tolist()):
-        worst = min(float(worth[slot, neuron]) for neuron in row)
+    owners = {neuron: kept for kept, row in enumerate(found.tolist()) for neuron in row}
+    for kept, row in enumerate(found.tolist()):
+        worst = min(float(importance[kept, neuron]) for neuron in row)
         for neuron in range(neurons):
-            if owners.get(neuron) != slot and worth[slot, neuron] > worst:
-                # What is worth more went to a slot that it is worth as much to.
-                assert neuron in owners and worth[owners[neuron], neuron] >= worth[slot, neuron]
+            if owners.get(neuron) != kept and importance[kept, neuron] > worst:
+                # A more important neuron went to a kept expert for which it is as important.
+                assert neuron in owners and importance[owners[neuron], neuron] >= importance[kept, neuron]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -176,27 +176,27 @@ def test_no_neuron_stands_in_two_slots(data: st.DataObject) -> None:
 def test_exactly_the_named_neurons_are_moved(width: int, family: str, resident: Residents) -> None:
     source = neurons_of(resident(family))
     rng = np.random.default_rng(2)
-    ids = np.stack([np.sort(rng.permutation(EXPERTS * WIDTH)[:width]) for _ in range(SLOTS)])
-    tensors = {name: torch.full(shape, 7.0) for name, shape in source.shapes(SLOTS, width).items()}
+    ids = np.stack([np.sort(rng.permutation(EXPERTS * WIDTH)[:width]) for _ in range(RETAINED)])
+    tensors = {name: torch.full(shape, 7.0) for name, shape in source.shapes(RETAINED, width).items()}
     before = {name: tensor.clone() for name, tensor in source.tensors.items()}
-    ExpertNeurons(source.module, tensors).take(source, torch.from_numpy(ids))
+    ExpertNeurons(source.module, tensors).copy_from(source, torch.from_numpy(ids))
     assert all(torch.equal(tensor, before[name]) for name, tensor in source.tensors.items())
-    for slot, row in enumerate(ids.tolist()):
+    for kept, row in enumerate(ids.tolist()):
         for place, neuron in enumerate(row):
             expert, old = divmod(neuron, WIDTH)
             if family == "mixtral":
                 pairs = [("gate_up_proj", (place, old)), ("gate_up_proj", (width + place, WIDTH + old))]
                 for name, (to, of) in pairs:
-                    assert torch.equal(tensors[name][slot, to], before[name][expert, of])
-                assert torch.equal(tensors["down_proj"][slot, :, place], before["down_proj"][expert, :, old])
+                    assert torch.equal(tensors[name][kept, to], before[name][expert, of])
+                assert torch.equal(tensors["down_proj"][kept, :, place], before["down_proj"][expert, :, old])
                 continue
             for odd in (0, 1):
                 to, of = 2 * place + odd, 2 * old + odd
-                assert torch.equal(tensors["gate_up_proj"][slot, :, to], before["gate_up_proj"][expert, :, of])
-                assert tensors["gate_up_proj_bias"][slot, to] == before["gate_up_proj_bias"][expert, of]
-            assert torch.equal(tensors["down_proj"][slot, place], before["down_proj"][expert, old])
+                assert torch.equal(tensors["gate_up_proj"][kept, :, to], before["gate_up_proj"][expert, :, of])
+                assert tensors["gate_up_proj_bias"][kept, to] == before["gate_up_proj_bias"][expert, of]
+            assert torch.equal(tensors["down_proj"][kept, place], before["down_proj"][expert, old])
     if family == "gpt_oss":
-        assert (tensors["down_proj_bias"] == 7).all(), "an output's bias is the slot's own"
+        assert (tensors["down_proj_bias"] == 7).all(), "output biases belong to the kept expert"
 
 
 def applied(model: ResidentModel) -> Any:
@@ -205,16 +205,16 @@ def applied(model: ResidentModel) -> Any:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("originals", ["device", "host"])
-def test_slots_filled_with_their_own_neurons_change_nothing(
+def test_kept_experts_with_their_own_neurons_change_nothing(
     originals: str, family: str, model_config: Callable[..., ModelConfig]
 ) -> None:
     model = ResidentModel.load(model_config(family, originals=originals))
-    base = edit_of_kind(len(model.layers), EXPERTS, "prune", SLOTS, space="logits")
+    base = edit_of_kind(len(model.layers), EXPERTS, "prune", RETAINED, space="logits")
     expected, before = logits(model, base, UNSEEN), digest(model)
     with model.edited(base), torch.inference_mode():
         for ordinal, output in enumerate(applied(model).outputs()):
             kept = torch.from_numpy(base.expert_merging[ordinal].argmax(axis=1))
-            output.fill(NeuronSelection(kept[:, None] * WIDTH + torch.arange(WIDTH), None))
+            output.use_neurons(NeuronSelection(kept[:, None] * WIDTH + torch.arange(WIDTH), None))
         assert torch.equal(model.model(UNSEEN).logits, expected)
     assert digest(model) == before
 

@@ -1,4 +1,4 @@
-"""Dynamic skipping: thresholds of the edited model, and what is left out by them, against loops in float64."""
+"""Dynamic skipping: thresholds of the edited model, and the experts skipped, against loops in float64."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.router import EditableRouter
-from moevolve.workers.methods.eep.skipping import Ratios
-from moevolve.workers.methods.shared.padding import padded_batches
+from moevolve.workers.methods.eep.skipping import RatioHistogram
+from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.model.resident import ResidentModel
 
 Edits = Callable[..., EepEdit]
 PlainThresholds = Callable[[Path, EepEdit], list[float]]
 WITHIN = 2**-17 + 1e-5
-"""Half a bin, and float32's roundings."""
+"""Tolerance of a median: half a bin, and rounding to float32."""
 
 
 def thresholds_of(model: ResidentModel, edit: EepEdit) -> list[float]:
@@ -93,14 +93,14 @@ def test_what_cannot_skip_is_refused(resident: Residents, make_edit: Edits) -> N
     with pytest.raises(UserError, match="defined for 2 active experts, this EEP edit has 1"):
         replace(edit, active=1, skip_rows=sample_rows())
     with pytest.raises(CandidateError, match="routing weight is not finite"):
-        Ratios(torch.device("cpu")).add(torch.tensor([[0.5, 0.5], [float("nan"), 0.1]]))
+        RatioHistogram(torch.device("cpu")).add(torch.tensor([[0.5, 0.5], [float("nan"), 0.1]]))
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1, width=32), st.floats(0, 1, width=32)), min_size=1, max_size=60))
 def test_the_median_of_any_weights(pairs: list[tuple[float, float]]) -> None:
-    """Also of weights that continuous mappings make: the first may be negative, and the second more so."""
+    """With continuous mappings, the first weight may be negative, and the second more so."""
     weights = torch.tensor([(first, first - below) for first, below in pairs])
-    ratios = Ratios(torch.device("cpu"))
+    ratios = RatioHistogram(torch.device("cpu"))
     for part in weights.split(7):
         ratios.add(part)
     expected = [min(max(b / a, 0.0), 1.0) if a > 0 else 0.0 for a, b in weights.double().tolist()]

@@ -1,4 +1,4 @@
-"""Counts of what the routers of experts choose, against the same counts from the paper's definitions."""
+"""Counts of routers' choices in MoE layers, against counts from the paper's definitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from moevolve.workers.model.resident import ResidentModel
 
 
 def plain_routing(edit: EepEdit | None, gate: NDArray[np.float64], layer: int, rescale: bool) -> Any:
-    """The paper's routing of one token, Eq. 5: {new expert: weight}."""
+    """The paper's routing of one token, Eq. 5: {kept expert: weight}."""
 
     def route(hidden: NDArray[np.float64]) -> dict[int, float]:
         logits = gate @ hidden

@@ -1,4 +1,4 @@
-"""The measured start of FactorLLM genomes: divisions, labels, closed-form routers, principal directions."""
+"""The calibration of FactorLLM genomes: partitions, labels, closed-form routers, principal directions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.factorllm import calibrate as factorllm
-from moevolve.workers.methods.factorllm.balanced_kmeans import number_by_first
+from moevolve.workers.methods.factorllm.balanced_clusters import number_by_first
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm, nearest_experts
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
+from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.model.resident import ResidentModel
 
 RECIPE = FactorLlmRecipe(
@@ -43,7 +43,7 @@ SEQUENCES: list[Tokens] = [
 
 
 def seen(model: ResidentModel, layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Inputs and activations of one network over all sequences, by hooks of the test's own."""
+    """Inputs and activations of one network over all sequences, recorded by separate hooks."""
     network = model.dense_layers[layer]
     found: dict[str, list[torch.Tensor]] = {"up": [], "down": []}
     handles = [
@@ -130,7 +130,7 @@ def test_routers_of_different_layers_start_at_different_places(family: str, rout
 
 
 def test_routers_see_which_slices_of_their_own_layer_matter(resident: Any) -> None:
-    """Gate and up layers whose slices react to different directions of the inputs."""
+    """Gate and up projections whose slices respond to different directions of the inputs."""
     model = resident("llama")
     network, (x, _) = model.dense_layers[0], seen(model, 0)
     saved = {name: tensor.clone() for name, tensor in network.decoder_layer.state_dict().items()}
@@ -209,7 +209,7 @@ def test_divisions_are_equal_and_the_same_every_time(partition: Any, resident: A
 def test_passes_over_fewer_layers_measure_the_same(resident: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = replace(RECIPE, partition="coactivation")
     whole = calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes()
-    monkeypatch.setattr(factorllm, "MEMORY", 1)
+    monkeypatch.setattr(input_statistics, "STATISTICS_MEMORY", 1)
     assert calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes() == whole
 
 

@@ -1,4 +1,4 @@
-"""MoEfication's and CMoE's divisions and routers as measured, against the papers' definitions in plain float64."""
+"""MoEfication's and CMoE's partitions and routers, against the papers' definitions in plain float64."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.methods.factorllm.calibrate_cmoe import SHARED_BIAS, calibrate_cmoe, divide
-from moevolve.workers.methods.factorllm.calibrate_moefication import calibrate_moefication
+from moevolve.workers.methods.factorllm.calibrate_baselines import (
+    SHARED_BIAS,
+    calibrate_cmoe,
+    calibrate_moefication,
+    partition_neurons,
+)
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
 from moevolve.workers.model.resident import ResidentModel
 
@@ -30,7 +34,7 @@ CMOE = CmoeRecipe(experts=6, shared=2, firing=7, ridge=1e-3, tokens=512)
 
 
 def seen(model: ResidentModel, layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Inputs and activations of one network over all sequences, by hooks of the test's own."""
+    """Inputs and activations of one network over all sequences, recorded by separate hooks."""
     network = model.dense_layers[layer]
     found: dict[str, list[torch.Tensor]] = {"up": [], "down": []}
     handles = [
@@ -57,7 +61,7 @@ def plain_ridge(x: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray
 
 
 def activated(h: NDArray[np.float64], firing: int) -> NDArray[np.float64]:
-    """1 where a neuron is among a token's largest in size, [tokens, width]."""
+    """1 for the neurons with a token's largest activations, else 0: [tokens, width]."""
     marks = np.zeros(h.shape)
     for token, row in enumerate(np.abs(h)):
         marks[token, sorted(range(len(row)), key=lambda neuron: -row[neuron])[:firing]] = 1
@@ -120,7 +124,7 @@ def plain_representative(marks: NDArray[np.float64], members: NDArray[np.int64])
 def test_clusters_are_balanced_and_have_a_representative(seed: int, shared: int, experts: int) -> None:
     rng = np.random.default_rng(seed)
     marks = (rng.random((30, 12)) < rng.uniform(0.05, 0.9, 12)).astype(np.float64)
-    labels, representatives = divide(marks.T @ marks, experts, shared)
+    labels, representatives = partition_neurons(marks.T @ marks, experts, shared)
     assert np.bincount(labels, minlength=experts).tolist() == [12 // experts] * experts
     rates = marks.sum(axis=0)
     routed = np.flatnonzero(labels >= shared)
@@ -133,7 +137,7 @@ def test_clusters_are_balanced_and_have_a_representative(seed: int, shared: int,
 
 
 def test_neurons_that_fire_together_are_one_expert() -> None:
-    """Three groups, each activated by tokens of its own; and neurons that all tokens activate."""
+    """Three groups of neurons, each activated by different tokens, and neurons that all tokens activate."""
     groups = np.repeat([0, 1, 2], 4)
     marks = np.concatenate([np.ones((60, 4)), (np.arange(60)[:, None] % 3 == groups).astype(float)], axis=1)
     order = np.random.default_rng(0).permutation(16)
@@ -141,7 +145,7 @@ def test_neurons_that_fire_together_are_one_expert() -> None:
     # Equal rates and equal neurons: the first centres must be of different groups for this to be found.
     first = [int(np.flatnonzero((order >= 4) & (groups[order - 4] == group) & (order >= 4))[0]) for group in range(3)]
     counts[first, first] += 1e-6
-    labels, _ = divide(counts, 4, 1)
+    labels, _ = partition_neurons(counts, 4, 1)
     assert set(order[labels == 0]) == {0, 1, 2, 3}
     for one, two in combinations(range(16), 2):
         if order[one] >= 4 and order[two] >= 4:

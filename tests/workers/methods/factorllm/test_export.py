@@ -1,4 +1,4 @@
-"""Exports of divided networks: a stock Mixtral where that is exact, else native; both load where moevolve is not."""
+"""Exports of divided networks: a stock Mixtral if that is exact, else native; both load without moevolve."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_stock_form_is_a_mixtral_of_narrow_experts(model_config: Any, tmp_pa
 
 
 def test_sixteen_bits_keep_their_routers_whole(model_config: Any, tmp_path: Path) -> None:
-    """A Mixtral's scores would be rounded, so the form is native; who wants a stock one is told of float32."""
+    """A Mixtral's scores would be rounded, so the form is native; the message says that float32 allows a stock one."""
     config = model_config("llama", dtype="bfloat16")
     with pytest.raises(UserError, match=r"routes in the model's dtype, bfloat16.*--dtype float32"):
         export_model(config, CASES["llama-top1-stock"], tmp_path / "stock", CARD, "stock")

@@ -38,7 +38,7 @@ def names_of(model: ResidentModel, pattern: str) -> tuple[str, ...]:
 def make(
     model: ResidentModel, variant: Variant, noise: float = 0.3, *, pattern: str | None = None, **changes: int
 ) -> NanoMoeEdit:
-    """An edit at `noise` from the start, of K = 4 and r = 6 if not said."""
+    """An edit with parameters `noise` away from the start, by default with K = 4 and r = 6."""
     names = names_of(model, pattern or PATTERNS[model.model.config.model_type])
     blocks = 1 if variant == "low_rank" else changes.pop("blocks", 4)
     form = BlockForm(variant, blocks, changes.pop("rank", 6))
@@ -165,7 +165,7 @@ def test_layers_whose_mixing_stays_keep_their_factors(resident: Residents) -> No
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_candidates_that_are_not_refined_share_their_factors(dtype: str, resident: Residents) -> None:
-    """Only M is made anew, so that a candidate takes next to nothing once the layers are fitted."""
+    """Once the layers are fitted, a candidate computes only M."""
     model = resident("llama", dtype=dtype)
     first = make(model, "II", refine=0)
     other = NanoMoeEdit(first.form, first.layers, first.mixing + np.float32(0.5), refine=0)
@@ -273,7 +273,7 @@ def test_phenotype_hash_tells_edits_apart(resident: Residents) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_read_only_arrays_are_taken(resident: Residents, tokens: Tensor) -> None:
-    """As Ray delivers them."""
+    """Ray delivers arrays as read-only."""
     model = resident("llama")
     edit = make(model, "III")
     expected = logits(model, edit, tokens)

@@ -1,4 +1,4 @@
-"""NanoMoE exports: exact, and loadable where moevolve is not."""
+"""NanoMoE exports: exact, and loadable without moevolve."""
 
 from __future__ import annotations
 

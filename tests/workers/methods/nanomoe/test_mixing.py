@@ -1,4 +1,4 @@
-"""Factors and mixing matrices fitted to a weight: against closed forms, and what every step promises."""
+"""Factors and mixing matrices fitted to a weight, against closed forms; no step increases the error."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_low_rank_factors_are_the_best(shape: tuple[int, int], rank: int) -> Non
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_refining_solves_for_each_factor(variant: Variant) -> None:
-    """V and then U against one least-squares problem over all their entries, which knows nothing of blocks."""
+    """V, then U, against one least-squares problem over all their entries that ignores the blocks."""
     blocks, rank, height, width = 3, 2, 4, 5
     weight, mixing = random(12, 15), parameters(variant, blocks, rank, 5)
     u, v = random(blocks, height, rank, seed=1), random(blocks, rank, width, seed=2)
@@ -96,7 +96,7 @@ def test_fitted_mixing_is_the_least_squares_solution(variant: Variant) -> None:
 )
 @settings(max_examples=40, deadline=None)
 def test_no_step_makes_the_error_larger(variant: Variant, blocks: int, rank: int, dead: bool, seed: int) -> None:
-    """Also with ranks above a block's size, and with factors that M leaves no influence."""
+    """Also with ranks above a block's size, and with factors that M gives no influence."""
     weight = random(8, 12, seed=seed)
     u, v = split_factors(*low_rank_factors(weight, rank), blocks)
     mixing = parameters(variant, blocks, rank, seed)
@@ -126,7 +126,7 @@ def test_plain_low_rank_is_refined_to_itself(blocks: int, rank: int) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_a_form_can_express_is_found(variant: Variant) -> None:
-    """A weight made of the form, from factors and parameters near the true ones."""
+    """A weight of exactly this form is recovered from factors and parameters near the true ones."""
     blocks, rank = 2, 2
     truth = random(blocks, 6, rank, seed=1), random(blocks, rank, 6, seed=2), parameters(variant, blocks, rank, 3)
     weight = oracles.block_mix_weight(*truth)
@@ -164,7 +164,7 @@ def test_fits_improve_on_low_rank_in_the_papers_order() -> None:
 
 @pytest.mark.parametrize("metric", [None, "outputs"])
 def test_random_starts_leave_low_rank_and_end_apart(metric: str | None) -> None:
-    """The decomposition and M of ones are a fixed point of U and V; a random start knows nothing of it."""
+    """The decomposition and an M of ones are a fixed point of U and V; a random start leads elsewhere."""
     weight, by = random(24, 16), None if metric is None else Metric.of(moments(16))
     start = unmixed("I", 4, 4)
 
@@ -183,7 +183,7 @@ def test_random_starts_leave_low_rank_and_end_apart(metric: str | None) -> None:
 
 
 def moments(inputs: int, tokens: int = 60, seed: int = 9) -> Tensor:
-    """Of inputs whose entries vary together, and unlike each other."""
+    """Second moments of correlated inputs with different variances."""
     seen = random(tokens, inputs, seed=seed) @ random(inputs, inputs, seed=seed + 1) * torch.linspace(0.1, 3, inputs)
     return seen.t() @ seen / tokens
 
@@ -256,7 +256,7 @@ def test_refining_comes_to_the_best_of_a_rank_for_outputs() -> None:
 
 
 def decaying(outputs: int, inputs: int, power: float) -> Tensor:
-    """A weight whose singular values fall as a power of their number."""
+    """A weight whose singular values follow a power law."""
     left, right = (torch.linalg.qr(random(size, min(outputs, inputs), seed=size)).Q for size in (outputs, inputs))
     return left * torch.arange(1, left.shape[1] + 1, dtype=torch.float64) ** -power @ right.t()
 
@@ -267,7 +267,7 @@ def decaying(outputs: int, inputs: int, power: float) -> Tensor:
 def test_wide_layers_are_approximated_as_well_as_by_a_whole_decomposition(
     shape: tuple[int, int], rank: int, measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against singular values in float64; from float32, with inputs of which a few are a hundred times the others."""
+    """Float32 weights and inputs, a few of them a hundred times the others, against singular values in float64."""
     weight = decaying(*shape, 0.5).float()
     metric = None
     if measured:

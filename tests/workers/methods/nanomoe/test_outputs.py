@@ -18,10 +18,9 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.nanomoe import moments
-from moevolve.workers.methods.nanomoe.apply import NanoMoeApplicator
+from moevolve.workers.methods.nanomoe.apply import NanoMoeApplicator, input_moments
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
-from moevolve.workers.methods.nanomoe.moments import input_moments
+from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.model.resident import ResidentModel
 
 SEQUENCES = sequences_of((30, 3, 41, 12, 55, 20))
@@ -38,7 +37,7 @@ def edit_of(variant: Variant = "II", noise: float = 0.1, **changes: Any) -> Nano
 
 @torch.no_grad()
 def inputs_by_hand(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A plain model's linear layers, and what goes into those that are edited: [tokens, d1]."""
+    """A plain model's linear layers, and the inputs of those that are edited: [tokens, d1]."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
@@ -59,7 +58,7 @@ def test_moments_are_those_of_the_layers_inputs(
     model = resident("llama").model
     linears = {name: find_linears(model)[name] for name in NAMES}
     for memory in (1 << 30, 8 * 32 * 32 + 1):  # in one pass, and in several
-        monkeypatch.setattr(moments, "MEMORY", memory)
+        monkeypatch.setattr(input_statistics, "STATISTICS_MEMORY", memory)
         found = dict(input_moments(model.get_decoder(), linears, ROWS))
         assert tuple(found) == NAMES
         for name, inputs in seen.items():
@@ -97,7 +96,7 @@ def test_outputs_are_kept_better_than_by_the_weights(variant: Variant, resident:
 
 
 def test_moments_are_kept_only_where_every_candidate_needs_them(resident: Residents) -> None:
-    """They take more memory than the factors; without refining they serve the first fit alone."""
+    """They take more memory than the factors, and without refinement only the first fit needs them."""
     model = resident("llama")
     plain, refined = edit_of(refine=0), edit_of(refine=1)
     expected = [logits(model, each, UNSEEN) for each in (plain, refined)]

@@ -22,7 +22,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
-from moevolve.workers.methods.repair.ridge import Outcome
+from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.model.resident import ResidentModel
 
 Checkpoints = Callable[[str], Path]
@@ -43,7 +43,7 @@ def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (0.01,), target: Targ
     return RepairedEdit(base, RepairRecipe(ridge_lambdas, target), rows_of(SEQUENCES))
 
 
-def outcomes_of(model: ResidentModel, edit: RepairedEdit) -> list[Outcome | None]:
+def outcomes_of(model: ResidentModel, edit: RepairedEdit) -> list[FitOutcome | None]:
     with model.edited(edit):
         applicator = model._applicators[RepairedEdit]
         assert isinstance(applicator, RepairApplicator)
@@ -51,7 +51,7 @@ def outcomes_of(model: ResidentModel, edit: RepairedEdit) -> list[Outcome | None
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Squared, of logits."""
+    """Squared error of logits."""
     return float((found - expected).double().square().sum())
 
 
@@ -72,7 +72,7 @@ def test_a_repaired_model_is_the_one_fitted_by_hand(
 def test_what_is_said_to_be_left_is_left(
     kind: str, target: Target, resident: Residents, checkpoint: Checkpoints
 ) -> None:
-    """The error on checked tokens, from the stream of the edited model itself run prompt by prompt."""
+    """The error on held-out tokens, from running the edited model prompt by prompt."""
     from transformers import AutoModelForCausalLM
 
     model, edit = resident("mixtral"), repaired(edit_of_kind(3, 6, kind), (0.1, 1.0), target)
@@ -123,7 +123,7 @@ def in_report(model: ResidentModel, edit: RepairedEdit) -> tuple[tuple[str, str]
 def test_a_duplicate_of_a_kept_expert_is_made_up_for(
     model_config: Callable[..., ModelConfig], tmp_path: Path, checkpoint: Checkpoints
 ) -> None:
-    """Experts 4 and 5 are alike, routers included, and every token has all experts: their weights add up."""
+    """Experts 4 and 5 are equal, routers included, and every token runs all experts: their weights add up."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     plain = AutoModelForCausalLM.from_pretrained(checkpoint("olmoe"))

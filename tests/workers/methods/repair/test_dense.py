@@ -1,4 +1,4 @@
-"""Repair of divided and masked networks and of masked attentions, with features made by hand from the weights."""
+"""Repair of divided and masked networks and of masked attentions, with features computed by hand from the weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
-from moevolve.workers.methods.repair.ridge import Outcome
+from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.methods.shared.outputs import NeuronRecipe
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.resident import ResidentModel
@@ -63,8 +63,8 @@ def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (STRENGTH, 1.0), targ
     return RepairedEdit(base, RepairRecipe(ridge_lambdas, target), rows_of(SEQUENCES))
 
 
-def outcomes_of(model: ResidentModel) -> list[Outcome | None]:
-    """Of the edit that is on the model."""
+def outcomes_of(model: ResidentModel) -> list[FitOutcome | None]:
+    """Results of the fits of the edit on the model."""
     applicator = model._applicators[RepairedEdit]
     assert isinstance(applicator, RepairApplicator)
     return applicator.outcomes
@@ -129,13 +129,13 @@ def test_what_is_left_is_told_and_less(name: str, resident: Residents) -> None:
 
 
 def activations(layer: Any, hidden: Floats) -> Floats:
-    """Of a Llama's network, [tokens, width]."""
+    """Activations of a Llama's network, [tokens, width]."""
     gate, up = (hidden @ part.weight.detach().double().numpy().T for part in (layer.mlp.gate_proj, layer.mlp.up_proj))
     return gate / (1 + np.exp(-gate)) * up
 
 
 def divided_by_hand(edit: FactorLlmEdit, hidden: Floats) -> Floats:
-    """Factors on the first layer's activations, neurons as they were loaded: [tokens, width]."""
+    """Factors on the first layer's activations, with neurons in their loaded order: [tokens, width]."""
     scores = hidden @ edit.router_weight[0, 0].T.astype(np.float64) + edit.router_bias[0, 0]
     factors = np.zeros((len(hidden), WIDTH))
     for token, row in enumerate(scores):
@@ -159,7 +159,7 @@ def ridge(phi: Floats, residual: Floats) -> Floats:
 @pytest.mark.parametrize("target", ["global", "local"])
 @pytest.mark.parametrize("base", [divided(), masked()], ids=["divided", "masked"])
 def test_a_first_network_is_the_one_fitted_by_hand(base: Any, target: Target, resident: Residents) -> None:
-    """Nothing is lost before it, so that both targets are one."""
+    """No error comes before the first layer, so both targets are the same."""
     model = resident("llama")
     layer: Any = model.model.get_decoder().layers[0]
     reference, loaded = streams_of(model.model)[0], layer.mlp.down_proj.weight.detach().double().numpy()

@@ -1,4 +1,4 @@
-"""Checkpoints of repaired edits: what their base's would be, with the fitted weights."""
+"""Checkpoints of repaired edits: those of their base edits, with the fitted weights."""
 
 from __future__ import annotations
 

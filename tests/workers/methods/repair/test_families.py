@@ -1,4 +1,4 @@
-"""Repair in every family of experts: what is left of the error is what the edited model itself gives."""
+"""Repair in every MoE family: the reported remaining error is that of the edited model itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ridge fits against dense float64 solves, written out here."""
+"""Ridge fits against dense float64 solves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Features that lie in memory."""
+    """Features stored in memory."""
 
     parts: tuple[FeatureBlock, ...]
     width: int
@@ -37,7 +37,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Problem:
-    """Features in blocks and as one matrix, what is missing, and which tokens are checked."""
+    """Features in blocks and as one matrix, the residual, and the mask of held-out tokens."""
 
     features: Blocks
     phi: Floats
@@ -49,7 +49,7 @@ class Problem:
         return fit_ridge(self.features, residual, torch.from_numpy(self.checked), ridge_lambdas, memory)
 
     def error(self, change: Floats) -> float:
-        """On the checked tokens."""
+        """Squared error on the held-out tokens."""
         return float(((self.residual - self.phi @ change)[self.checked] ** 2).sum())
 
     def solved(self, ridge_lambda: float) -> Floats:
@@ -68,7 +68,7 @@ class Problem:
 
 
 def problem(seed: int, tokens: int, widths: Sequence[int], hidden: int, share: float, noise: float = 0.3) -> Problem:
-    """Blocks of columns that aren't zero on a share of the tokens; what is missing follows from them up to noise."""
+    """Blocks of columns that are nonzero on a share of the tokens; the residual is linear in them up to noise."""
     rng = np.random.default_rng(seed)
     phi, parts, start = np.zeros((tokens, sum(widths))), [], 0
     for width in widths:
@@ -196,7 +196,7 @@ def test_blocks_get_what_is_left_of_the_memory() -> None:
 
 
 def peak_of(case: Problem, ridge_lambdas: Sequence[float]) -> int:
-    """The most bytes that a fit holds at once, blocks of features aside unless they are all kept."""
+    """Peak bytes of a fit, without blocks of features unless all are kept."""
     residual, checked = torch.from_numpy(case.residual).float(), torch.from_numpy(case.checked)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         fit_ridge(case.features, residual, checked, ridge_lambdas, MEMORY)

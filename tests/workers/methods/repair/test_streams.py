@@ -1,4 +1,4 @@
-"""Streams layer by layer against whole runs, one sequence at a time."""
+"""Residual streams computed layer by layer, against whole runs of one sequence at a time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from repair_samples import seen_at, sequences_of
 from torch import Tensor, nn
 
-from moevolve.workers.methods.repair.streams import Streams
-from moevolve.workers.methods.shared import padding
+from moevolve.workers.methods.repair.streams import ResidualStreams
+from moevolve.workers.methods.shared import passes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +36,7 @@ def test_streams_are_those_of_whole_runs(
     name: str, tiny_model: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, settings = MODELS[name]
-    monkeypatch.setattr(padding, "_COLUMNS", 60)
+    monkeypatch.setattr(passes, "_BATCH_COLUMNS", 60)
     model: Any = tiny_model(family, **settings)
     tower = model.model.decoder if family == "opt" else model.model
     expected: list[list[Tensor]] = [[] for _ in range(len(tower.layers) + 1)]
@@ -52,28 +52,28 @@ def test_streams_are_those_of_whole_runs(
     for handle in handles:
         handle.remove()
     whole = [torch.cat([part.reshape(-1, 32) for part in parts]) for parts in expected]
-    found = Streams(model, SEQUENCES)
+    found = ResidualStreams(model, SEQUENCES)
     assert (found.tokens, found.layers) == (sum(LENGTHS), 3)
-    torch.testing.assert_close(found.embedded(), whole[0])
+    torch.testing.assert_close(found.embeddings(), whole[0])
     for i in range(3):
-        out, seen = found.through(i, whole[i])
+        out, seen = found.run_layer(i, whole[i])
         torch.testing.assert_close(out, whole[i + 1], rtol=2e-5, atol=2e-5)
         assert seen == ()
 
 
 @torch.inference_mode()
-def test_what_watchers_see_is_put_in_the_sequences_order(tiny_model: Callable[..., PreTrainedModel]) -> None:
+def test_recorded_tensors_are_put_in_the_sequences_order(tiny_model: Callable[..., PreTrainedModel]) -> None:
     model: Any = tiny_model("mixtral")
-    found, watched = Streams(model, SEQUENCES), []
+    found, records = ResidualStreams(model, SEQUENCES), []
 
-    def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        watched.append((args[0].reshape(-1, 32),))
+    def record(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        records.append((args[0].reshape(-1, 32),))
 
-    state = found.embedded()
-    handle = model.model.layers[0].mlp.register_forward_hook(watch)
-    _, (seen,) = found.through(0, state, watched)
+    state = found.embeddings()
+    handle = model.model.layers[0].mlp.register_forward_hook(record)
+    _, (seen,) = found.run_layer(0, state, records)
     handle.remove()
-    assert watched == []
+    assert records == []
     expected = torch.from_numpy(seen_at(model, SEQUENCES)[0]["into"]).float()
     torch.testing.assert_close(seen, expected, rtol=2e-5, atol=2e-5)
     assert "forward" not in model.model.layers[0].__dict__, "layers are left as they were"

@@ -1,4 +1,4 @@
-"""Moments of inputs and what follows from them, against the same over all inputs at once."""
+"""Moments of inputs, regressions and principal directions, against the same from all inputs at once."""
 
 from __future__ import annotations
 

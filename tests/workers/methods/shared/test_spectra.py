@@ -21,7 +21,7 @@ SPECTRA = {
 
 
 def matrix(values: Tensor, seed: int = 0) -> Tensor:
-    """With these eigenvalues, and random eigenvectors."""
+    """A matrix with these eigenvalues and random eigenvectors."""
     drawn = torch.randn(len(values), len(values), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     basis = torch.linalg.qr(drawn).Q
     return basis * values @ basis.t()

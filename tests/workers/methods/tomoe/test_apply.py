@@ -44,7 +44,7 @@ def edit_of(widths: tuple[int, ...] = (20, 7, 33), heads: HeadMasks | None = Non
 
 
 class SlicedNetwork(nn.Module):
-    """The pseudo-MoE of App. B.3: every expert is a small network of its own, cut out of the whole one, in float64."""
+    """The pseudo-MoE of App. B.3: every expert is a small network cut out of the whole one, in float64."""
 
     def __init__(self, up: Any, gate: Any, down: Any, activation: Any, edit: ToMoeEdit, layer: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The measured start of ToMoE genomes, against the same quantities worked out from all activations at once."""
+"""The calibration of ToMoE genomes, against the same quantities from all activations at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.methods.tomoe import calibrate as tomoe
+from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe, input_directions
 from moevolve.workers.methods.tomoe.edit import ToMoeRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -34,7 +34,7 @@ def found(llama: ResidentModel) -> dict[str, NDArray[np.float32]]:
 
 
 def seen(model: ResidentModel, layer: int, name: str, *, output: bool = False) -> NDArray[np.float64]:
-    """All that goes into (or comes out of) a linear layer, [tokens, size]."""
+    """All inputs (or outputs) of a linear layer, [tokens, size]."""
     rows: list[Any] = []
     module = dict(model.model.get_decoder().layers[layer].named_modules())[name]
     handle = module.register_forward_hook(lambda _, args, out: rows.append((out if output else args[0]).flatten(0, -2)))
@@ -101,7 +101,7 @@ def test_heads_are_measured_by_their_products_and_contributions(llama: ResidentM
 def test_measuring_in_parts_changes_nothing(
     llama: ResidentModel, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tomoe, "MEMORY", 1)
+    monkeypatch.setattr(input_statistics, "STATISTICS_MEMORY", 1)
     again = calibrate_tomoe(llama, SEQUENCES, RECIPE).arrays
     assert set(again) == set(found)
     assert all(np.array_equal(again[name], found[name]) and found[name].dtype == np.float32 for name in found)

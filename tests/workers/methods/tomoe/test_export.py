@@ -1,4 +1,4 @@
-"""Exports of masked models: a stock Mixtral where that is exact, else native; both load where moevolve is not."""
+"""Exports of masked models: a stock Mixtral if that is exact, else native; both load without moevolve."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def heads_of(pairs: tuple[int, ...] = (2, 1, 4), active: tuple[int, ...] = (5, 8
 
 
 def still_heads(*layers: int) -> HeadMasks:
-    """Where no direction moves the scores of the values in some layers."""
+    """In some layers the scores of values don't depend on the token."""
     heads = heads_of(active=(5, 3, 1))
     heads.value_router[list(layers)] = 0
     return heads
@@ -69,7 +69,7 @@ CASES = {
 
 
 def parameters(before: int, edit: ToMoeEdit, family: str, form: str) -> int:
-    """What the model described must have: neurons once and dimensions that are left, or a Mixtral's experts."""
+    """Parameters that the described model must have: each kept neuron and dimension once, or a Mixtral's experts."""
     neuron = 2 * HIDDEN + 1 if family == "opt" else 3 * HIDDEN
     for width, kept in zip(edit.widths, edit.kept, strict=True):
         stored = EXPERTS * ((edit.widths.max() + 7) // 8 * 8) if form == "stock" else kept.any(axis=0).sum()
@@ -139,7 +139,7 @@ def test_forms(model_config: Any) -> None:
 
 
 def test_the_native_form_can_be_asked_for(model_config: Any, tmp_path: Path) -> None:
-    """It keeps shared neurons once, where a Mixtral's experts repeat them."""
+    """It stores shared neurons once, while a Mixtral's experts repeat them."""
     stock = export_model(model_config("llama"), edit_of(), tmp_path / "stock", CARD)
     native = export_model(model_config("llama"), edit_of(), tmp_path / "native", CARD, "native")
     assert (stock.form, native.form) == ("stock", "native") and native.agreement.holds

@@ -1,4 +1,4 @@
-"""Counts of what the routers of masked networks choose, against the same counts from plain definitions."""
+"""Counts of routers' choices in masked networks, against counts from plain definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Originals on the host: how often they are copied, what that takes of the device, and that no result tells."""
+"""Originals on the host: the number of copies, the device memory they take, and unchanged results."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.eep import room
+from moevolve.workers.methods.eep import expert_memory
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.room import Content, ExpertRoom, kept_layers
+from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, kept_layers
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
 LAYER = 6 * 3 * 32 * 24 * 4
-"""Bytes of all experts of one of three layers."""
+"""Bytes of all experts of one of the three layers."""
 LENT = 512 * 512 * 4
 """Bytes of an expert's matrix."""
 
 
 class CountingReads(TorchDispatchMode):
-    """Counts by MoE layer how often a copy of something of its originals is begun."""
+    """Counts copies from the originals of each MoE layer."""
 
     def __init__(self, model: ResidentModel) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ def counting(model: ResidentModel) -> Iterator[list[int]]:
 
 
 def hosted(model_config: Configs, monkeypatch: pytest.MonkeyPatch, layers: float, **settings: str) -> ResidentModel:
-    """A model on whose device there is room for all experts of so many layers."""
-    monkeypatch.setattr(room, "experts_room", lambda device, beside: int(layers * LAYER))
+    """A model whose device can hold all experts of this many layers."""
+    monkeypatch.setattr(expert_memory, "experts_room", lambda device, beside: int(layers * LAYER))
     return ResidentModel.load(model_config("mixtral", originals="host", **settings))
 
 
 def taken(model: ResidentModel) -> int:
-    """Bytes that the shown experts have."""
+    """Bytes of the experts in use."""
     shown = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for layer in model.layers
@@ -108,7 +108,7 @@ def test_candidates_of_any_size_run_where_they_do_not_all_fit(
     resident: Residents,
     tokens: Tensor,
 ) -> None:
-    """n' = n and little less, whatever ran before, are the same bits as where originals are on the device."""
+    """Results are bit for bit those with originals on the device, whatever ran before."""
     model, other = hosted(model_config, monkeypatch, fitting), resident("mixtral")
     edits: list[Edit] = [
         edit_of_kind(3, 6, kind, retained),
@@ -139,7 +139,7 @@ def test_fewer_active_experts_of_all_are_streamed_like_the_full_model(
 def test_room_follows_what_a_layer_runs_on(
     model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor
 ) -> None:
-    """Room for all halves is room for two whole layers: nothing is copied twice within what fits."""
+    """Memory that holds half the experts of all layers holds two whole layers; neither is copied twice."""
     model, half = hosted(model_config, monkeypatch, 2.0), edit_of_kind(3, 6, "prune", 3)
     for _ in range(2):
         with counting(model) as counted:
@@ -162,7 +162,7 @@ def test_a_repair_changes_what_stays(
     resident: Residents,
     tokens: Tensor,
 ) -> None:
-    """Repaired layers have memory of their own, whatever the room: copied again, they would be as before."""
+    """Repaired layers have memory of their own in any case, since copying them again would undo the repair."""
     model, other = hosted(model_config, monkeypatch, fitting), ResidentModel.load(model_config("mixtral"))
     fitted = RepairedEdit(edit_of_kind(3, 6, kind), RepairRecipe((0.1, 1.0)), rows_of(sequences_of([9, 14, 11, 17])))
     for edit in (fitted, edit_of_kind(3, 6, kind, 6), IdentityEdit()):
@@ -174,16 +174,16 @@ def test_what_was_free_and_is_not_makes_layers_take_turns(
     model_config: Configs, monkeypatch: pytest.MonkeyPatch, resident: Residents, tokens: Tensor
 ) -> None:
     model, expected = hosted(model_config, monkeypatch, 3.0), logits(resident("mixtral"), IdentityEdit(), tokens)
-    take, left = room.Content.on, [2]
+    take, left = expert_memory.ExpertSpec.allocate, [2]
 
-    def short(content: room.Content, device: torch.device) -> dict[str, Tensor]:
+    def short(content: expert_memory.ExpertSpec, device: torch.device) -> dict[str, Tensor]:
         if device.type != "meta":
             left[0] -= 1
             if left[0] == 0:
                 raise torch.OutOfMemoryError("there is no more")
         return take(content, device)
 
-    monkeypatch.setattr(room.Content, "on", short)
+    monkeypatch.setattr(expert_memory.ExpertSpec, "allocate", short)
     for _ in range(3):
         assert torch.equal(logits(model, IdentityEdit(), tokens), expected)
 
@@ -191,33 +191,33 @@ def test_what_was_free_and_is_not_makes_layers_take_turns(
 def test_no_room_for_one_layer(model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor) -> None:
     model = hosted(model_config, monkeypatch, 3.0)
 
-    def none(content: room.Content, device: torch.device) -> dict[str, Tensor]:
+    def none(content: expert_memory.ExpertSpec, device: torch.device) -> dict[str, Tensor]:
         raise torch.OutOfMemoryError("there is none")
 
-    monkeypatch.setattr(room.Content, "on", none)
+    monkeypatch.setattr(expert_memory.ExpertSpec, "allocate", none)
     with pytest.raises(UserError, match="no room on cpu for 6 experts of layer 0"):
         logits(model, IdentityEdit(), tokens)
 
 
 class Layer:
-    """A tenant that holds what it runs on, as a module does."""
+    """A memory user that holds its tensors, as a module does."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         self.tensors: dict[str, Tensor] = {}
 
-    def vacate(self) -> None:
+    def evict(self) -> None:
         self.tensors = {}
 
 
 def test_a_layer_gives_back_what_it_was_lent_before_it_gets_memory_of_its_own() -> None:
-    large, small = (Content({"down_proj": (count, 512, 512)}, torch.float32, None) for count in (7, 4))
+    large, small = (ExpertSpec({"down_proj": (count, 512, 512)}, torch.float32, None) for count in (7, 4))
     with MeteredDevice(13 * LENT).installed() as device:
-        found = ExpertRoom(torch.device("cuda"), 2, 0)
+        found = ExpertMemory(torch.device("cuda"), 2, 0)
         layers = Layer(0), Layer(1)
-        layers[1].tensors = found.place(layers[1], large)
+        layers[1].tensors = found.load(layers[1], large)
         for layer in layers:
-            layer.tensors = found.place(layer, small)
+            layer.tensors = found.load(layer, small)
         assert device.live == found.nbytes == 8 * LENT
 
 

@@ -1,4 +1,4 @@
-"""Neurons left out by what a fit of the others leaves undone, against fits of all the others in plain numpy."""
+"""Pruning neurons by the error of a fit of the others, against fits of all the others in plain numpy."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
 from moevolve.workers.contract.fitting import NeuronRecipe
-from moevolve.workers.methods.eep.elimination import (
-    candidates_of,
-    eliminate,
-    eliminate_neurons,
-    elimination_bytes,
+from moevolve.workers.methods.eep.neuron_pruning import (
+    candidate_count,
+    prune_features,
+    prune_neurons,
+    pruning_bytes,
 )
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
-from moevolve.workers.methods.repair.apply import _KeptLayers
+from moevolve.workers.methods.repair.apply import _FitCache
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.methods.shared.outputs import NeuronSelection
 from moevolve.workers.model.resident import ResidentModel
 
-EXPERTS, SLOTS, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 240
+EXPERTS, RETAINED, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 240
 ROOM = 1 << 30
 Floats = NDArray[np.float64]
 
@@ -50,10 +50,10 @@ def system(features: Floats, target: Floats, ridge: float) -> tuple[Tensor, Tens
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 9), ridge=st.sampled_from([0.01, 1.0, 30.0]))
-def test_the_first_to_go_is_the_one_whose_loss_costs_least(seed: int, count: int, ridge: float) -> None:
+def test_the_feature_whose_removal_costs_least_is_pruned_first(seed: int, count: int, ridge: float) -> None:
     rng = np.random.default_rng(seed)
     features, target = rng.normal(size=(40, count)), rng.normal(size=(40, 3))
-    found = eliminate(*system(features, target, ridge), count - 1)
+    found = prune_features(*system(features, target, ridge), count - 1)
     assert found is not None
     costs = [fitted(np.delete(features, each, axis=1), target, ridge)[1] for each in range(count)]
     (gone,) = set(range(count)) - set(found[0].tolist())
@@ -62,10 +62,10 @@ def test_the_first_to_go_is_the_one_whose_loss_costs_least(seed: int, count: int
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 30), left=st.integers(1, 30))
-def test_those_that_stay_are_fitted_as_if_there_had_been_no_others(seed: int, count: int, left: int) -> None:
+def test_remaining_features_have_the_solution_of_a_fit_without_the_others(seed: int, count: int, left: int) -> None:
     rng = np.random.default_rng(seed)
     features, target = rng.normal(size=(50, count)) @ rng.normal(size=(count, count)), rng.normal(size=(50, 2))
-    found = eliminate(*system(features, target, 0.5), left)
+    found = prune_features(*system(features, target, 0.5), left)
     assert found is not None
     stay, solution = found
     assert stay.tolist() == sorted(set(stay.tolist())) and len(stay) == min(left, count)
@@ -77,52 +77,52 @@ def test_of_features_that_do_the_same_one_stays() -> None:
     features = rng.normal(size=(60, 8))
     target = features @ rng.normal(size=(8, 4))
     twice = np.hstack((features, features))
-    found = eliminate(*system(twice, target, 1e-6), 8)
+    found = prune_features(*system(twice, target, 1e-6), 8)
     assert found is not None
     assert sorted(each % 8 for each in found[0].tolist()) == list(range(8))
 
 
 def test_what_cannot_be_solved_is_left_alone() -> None:
-    assert eliminate(torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64), 2) is None
+    assert prune_features(torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64), 2) is None
 
 
-def slots_of(source: ExpertNeurons, ids: Tensor) -> ExpertNeurons:
-    """Slots that hold these neurons, and whose outputs are zero, as if a fit had found them useless."""
-    tensors = {name: tensor[:SLOTS].clone() for name, tensor in source.tensors.items()}
-    slots = ExpertNeurons(source.module, tensors)
-    slots.take(source, ids)
+def kept_of(source: ExpertNeurons, ids: Tensor) -> ExpertNeurons:
+    """Kept experts with these neurons and outputs of zero, as if a fit had found them useless."""
+    tensors = {name: tensor[:RETAINED].clone() for name, tensor in source.tensors.items()}
+    kept = ExpertNeurons(source.module, tensors)
+    kept.copy_from(source, ids)
     tensors["down_proj"].zero_()
-    return slots
+    return kept
 
 
 @pytest.fixture
 def lab(resident: Residents, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Slots with neurons that do nothing, and what is missing made of others, spread over all experts."""
+    """Kept experts with neurons that do nothing, and a residual made of other neurons, spread over all experts."""
     family = getattr(request, "param", "mixtral")
     model, rng = resident(family), np.random.default_rng(5)
     source = ExpertNeurons(model.layers[1].experts, model.original_experts(1))
     generator = torch.Generator().manual_seed(3)
     hidden = 3 * torch.randn(TOKENS, HIDDEN, generator=generator)
     order = torch.from_numpy(rng.permutation(EXPERTS * WIDTH))
-    chosen = torch.rand(TOKENS, SLOTS, generator=generator).topk(1).indices
+    chosen = torch.rand(TOKENS, RETAINED, generator=generator).topk(1).indices
     weights = 0.5 + torch.rand(TOKENS, 1, generator=generator)
-    planted = order[: SLOTS * WIDTH].view(SLOTS, WIDTH).sort(dim=1).values
-    ids = order[SLOTS * WIDTH :][: SLOTS * WIDTH].view(SLOTS, WIDTH).sort(dim=1).values
-    missing = torch.zeros(TOKENS, HIDDEN)
+    planted = order[: RETAINED * WIDTH].view(RETAINED, WIDTH).sort(dim=1).values
+    ids = order[RETAINED * WIDTH :][: RETAINED * WIDTH].view(RETAINED, WIDTH).sort(dim=1).values
+    residual = torch.zeros(TOKENS, HIDDEN)
     with torch.inference_mode():
-        for slot, row in enumerate(planted):
-            at = (chosen[:, 0] == slot).nonzero()[:, 0]
+        for expert, row in enumerate(planted):
+            at = (chosen[:, 0] == expert).nonzero()[:, 0]
             for neuron in row.tolist():
                 value = source.activations(neuron // WIDTH, torch.tensor([neuron % WIDTH]), hidden[at])
                 direction = torch.randn(HIDDEN, generator=generator) / value.norm()
-                missing[at] += weights[at] * value * direction
+                residual[at] += weights[at] * value * direction
     return {
         "source": source,
-        "now": slots_of(source, ids),
+        "current": kept_of(source, ids),
         "ids": ids,
         "hidden": hidden,
         "edited": (weights, chosen),
-        "missing": missing,
+        "residual": residual,
         "planted": planted,
     }
 
@@ -131,23 +131,23 @@ def chosen_in(lab: dict[str, Any], memory: int = ROOM, **recipe: Any) -> Tensor:
     given = {name: value for name, value in lab.items() if name != "planted"}
     with torch.inference_mode():
         recipe = {"shared": True, "candidates": float(EXPERTS)} | recipe
-        return eliminate_neurons(**given, ridge_lambda=1e-6, recipe=NeuronRecipe(**recipe), memory=memory)
+        return prune_neurons(**given, ridge_lambda=1e-6, recipe=NeuronRecipe(**recipe), memory=memory)
 
 
 @pytest.mark.parametrize("lab", ["mixtral", "gpt_oss"], indirect=True)
-def test_the_neurons_that_made_what_is_missing_are_found(lab: dict[str, Any]) -> None:
+def test_the_neurons_that_made_the_residual_are_found(lab: dict[str, Any]) -> None:
     found = chosen_in(lab)
     for row, planted in zip(found.tolist(), lab["planted"].tolist(), strict=True):
-        # More candidates than a slot has tokens: a few of the others can stand in for one that is hardly ever active.
+        # More candidates than a kept expert has tokens: a few others can replace one that is hardly ever active.
         assert len(set(row) & set(planted)) >= WIDTH - 4
         assert row == sorted(set(row))
 
 
-def test_no_neuron_is_given_to_two_slots_unless_they_may_share(lab: dict[str, Any]) -> None:
+def test_no_neuron_is_given_to_two_kept_experts_unless_they_may_share(lab: dict[str, Any]) -> None:
     lab["edited"] = (lab["edited"][0], lab["edited"][1] * 0)  # all tokens go to the first: it would take any
     before = lab["ids"].tolist()
     apart, shared = chosen_in(lab, shared=False), chosen_in(lab)
-    assert len(set(apart.flatten().tolist())) == SLOTS * WIDTH
+    assert len(set(apart.flatten().tolist())) == RETAINED * WIDTH
     assert set(shared[0].tolist()) & set(before[1] + before[2])
     assert apart[1:].tolist() == shared[1:].tolist() == before[1:], "no tokens, nothing to choose by"
 
@@ -157,9 +157,9 @@ def test_fewer_candidates_where_there_is_less_room(lab: dict[str, Any]) -> None:
     assert chosen_in(lab, candidates=1.0).tolist() == before
     assert chosen_in(lab, memory=1000).tolist() == before
     for memory in (10**5, 10**7, 10**9):
-        count = candidates_of(100, NeuronRecipe(candidates=1e9), 500, HIDDEN, memory)
-        assert elimination_bytes(count, 500, HIDDEN) <= memory < elimination_bytes(count + 2, 500, HIDDEN)
-    assert candidates_of(100, NeuronRecipe(candidates=2.5), 500, HIDDEN, ROOM) == 250
+        count = candidate_count(100, NeuronRecipe(candidates=1e9), 500, HIDDEN, memory)
+        assert pruning_bytes(count, 500, HIDDEN) <= memory < pruning_bytes(count + 2, 500, HIDDEN)
+    assert candidate_count(100, NeuronRecipe(candidates=2.5), 500, HIDDEN, ROOM) == 250
 
 
 def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,24 +168,24 @@ def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch:
     some = NeuronSelection(torch.arange(2 * WIDTH).view(2, WIDTH), None)
 
     def badly(self: ExpertOutputs, *given: Any) -> NeuronSelection:
-        self.fill(some)
+        self.use_neurons(some)
         return some
 
     def first_layer(candidates: float) -> tuple[float, list[Tensor]]:
-        """Squared error on what isn't fitted, and all layers' neurons."""
+        """Squared error on held-out tokens, and all layers' neurons."""
         neurons = NeuronRecipe(candidates=candidates, router="kept")
         recipe = RepairRecipe((0.1,), "local", tokens=len(rows.tokens), neurons=neurons)
         with model.edited(RepairedEdit(base, recipe, rows)):
             applicator: Any = model._applicators[RepairedEdit]
-            applicator._kept = _KeptLayers(0)
-            return applicator.outcomes[0].after, [each.neurons for each in applicator.fillings.values()]
+            applicator._cache = _FitCache(0)
+            return applicator.outcomes[0].after, [each.neurons for each in applicator.selections.values()]
 
-    worthiest = first_layer(1.0)
+    important = first_layer(1.0)
     with monkeypatch.context() as patched:
-        patched.setattr(ExpertOutputs, "eliminate", lambda *given: some)
+        patched.setattr(ExpertOutputs, "prune_neurons", lambda *given: some)
         left, neurons = first_layer(2.0)
-        assert left == worthiest[0] and all(map(torch.equal, neurons, worthiest[1]))
-    monkeypatch.setattr(ExpertOutputs, "recombine", badly)
+        assert left == important[0] and all(map(torch.equal, neurons, important[1]))
+    monkeypatch.setattr(ExpertOutputs, "select_neurons", badly)
     before, after = first_layer(1.0), first_layer(6.0)
     assert after[0] < before[0] and not torch.equal(after[1][0], some.neurons)
 

@@ -1,4 +1,4 @@
-"""Groups of experts against all groupings there are, rows against least squares in numpy, and both on tiny models."""
+"""Groups of experts against all possible groupings, rows against least squares in numpy, and both on tiny models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.slot_rows import fit_rows, group_experts
+from moevolve.workers.methods.eep.router_rows import fit_rows, group_experts
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -37,7 +37,7 @@ UNSEEN = torch.tensor(sequences_of([30] * 4, seed=9))
 
 
 def within(together: Floats, groups: NDArray[np.int64]) -> float:
-    """What experts of one group have in common, every pair once."""
+    """The sum of `together` over pairs of experts within a group, each pair once."""
     pairs = itertools.combinations(range(len(groups)), 2)
     return sum(together[one, other] for one, other in pairs if groups[one] == groups[other])
 
@@ -78,7 +78,7 @@ def test_experts_that_are_chosen_together_are_parted() -> None:
 
 
 def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What goes into a router, its rows, their biases, and the logits."""
+    """Inputs of a router, its rows, their biases, and the logits."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator) + 0.5
     weight, bias = torch.randn(EXPERTS, HIDDEN, generator=generator), torch.randn(EXPERTS, generator=generator)
@@ -86,7 +86,7 @@ def inputs(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def rows_by_hand(hidden: Floats, scores: Floats, start: Floats) -> Floats:
-    """Ridge regression as least squares of more rows: [n', inputs]."""
+    """Ridge regression as least squares with additional rows: [n', inputs]."""
     chances = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
     mass = np.stack([chances[:, group == GROUPS].sum(axis=1) for group in range(3)], axis=1)
@@ -118,7 +118,7 @@ def test_rows_are_those_of_least_squares(scale: float, biased: bool) -> None:
 
 
 def test_rows_of_experts_alike_give_their_mass_together() -> None:
-    """Then the logarithm of the mass is linear: the ridge is all that is between."""
+    """Equal experts share a group, so the logarithm of the mass is linear; only the ridge makes a difference."""
     hidden, weight, _, _ = inputs()
     groups, weight = np.array([0, 1, 2, 0, 1, 2]), 0.3 * weight[[0, 1, 2, 0, 1, 2]]
     found = fit_rows(hidden, hidden @ weight.t(), groups, weight[:3], None)
@@ -143,7 +143,7 @@ def rows_of_repair(model: ResidentModel, edit: RepairedEdit) -> list[tuple[Tenso
     with model.edited(edit):
         applicator = model._applicators[RepairedEdit]
         assert isinstance(applicator, RepairApplicator)
-        return [each.rows for each in applicator.fillings.values()]
+        return [each.rows for each in applicator.selections.values()]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_layer_is_routed_by_rows_fitted_to_what_it_is_given(model_config: Conf
         torch.testing.assert_close(small.model.layers[index].mlp.gate.weight.data, expected[0], atol=1e-4, rtol=1e-3)
 
 
-def test_one_slot_needs_no_rows(model_config: Configs) -> None:
+def test_one_kept_expert_needs_no_rows(model_config: Configs) -> None:
     model = ResidentModel.load(model_config("mixtral"))
     one = edit_of_kind(3, EXPERTS, "prune").router_mapping[:, :1]
     base = EepEdit(one, one, 1)

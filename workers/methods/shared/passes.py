@@ -1,0 +1,100 @@
+"""Passes over calibration tokens: recording what modules compute, and padding sequences to batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.contract.methods import Resident
+from moevolve.workers.families.layers import DenseLayer
+
+
+class Watch(NamedTuple):
+    """A module to observe during a pass.
+
+    Attributes:
+        module: The module.
+        callback: Called with the module's first input, [tokens, size], in every forward pass.
+        output: Pass the module's output to `callback` instead of its input.
+    """
+
+    module: nn.Module
+    callback: Callable[[Tensor], None]
+    output: bool = False
+
+
+NetworkCallback = Callable[[Tensor, Tensor], None]
+"""Called with a feed-forward network's inputs [tokens, hidden] and its neurons' activations [tokens, width]."""
+
+
+@torch.inference_mode()
+def run_watched(resident: Resident, sequences: Sequence[Tokens], watches: Sequence[Watch]) -> None:
+    """Run sequences through the unedited model and call back with what its modules compute."""
+    with ExitStack() as stack:
+        for module, callback, output in watches:
+            if output:
+                handle = module.register_forward_hook(lambda _m, _args, out, call=callback: call(out.flatten(0, -2)))
+            else:
+                handle = module.register_forward_pre_hook(lambda _m, args, call=callback: call(args[0].flatten(0, -2)))
+            stack.callback(handle.remove)
+        for row in resident.rows(sequences):
+            resident.run(row)
+
+
+def watch_networks(
+    resident: Resident, sequences: Sequence[Tokens], watchers: Sequence[tuple[DenseLayer, NetworkCallback]]
+) -> None:
+    """Run sequences through the unedited model and call back with its feed-forward networks' activations."""
+    watches: list[Watch] = []
+    for layer, callback in watchers:
+        inputs: list[Tensor] = []
+        watches += [Watch(layer.up, inputs.append), Watch(layer.down, partial(_call_with_input, inputs, callback))]
+    run_watched(resident, sequences, watches)
+
+
+def _call_with_input(inputs: list[Tensor], callback: NetworkCallback, activations: Tensor) -> None:
+    callback(inputs.pop(), activations)
+
+
+_BATCH_COLUMNS = 4096
+"""Limit on rows times columns of a batch of more than one sequence."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedBatch:
+    """Sequences of similar length, padded at their ends. Padding changes nothing for the tokens in front of it.
+
+    Attributes:
+        ids: Token ids, int64 [rows, columns].
+        real: Indices of tokens that aren't padding in `ids.flatten()`, int64 [tokens].
+        places: Indices of these tokens among those of all sequences one after the other, int64 [tokens].
+    """
+
+    ids: Tensor
+    real: Tensor
+    places: Tensor
+
+
+def padded_batches(sequences: Sequence[Tokens], device: torch.device) -> Iterator[PaddedBatch]:
+    """Batch sequences of similar length. The batches depend on the sequences alone."""
+    starts = torch.tensor([0, *map(len, sequences)]).cumsum(0).tolist()
+    order = sorted(range(len(sequences)), key=lambda each: (len(sequences[each]), each))
+    while order:
+        rows = len(order)
+        while rows > 1 and rows * len(sequences[order[rows - 1]]) > _BATCH_COLUMNS:
+            rows -= 1
+        chosen, order = order[:rows], order[rows:]
+        columns = len(sequences[chosen[-1]])
+        ids = torch.zeros(rows, columns, dtype=torch.int64)
+        for row, each in enumerate(chosen):
+            ids[row, : len(sequences[each])] = torch.tensor(sequences[each])
+        real = [row * columns + column for row, each in enumerate(chosen) for column in range(len(sequences[each]))]
+        places = [starts[each] + column for each in chosen for column in range(len(sequences[each]))]
+        yield PaddedBatch(ids.to(device), torch.tensor(real, device=device), torch.tensor(places, device=device))
