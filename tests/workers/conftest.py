@@ -16,6 +16,7 @@ from edit_checks import Found, Residents
 from family_samples import SETTINGS as MORE_SETTINGS
 from family_samples import edit_of_kind, randomise
 from numpy.typing import NDArray
+from tiny_models import word_tokenizer
 from torch import Tensor, nn
 
 from moevolve.workers.contract.edits import IdentityEdit
@@ -73,18 +74,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_tokenizer(directory: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    names = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(names)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(directory)
-
-
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Directory of a tiny random checkpoint of a family, made once."""
@@ -110,7 +99,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
                     elif family in ("opt", "phi", "qwen2") and name.endswith(".bias"):  # these start at zero
                         nn.init.normal_(parameter, std=0.2)
             model.save_pretrained(directory)
-            write_tokenizer(directory)
+            word_tokenizer(WORDS).save_pretrained(directory)
             made[family] = directory
         return made[family]
 
@@ -302,16 +291,7 @@ def make_edit(moe_layers: Callable[[str], int]) -> Callable[..., EepEdit]:
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token per word `w4` ... `w96` (id 4 ... 96), words apart by spaces; adds no special tokens by itself."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    names = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(4, VOCABULARY))]
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(names)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.decoder = decoders.WordPiece(prefix="##", cleanup=False)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    return word_tokenizer([f"w{i}" for i in range(4, VOCABULARY)], spaces_only=True)
 
 
 @pytest.fixture(scope="session")
