@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from edit_checks import Found, Residents
+from edit_checks import Residents
 from family_samples import SETTINGS as MORE_SETTINGS
 from family_samples import edit_of_kind, randomise
 from numpy.typing import NDArray
@@ -160,71 +157,6 @@ class PlainMoE(nn.Module):
             share = torch.sigmoid(self.original.shared_expert_gate(flat))
             out = out + share * self.original.shared_expert(flat)
         return out.reshape(hidden_states.shape)
-
-
-OUTSIDER = """
-import json, os, sys
-sys.modules["moevolve"] = None
-import torch
-import transformers.dynamic_module_utils as dynamic
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-def answer(directories, tokens, modules):
-    dynamic.HF_MODULES_CACHE = modules
-    ids = torch.tensor(tokens)
-    for directory in directories:
-        trust = directory.endswith("native")
-        model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=trust).eval()
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust)
-        with torch.no_grad():
-            logits = model(ids).logits
-            prompt = tokenizer("the quick brown", return_tensors="pt")
-            text = model.generate(**prompt, max_new_tokens=4, do_sample=False)
-        yield [logits.tolist(), text.tolist(), type(model).__module__.split(".")[0]]
-
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        print(json.dumps(list(answer(*json.loads(line)))), flush=True)
-        os._exit(0)
-    if os.waitpid(child, 0)[1] != 0:
-        print("null", flush=True)
-"""
-
-
-@pytest.fixture(scope="session")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process that can't import moevolve and forks for each question, and the file of its errors."""
-    home = tmp_path_factory.mktemp("hf")
-    environment = {"HF_HOME": str(home), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    errors = home / "errors"
-    with errors.open("w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", OUTSIDER],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-        )
-    with process:
-        yield process, errors
-
-
-@pytest.fixture
-def outsider(stranger: tuple[subprocess.Popen[str], Path], tmp_path: Path) -> Callable[[list[Path], Tensor], Found]:
-    """Logits, greedy tokens and module of exported directories, from a process that can't import moevolve."""
-    process, errors = stranger
-
-    def ask(directories: list[Path], ids: Tensor) -> Found:
-        assert process.stdin is not None and process.stdout is not None
-        question = [[str(each) for each in directories], ids.tolist(), str(tmp_path / "modules")]
-        print(json.dumps(question), file=process.stdin, flush=True)
-        found = json.loads(process.stdout.readline() or "null")
-        assert found is not None, errors.read_text()[-2000:]
-        return found
-
-    return ask
 
 
 Logits = Callable[..., Tensor]
