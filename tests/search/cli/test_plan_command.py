@@ -193,9 +193,9 @@ def test_tasks_of_lm_eval_are_not_planned(tiny: Any, tmp_path: Path) -> None:
     assert "lm_eval:" in message and "can't be planned" in message
 
 
-def test_an_error_is_one_line_and_exit_code_2(moevolve: Any, tiny: Any, tmp_path: Path) -> None:
+def test_an_error_is_one_line_and_exit_code_2(in_process: Any, tiny: Any, tmp_path: Path) -> None:
     run = tiny.write_run(tmp_path / "run.yaml", "tiny")
-    done = moevolve("plan", run, "--gpu", "h1000")
+    done = in_process("plan", run, "--gpu", "h1000")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: --gpu: 'h1000' is unknown") and done.stderr.count("\n") == 1
 
