@@ -1,4 +1,4 @@
-"""What a search cost, and how large its individuals are: sums over evaluations, for reports."""
+"""Cost of a search: counts and seconds of its evaluations, summed for reports."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from moevolve.store.tables import contexts, evaluations, individuals, search_tas
 
 @dataclass(frozen=True, slots=True)
 class SplitCost:
-    """The evaluations that a search's individuals and its full model have on its own version of one task split.
+    """Cost of the evaluations that a search's individuals and its full model have on one task split.
 
     Attributes:
-        evaluations: one per phenotype, failed ones included.
-        earlier: of these, made before the search was: taken over from other searches of the store.
-        failed: of these, without a score.
-        examples: prompts scored in all.
-        seconds: on the workers, in all; those of earlier ones not counted.
-        seconds_alone: what the individuals' evaluations would have taken without what other searches left.
+        evaluations: Number of evaluations, one per phenotype, failed ones included.
+        earlier: Number of evaluations that were older than the search and so were reused from other searches.
+        failed: Number of evaluations without a score.
+        examples: Total number of prompts scored.
+        seconds: Total worker time of the evaluations that are not `earlier`.
+        seconds_alone: Total worker time of the individuals' evaluations, as if none had been reused.
     """
 
     task: str
@@ -35,11 +35,11 @@ class SplitCost:
 
 @dataclass(frozen=True, slots=True)
 class SearchCosts:
-    """What a search cost.
+    """Cost of a search.
 
     Attributes:
-        phenotypes: different ones among its individuals; the others repeat one and cost nothing.
-        splits: by task as configured, then search, dev, test; without those that nothing was evaluated on.
+        phenotypes: Number of distinct phenotypes among its individuals; repeated ones cost nothing.
+        splits: Costs by task in the config's order, then by split; splits without evaluations are left out.
     """
 
     phenotypes: int
@@ -47,7 +47,7 @@ class SearchCosts:
 
 
 def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
-    """Sums over the evaluations of a search's individuals and of its full model."""
+    """Sums up the evaluations of a search's individuals and of its full model."""
     i, e, t = individuals.c, evaluations.c, search_tasks.c
     own = select(i.phenotype_hash).where(i.search_id == search.id).distinct()
     phenotypes = connection.execute(select(func.count()).select_from(own.subquery())).scalar_one()
@@ -75,7 +75,7 @@ def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
 
 
 def _own_evaluations() -> Join:
-    """Searches' task splits with the evaluations that belong to their contexts."""
+    """Joins the task splits of searches with the evaluations in their contexts."""
     c, t = contexts.c, search_tasks.c
     same = and_(c.task_fingerprint == t.task_fingerprint, c.task == t.task, c.split == t.split)
     return search_tasks.join(contexts, same).join(evaluations, evaluations.c.context_id == c.id)

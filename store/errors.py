@@ -1,12 +1,12 @@
-"""Errors of the store a user can mend: the command line prints them in one line and exits with code 2."""
+"""Errors of the store that a user can resolve: the command line prints them in one line and exits with code 2."""
 
 
 class StoreError(Exception):
-    """The store can't do what was asked. The message is one line: what was wrong, where, and what to do about it."""
+    """The store can't do what was asked. Its one-line message says what was wrong, where, and what to do about it."""
 
 
 class UnreachableError(StoreError):
-    """The database can't be had just now: it restarts, or cut the connection. What was under way may have happened."""
+    """The database restarts or cut the connection. A transaction that was under way may have been committed."""
 
 
 class LeaseHeldError(StoreError):
@@ -14,20 +14,20 @@ class LeaseHeldError(StoreError):
 
 
 class LeaseLostError(StoreError):
-    """Another process has taken the search over; this one must write no more."""
+    """Another process has taken over the search; this one must stop writing."""
 
 
 class NameTakenError(StoreError):
-    """There is a search of this name already."""
+    """A search of this name exists already."""
 
 
 class CancelledError(StoreError):
-    """The search was cancelled, and nobody runs it any more."""
+    """The search was cancelled and has no driver."""
 
 
 class NotFoundError(StoreError):
-    """The store has nothing of that name; the message names the nearest."""
+    """The store has nothing of that name; the message suggests the most similar names."""
 
 
 class NotRunningError(StoreError):
-    """Nobody runs the search, so nobody can be asked for anything."""
+    """The search has no driver that could carry out a request."""

@@ -1,7 +1,7 @@
-"""What happened to searches: an append-only table, one numbered row after another for each search.
+"""The events of searches: an append-only table whose rows are numbered per search.
 
-A search's counter of events is in its lease's row, which whoever appends one locks first. So numbers are given in the
-order of commits, and a reader that has seen number n misses none by asking for those after n.
+The counter of a search's events is in its lease's row, which is locked to append an event. Numbers are therefore given
+in the order of commits, and a reader that has seen event n misses none by asking for those after n.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from moevolve.store.session import insert_all
 from moevolve.store.tables import events, individuals, leases
 
 Rank = tuple[float, float]
-"""Fitness and tie-break, more is better."""
+"""Fitness and tie-break; larger is better."""
 
 
 def append(connection: Connection, search_id: str, kind: EventKind, text: str, index: int | None = None) -> None:
-    """Add one event; the lease's row stays locked until the transaction ends."""
+    """Adds one event; the lease's row stays locked until the transaction ends."""
     counted = update(leases).where(leases.c.search_id == search_id).values(events=leases.c.events + 1)
     seq = connection.execute(counted.returning(leases.c.events)).scalar_one()
     row = {"search_id": search_id, "seq": seq, "kind": kind, "text": text, "idx": index, "at": datetime.now(UTC)}
@@ -28,7 +28,7 @@ def append(connection: Connection, search_id: str, kind: EventKind, text: str, i
 
 
 def best_rank(connection: Connection, search_id: str) -> Rank | None:
-    """Of the best individual of a search."""
+    """The rank of the best individual of a search; None if no individual has a fitness."""
     i = individuals.c
     query = select(i.fitness, i.tie_break).where(i.search_id == search_id, i.status == "ok")
     row = connection.execute(query.order_by(i.fitness.desc(), i.tie_break.desc(), i.idx).limit(1)).first()
@@ -38,13 +38,11 @@ def best_rank(connection: Connection, search_id: str) -> Rank | None:
 def append_progress(
     connection: Connection, search_id: str, decided: Sequence[IndividualRecord], before: Rank | None
 ) -> None:
-    """Tell what newly decided individuals brought: a new best one, and what failed, each in one event.
+    """Appends one event if newly decided individuals include a new best one, and one event if some of them failed.
 
     Args:
-        connection: after they were written.
-        search_id: of the search.
-        decided: the individuals.
-        before: rank of the best one without them.
+        decided: The individuals, which the same transaction has already written.
+        before: The best rank without them.
     """
     failed = [one for one in decided if one.status == "failed"]
     if failed:
@@ -61,12 +59,11 @@ def append_progress(
 
 
 def read_events(connection: Connection, after: Mapping[str, int], limit: int) -> list[Event]:
-    """The first events of some searches after numbers of theirs, in order of time.
+    """The first events of some searches after the last known ones, in order of time.
 
     Args:
-        connection: to read from.
-        after: by search id, the last number known.
-        limit: at most so many of each search.
+        after: Number of the last known event by search id.
+        limit: Maximum number of events per search.
     """
     e = events.c
     found: list[Event] = []
@@ -77,7 +74,7 @@ def read_events(connection: Connection, after: Mapping[str, int], limit: int) ->
 
 
 def read_latest(connection: Connection, search_id: str | None, limit: int) -> list[Event]:
-    """The latest events of a search, or of all of them, newest first."""
+    """The latest events of a search, or of all searches, newest first."""
     e = events.c
     query = select(e.search_id, e.seq, e.kind, e.text, e.idx, e.at)
     if search_id is not None:

@@ -1,4 +1,4 @@
-"""The file of a SQLite store, and connections that only read it."""
+"""The file of a SQLite store, and read-only connections to it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ BUSY_SECONDS = 60
 
 
 def file_of(url: URL) -> Path | None:
-    """The file of a SQLite URL; None for other databases and for one in memory."""
+    """The file of a SQLite URL; None for other databases and for databases in memory."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
     return Path(str(url.database))
 
 
 def check_file(path: Path, create: bool) -> None:
-    """Refuses a file that can't be a store.
+    """Refuses a path that can't be a store.
 
     Raises:
-        StoreError: it is a folder, in a missing folder, or missing itself (unless `create`).
+        StoreError: The path is a folder, its folder is missing, or the file is missing and `create` is false.
     """
     if path.is_dir():
         raise StoreError(f"{path} is a folder, not a store")
@@ -36,32 +36,31 @@ def check_file(path: Path, create: bool) -> None:
 
 
 def may_write(path: Path) -> bool:
-    """Whether this user may change a file and make others beside it."""
+    """Whether this user may change a file and create others in its folder."""
     effective = os.access in os.supports_effective_ids
     return all(os.access(place, os.W_OK, effective_ids=effective) for place in (path, path.parent))
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that refuses to write.
+    """Opens a connection that refuses to write.
 
-    A store in write-ahead-log mode has the files `-wal` and `-shm` beside it for as long as anybody has it open,
-    readers included. Where they can't be made, the file is read as one that doesn't change, unless somebody else made
-    them.
+    While any process has a store in write-ahead-log mode open, readers included, the files `-wal` and `-shm` exist in
+    its folder. If they are missing and this user can't create them, the store is opened as a file that doesn't change.
 
     Raises:
-        StoreError: somebody has left a log that can't be read from here.
+        StoreError: A write-ahead log was left behind that this user can't read.
     """
-    path = path.resolve()  # beside which SQLite has its log, whatever link leads there
-    beside = [path.with_name(path.name + end).exists() for end in ("-wal", "-shm")]
+    path = path.resolve()  # SQLite keeps its log next to the file itself, not next to a link to it
+    wal, shm = (path.with_name(path.name + end).exists() for end in ("-wal", "-shm"))
     if may_write(path):
-        how = "mode=rw"  # who may only read can't take the log away again
-    elif beside == [True, False]:
+        how = "mode=rw"  # a read-only connection could not remove the log when it closes
+    elif wal and not shm:
         raise StoreError(
             f"{path} was left in the middle of a write and its folder can't be written to: copy it, with the files "
             f"{path.name}-* beside it, to a folder of yours"
         )
     else:
-        how = "mode=ro" if any(beside) else "mode=ro&immutable=1"
+        how = "mode=ro" if wal or shm else "mode=ro&immutable=1"
     address = f"file:{quote(str(path))}?{how}"
     connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
     connection.execute("PRAGMA query_only=ON")

@@ -1,9 +1,9 @@
-"""Who may write to a search, and what its driver is asked to do: a lease with a fencing epoch, one row per search.
+"""Leases: which driver may write to a search, and what users ask of it. Each search has one row, with a fencing epoch.
 
-A driver takes the lease, which gives it the next epoch, and renews it while it lives. Every write of its checks the
-epoch in its own transaction, under a lock on the row: from when another driver has the lease, not one write of the
-first goes through, however late it wakes up. Time is the database's; a driver's own clock decides nothing. Of an owner
-that is known to be gone (`owners.py`) nobody waits until the lease runs out.
+A driver acquires the lease, which gives it the next epoch, and renews it while it runs. Each of its writes checks the
+epoch in the same transaction, under a lock on the row. As soon as another driver has the lease, all writes of the first
+one are refused, however late it wakes up. Only the database's clock counts, never a driver's. If the owner's process is
+known to have ended (`owners.py`), the lease can be acquired before it expires.
 """
 
 from __future__ import annotations
@@ -25,26 +25,30 @@ from moevolve.store.tables import leases
 
 
 def now_of(connection: Connection) -> datetime:
-    """The database's time; of SQLite, which is a library, that of the one machine that it may be used on."""
+    """The database server's time, or this machine's for SQLite."""
     if connection.dialect.name == "sqlite":
         return datetime.now(UTC)
     now: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
     return now.astimezone(UTC)
 
 
-def unheld(search_id: str) -> dict[str, Any]:
-    """The row of a new search."""
+def free_lease(search_id: str) -> dict[str, Any]:
+    """The lease row of a new search, which no driver holds."""
     return {"search_id": search_id, "epoch": 0, "desired_state": "running", "priority": 0, "events": 0}
 
 
 def acquire(connection: Connection, search_id: str, owner: str, seconds: float, priority: int | None) -> Lease:
-    """Take a search's lease. What was asked of the driver before is forgotten; so is its priority, if one is given.
+    """Acquires a search's lease and clears what users asked of its previous driver.
 
-    Not that the search be cancelled: a driver that died before it heard that leaves it to the next one.
+    A request to cancel the search stays: the previous driver may have died before it could carry it out.
+
+    Args:
+        seconds: Seconds until the lease expires, unless it is renewed.
+        priority: New priority of the search; None keeps the previous one.
 
     Raises:
-        LeaseHeldError: another driver has it, and isn't known to be gone.
-        StoreError: unknown search.
+        LeaseHeldError: Another driver has the lease, and its process isn't known to have ended.
+        StoreError: There is no such search.
     """
     lock_against_prune(connection)
     row, now = _locked(connection, search_id), now_of(connection)
@@ -56,7 +60,7 @@ def acquire(connection: Connection, search_id: str, owner: str, seconds: float, 
             f"it is dead, the search is free in {left:.0f} s"
         )
     lease = Lease(search_id, owner, row.epoch + 1)
-    _set(
+    _update(
         connection,
         search_id,
         owner=owner,
@@ -79,54 +83,46 @@ def renew(
     progress: Progress | None,
     claim: ResourceRequest | None,
 ) -> Control:
-    """Keep a lease for so many seconds from now on, say where its owner stands, and read what is asked of it.
-
-    Args:
-        connection: to write to.
-        lease: which.
-        seconds: that it lasts.
-        stage: what the owner does, one line; None says nothing new.
-        progress: where its search stands; None likewise.
-        claim: what it could use; None likewise.
+    """Extends a lease, stores its owner's state, and returns what users ask of the owner; see `Store.renew`.
 
     Raises:
-        LeaseLostError: another driver has it.
+        LeaseLostError: Another driver has the lease.
     """
-    row = _own(connection, lease)
-    said: dict[str, Any] = {"expires_at": now_of(connection) + timedelta(seconds=seconds)}
+    row = _locked_by(connection, lease)
+    changes: dict[str, Any] = {"expires_at": now_of(connection) + timedelta(seconds=seconds)}
     if stage is not None:
-        said["stage"] = stage
+        changes["stage"] = stage
     if progress is not None:
-        said["progress"] = json.dumps(asdict(progress))
+        changes["progress"] = json.dumps(asdict(progress))
     if claim is not None:
-        said["claim"] = json.dumps(asdict(claim))
-    _set(connection, lease.search_id, **said)
+        changes["claim"] = json.dumps(asdict(claim))
+    _update(connection, lease.search_id, **changes)
     return replace(_control(row, now_of(connection)), alive=True)
 
 
 def release(connection: Connection, lease: Lease) -> None:
-    """Give a lease back; one that is lost is not this owner's to give."""
+    """Releases a lease; does nothing if another driver has acquired it."""
     if _locked(connection, lease.search_id).epoch == lease.epoch:
-        _set(connection, lease.search_id, owner=None, expires_at=None, claim=None)
+        _update(connection, lease.search_id, owner=None, expires_at=None, claim=None)
 
 
 def fence(connection: Connection, writer: str | Lease) -> str:
-    """Let a write to a search go on only if it is its driver's, or there is no driver.
+    """Refuses a write to a search that comes neither from its driver nor at a time when it has no driver.
 
     Args:
-        connection: in the transaction of the write.
-        writer: the driver's lease; or the search's id, from who has none.
+        connection: The transaction of the write.
+        writer: The driver's lease; or the search's id if the writer is no driver.
 
     Returns:
         The search's id.
 
     Raises:
-        LeaseLostError: another driver has the lease.
-        LeaseHeldError: a driver has it, and the writer has none.
-        StoreError: unknown search.
+        LeaseLostError: Another driver has the lease.
+        LeaseHeldError: A driver has the lease, and the writer has none.
+        StoreError: There is no such search.
     """
     if isinstance(writer, Lease):
-        _own(connection, writer)
+        _locked_by(connection, writer)
         return writer.search_id
     control = _control(_locked(connection, writer), now_of(connection))
     if control.alive:
@@ -142,11 +138,11 @@ def ask(
     workers: int | None,
     priority: int | None,
 ) -> Control:
-    """Ask a search's driver for something; what is None stays as it is.
+    """Asks a search's driver for a change; see `Store.ask`.
 
     Raises:
-        NotRunningError: no driver runs it.
-        StoreError: it isn't known what is asked.
+        NotRunningError: The search has no driver.
+        StoreError: The desired state is unknown.
     """
     if desired_state is not None and desired_state not in DESIRED_STATES:
         raise StoreError(f"a driver can be asked for {', '.join(DESIRED_STATES)}, not {desired_state!r}")
@@ -157,36 +153,36 @@ def ask(
     given = {"desired_state": desired_state, "workers": workers, "priority": priority}
     changes = {name: value for name, value in given.items() if value is not None}
     if changes:
-        _set(connection, search_id, **changes)
+        _update(connection, search_id, **changes)
         append(connection, search_id, "asked", ", ".join(f"{name}: {value}" for name, value in changes.items()))
     return replace(control, events=control.events + bool(changes), **changes)  # type: ignore[arg-type]
 
 
 def read(connection: Connection, search_id: str) -> Control:
-    """Who runs a search, and what is asked of it."""
+    """The driver of a search, its state, and what users ask of it."""
     row = connection.execute(select(leases).where(leases.c.search_id == search_id)).one()
     return _control(row, now_of(connection))
 
 
 def read_all(connection: Connection) -> dict[str, Control]:
-    """The same of every search, by id."""
+    """The same for every search, by id."""
     return _read(connection, select(leases))
 
 
 def running(connection: Connection) -> dict[str, Control]:
-    """The same of those that are being run; others cost next to nothing, however many they are."""
+    """The same for the searches that have a driver. Its cost doesn't grow with the number of other searches."""
     found = _read(connection, select(leases).where(leases.c.owner.is_not(None)))
     return {search_id: control for search_id, control in found.items() if control.alive}
 
 
-def shut_out(connection: Connection) -> set[str]:
-    """Take leases that ran out from their owners, who write nothing more should they wake up.
+def revoke_expired(connection: Connection) -> set[str]:
+    """Takes expired leases from their owners, which can't write any more should they wake up.
 
     Returns:
-        Ids of the searches that are being run.
+        Ids of the searches that have a driver.
     """
-    late = update(leases).where(leases.c.expires_at <= now_of(connection))
-    connection.execute(late.values(owner=None, expires_at=None, claim=None, epoch=leases.c.epoch + 1))
+    expired = update(leases).where(leases.c.expires_at <= now_of(connection))
+    connection.execute(expired.values(owner=None, expires_at=None, claim=None, epoch=leases.c.epoch + 1))
     held = connection.execute(select(leases.c.search_id, leases.c.owner).where(leases.c.owner.is_not(None)))
     return {row.search_id for row in held if not is_gone(row.owner)}
 
@@ -200,8 +196,8 @@ def _control(row: Row[Any], now: datetime) -> Control:
     alive = row.owner is not None and now < row.expires_at and not is_gone(row.owner)
     progress = None
     if row.progress is not None:
-        said = json.loads(row.progress)
-        progress = Progress(**{**said, "best": said["best"] and tuple(said["best"])})
+        values = json.loads(row.progress)
+        progress = Progress(**{**values, "best": values["best"] and tuple(values["best"])})
     return Control(
         row.owner,
         row.epoch,
@@ -216,7 +212,8 @@ def _control(row: Row[Any], now: datetime) -> Control:
     )
 
 
-def _own(connection: Connection, lease: Lease) -> Row[Any]:
+def _locked_by(connection: Connection, lease: Lease) -> Row[Any]:
+    """The lease's row, locked; an error if the lease has been lost."""
     row = _locked(connection, lease.search_id)
     if row.epoch != lease.epoch:
         raise LeaseLostError(
@@ -227,7 +224,7 @@ def _own(connection: Connection, lease: Lease) -> Row[Any]:
 
 
 def _locked(connection: Connection, search_id: str) -> Row[Any]:
-    """A search's row, which nobody else can change before this transaction ends."""
+    """A search's row, locked against other writers until this transaction ends."""
     row = connection.execute(select(leases).where(leases.c.search_id == search_id).with_for_update()).first()
     if row is None:
         find_search(connection, search_id)
@@ -235,5 +232,5 @@ def _locked(connection: Connection, search_id: str) -> Row[Any]:
     return row
 
 
-def _set(connection: Connection, search_id: str, **values: Any) -> None:
+def _update(connection: Connection, search_id: str, **values: Any) -> None:
     connection.execute(update(leases).where(leases.c.search_id == search_id).values(**values))

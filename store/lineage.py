@@ -1,4 +1,4 @@
-"""Who descends from whom: recursive queries over the parents, and their rendering as Graphviz text."""
+"""Searches and individuals by name, and their lineage: recursive queries over the parents, rendered for Graphviz."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import LineageGraph, LineageNode, SearchRecord
 from moevolve.store.tables import individuals, parents, searches
 
-_INDEX = re.compile(r"[0-9]{1,18}")
-"""What a column of 64 bits can hold."""
+_INDEX = re.compile(r"[0-9]{1,18}")  # fits a column of 64 bits
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Half a sentence naming the known words nearest to `word`, or some of them, or saying that there are none."""
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of an error message: the known words most similar to `word`, else some known words."""
     names = sorted(set(known))
     if not names:
         return "the store has none yet"
@@ -30,16 +29,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def find_search(connection: Connection, name_or_id: str) -> SearchRecord:
-    """The search of this id or name.
+    """The search with this id or name.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: There is none.
     """
     match = (searches.c.id == name_or_id) | (searches.c.name == name_or_id)
     row = connection.execute(select(searches).where(match)).first()
     if row is None:
         names = connection.execute(select(searches.c.name)).scalars()
-        raise NotFoundError(f"no search {name_or_id!r}: {nearest(name_or_id, names)}")
+        raise NotFoundError(f"no search {name_or_id!r}: {suggestion(name_or_id, names)}")
     return SearchRecord(**row._mapping)
 
 
@@ -47,7 +46,7 @@ def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row
     """The search and the row of the individual `SEARCH:INDEX`.
 
     Raises:
-        NotFoundError: the reference isn't of that form, or names nothing.
+        NotFoundError: The reference has another form, or there is no such search or individual.
     """
     name, colon, number = ref.rpartition(":")
     if not colon or not name or not _INDEX.fullmatch(number):
@@ -73,7 +72,7 @@ def lineage(connection: Connection, ref: str, direction: Direction, max_depth: i
     """The individual `ref` with all its ancestors or descendants, at most `max_depth` generations away.
 
     Raises:
-        StoreError: unknown reference or a negative depth.
+        StoreError: The reference is unknown or the depth negative.
     """
     if max_depth is not None and max_depth < 0:
         raise StoreError(f"the depth of a lineage is 0 or more generations, got {max_depth}")
@@ -99,7 +98,8 @@ def lineage(connection: Connection, ref: str, direction: Direction, max_depth: i
 
 
 def _reached(search_id: str, start: int, direction: Direction, max_depth: int | None) -> CTE:
-    """Indices reached from `start`. Without a limit no distance is kept: a node joins once, not per path."""
+    """Indices of the individuals that are reached from `start`."""
+    # The distance is a column only if it is limited: without it, UNION drops a node reached by several paths.
     here, there = parents.c.child_idx, parents.c.parent_idx
     if direction == "descendants":
         here, there = there, here
@@ -116,7 +116,7 @@ def _reached(search_id: str, start: int, direction: Direction, max_depth: int | 
 
 
 def to_dot(graph: LineageGraph) -> str:
-    """The graph as Graphviz text, parents above children: `dot -Tsvg` draws it."""
+    """The graph as Graphviz text with parents above children, for `dot -Tsvg`."""
     lines = [f"digraph {_quote(graph.search_name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="sans-serif"];']
     for node in graph.nodes:
         value = "-" if node.fitness is None else f"{node.fitness:.4f}"

@@ -1,4 +1,4 @@
-"""Owners of leases: processes by name, and whether one of this machine is gone."""
+"""Names of the processes that own leases, and whether such a process has ended."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _OWNER = re.compile(r"process (?P<process>\d+) on .* \((?P<machine>\S+), (?P<num
 
 
 def this_process() -> str:
-    """This process as leases name it: the host for people, the boot and the process namespace for `is_gone`."""
+    """The name of this process as an owner: its host for users, its boot id and process namespace for `is_gone`."""
     return f"process {os.getpid()} on {socket.gethostname()} ({_machine()}, {_numbering()})"
 
 
-def is_elsewhere(owner: str) -> bool:
-    """Whether an owner is a process of another machine."""
+def is_on_another_machine(owner: str) -> bool:
+    """Whether an owner is a process on another machine."""
     found = _OWNER.fullmatch(owner)
     return found is not None and found["machine"] != _machine()
 
 
 def is_gone(owner: str) -> bool:
-    """Whether an owner was a process that could be seen from here and has ended, so that its lease need not run out.
+    """Whether an owner was a process on this machine that has ended, so that its lease need not expire.
 
-    Names of hosts don't tell that: containers have that of their host, and machines that are copies of one another the
-    same one, each with processes of its own.
+    False if the owner's process can't be seen from here.
     """
+    # Host names can't tell: a container may share its host's name, and copies of one machine image have equal names.
     found = _OWNER.fullmatch(owner)
     here = found is not None and (found["machine"], found["numbering"]) == (_machine(), _numbering())
     return found is not None and here and not _runs(int(found["process"]))
@@ -35,7 +35,7 @@ def is_gone(owner: str) -> bool:
 
 @cache
 def _machine() -> str:
-    """The machine, since it was started; elsewhere than on Linux by the name of the host."""
+    """The first part of this machine's boot id; the host's name on systems other than Linux."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").split("-")[0]
     except OSError:
@@ -44,7 +44,7 @@ def _machine() -> str:
 
 @cache
 def _numbering() -> str:
-    """The namespace that numbers this process and all that it can see."""
+    """The namespace of this process's number."""
     try:
         return Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
     except OSError:
@@ -62,4 +62,4 @@ def _runs(process: int) -> bool:
         state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
         return True
-    return state != "Z"  # ended, but nobody has asked how
+    return state != "Z"  # a zombie has ended

@@ -1,7 +1,7 @@
-"""Rankings: best configurations per task and budget, best of a search, Pareto fronts.
+"""Queries: listings, individuals, and rankings (best per task and budget, best of a search, Pareto fronts).
 
-A ranking walks an index of `evaluations` from its best end inside one context (model, engine, task split) and stops at
-the limit; the rows of the contexts are then merged. Nothing is sorted that isn't returned.
+A ranking walks an index of `evaluations` from its best end within each context (model, engine, task split), stops at
+the limit, and then merges the contexts' rows. It sorts no more rows than it returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, 
 
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.leases import running
-from moevolve.store.lineage import find_individual, nearest
+from moevolve.store.lineage import find_individual, suggestion
 from moevolve.store.records import (
     INDIVIDUAL_COLUMNS,
     SCORED,
@@ -35,13 +35,10 @@ from moevolve.store.tables import contexts, evaluations, exports, individuals, p
 
 
 def read_searches(connection: Connection) -> list[SearchSummary]:
-    """All searches with their counts, oldest first.
-
-    Indices are counted from 0 without gaps, so the highest one tells how many there are; only those without a fitness,
-    which are few, are counted one by one.
-    """
+    """All searches with their counts, oldest first."""
     s, i, t = searches.c, individuals.c, search_tasks.c
     own = i.search_id == s.id
+    # Indices have no gaps, so the highest one gives the total. Only the few rows without a fitness are counted.
     highest = select(func.max(i.idx)).where(own).scalar_subquery()
     failed, pending = (
         select(func.count()).where(own, i.status == status).scalar_subquery() for status in ("failed", "pending")
@@ -68,7 +65,7 @@ def _summary(row: Row[Any], tasks: tuple[str, ...], owner: str | None) -> Search
 def read_history(
     connection: Connection, search_id: str, indices: Sequence[int] | None = None
 ) -> list[IndividualRecord]:
-    """All individuals of a search, or those of some indices, by index."""
+    """All individuals of a search, or those with some indices, sorted by index."""
     if indices is not None:
         return [row for some in chunks(sorted(indices)) for row in _history(connection, search_id, some)]
     return _history(connection, search_id, None)
@@ -81,12 +78,12 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
     query = select(*columns).where(i.search_id == search_id).order_by(i.idx)
     if indices is not None:
         edges, query = edges.where(p.child_idx.in_(indices)), query.where(i.idx.in_(indices))
-    of: dict[int, list[int]] = {}
+    parents_of: dict[int, list[int]] = {}
     for child, parent in connection.execute(edges):
-        of.setdefault(child, []).append(parent)
+        parents_of.setdefault(child, []).append(parent)
     names = ("index", *INDIVIDUAL_COLUMNS)
     return [
-        IndividualRecord(**dict(zip(names, row, strict=True)), parents=tuple(of.get(row[0], ())))
+        IndividualRecord(**dict(zip(names, row, strict=True)), parents=tuple(parents_of.get(row[0], ())))
         for row in connection.execute(query)
     ]
 
@@ -94,13 +91,13 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
 def read_page(
     connection: Connection, search_id: str, order: Order, after: IndividualRecord | None, limit: int
 ) -> list[IndividualRecord]:
-    """Some of a search's individuals in an order, from behind one of them on (keyset paging: `StoreReader.page`)."""
+    """A page of a search's individuals by keyset paging; see `StoreReader.page`."""
     i = individuals.c
     query = select(i.idx).where(i.search_id == search_id)
     if order == "best":
         query = query.where(i.status == "ok").order_by(i.fitness.desc(), i.tie_break.desc(), i.idx)
         if after is not None:
-            # As one comparison of rows it would need one direction; so spelt, the index still finds where to begin.
+            # A row comparison can't mix directions. The redundant first condition lets the index seek to the start.
             same = and_(i.fitness == after.fitness, i.tie_break == after.tie_break, i.idx > after.index)
             less = and_(i.fitness == after.fitness, i.tie_break < after.tie_break)
             query = query.where(i.fitness <= after.fitness, or_(i.fitness < after.fitness, less, same))
@@ -115,8 +112,8 @@ def read_page(
     return [rows[index] for index in indices]
 
 
-def read_course(connection: Connection, search_id: str, first: int) -> list[tuple[int, float]]:
-    """Index and fitness of a search's individuals from one on, of those that have a fitness; in no order."""
+def read_fitness(connection: Connection, search_id: str, first: int) -> list[tuple[int, float]]:
+    """Index and fitness of a search's `ok` individuals from `first` on; see `StoreReader.fitness_by_index`."""
     i = individuals.c
     query = select(i.idx, i.fitness).where(i.search_id == search_id, i.status == "ok")
     if first:
@@ -125,7 +122,7 @@ def read_course(connection: Connection, search_id: str, first: int) -> list[tupl
 
 
 def read_individual(connection: Connection, ref: str) -> IndividualDetail:
-    """All about the individual `ref`; see `StoreReader.individual`."""
+    """The individual `ref` with its evaluations and exports; see `StoreReader.individual`."""
     search, row = find_individual(connection, ref)
     (individual,) = read_history(connection, search.id, [row.idx])
     c = contexts.c
@@ -144,7 +141,7 @@ def read_individual(connection: Connection, ref: str) -> IndividualDetail:
 
 
 def context_ids(connection: Connection, model: str, engine: str, task_fingerprints: Sequence[str]) -> list[int]:
-    """Ids of the contexts of a model and an engine (fingerprints) on some task splits."""
+    """Ids of the contexts with these fingerprints of model, engine and task splits."""
     c = contexts.c
     found: list[int] = []
     for some in chunks(sorted(set(task_fingerprints))):
@@ -156,7 +153,7 @@ def context_ids(connection: Connection, model: str, engine: str, task_fingerprin
 def read_evaluations(
     connection: Connection, context_ids: Sequence[int], hashes: Sequence[str]
 ) -> list[EvaluationRecord]:
-    """The evaluations of some phenotypes in some contexts, by phenotype hash and task fingerprint."""
+    """The evaluations of some phenotypes in some contexts, sorted by phenotype hash and task fingerprint."""
     found: list[EvaluationRecord] = []
     e = evaluations.c
     for some in chunks(context_ids):
@@ -190,7 +187,7 @@ _DESCRIPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a ranking is restricted to; None is no restriction."""
+    """Restrictions of a ranking, where None is no restriction."""
 
     experts: int | None = None
     active: int | None = None
@@ -199,7 +196,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A scored phenotype, not yet tied to an individual."""
+    """A scored phenotype whose individual is not known yet."""
 
     score: float
     gold_logprob: float
@@ -215,7 +212,7 @@ def known_tasks(connection: Connection) -> list[str]:
 
 
 def best(connection: Connection, task: str, where: Filter, limit: int, by: Split) -> list[BestRow]:
-    """The ranking behind `StoreReader.best`, for one task."""
+    """The ranking of `StoreReader.best` for one task."""
     if by not in SCORED or limit < 1:
         raise StoreError(
             f"a ranking needs a split of {', '.join(SCORED)} and a limit from 1 on, got {by!r} and {limit}"
@@ -224,13 +221,13 @@ def best(connection: Connection, task: str, where: Filter, limit: int, by: Split
     rows = _top(connection, here, by, where, limit)
     if by == "dev" and len(rows) < limit:
         seen = {(row.phenotype_hash, row.model_fingerprint) for row in rows}
-        others = _top(connection, here, "search", where, limit, without="dev")
+        others = _top(connection, here, "search", where, limit, not_on="dev")
         rows += [row for row in others if (row.phenotype_hash, row.model_fingerprint) not in seen]
     return rows[:limit]
 
 
 def pareto(connection: Connection, task: str, split: Split, search: SearchRecord | None) -> list[BestRow]:
-    """The front behind `StoreReader.pareto`: one step per number of parameters, kept where the score rises."""
+    """The front of `StoreReader.pareto`: the best score for each number of parameters, kept where the score rises."""
     if split not in SCORED:
         raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
     here = _contexts(connection, task, search)
@@ -255,7 +252,7 @@ def pareto(connection: Connection, task: str, split: Split, search: SearchRecord
 
 
 def best_indices(search_id: str, limit: int) -> Select[Any]:
-    """Indices of the best `ok` individuals of a search, each phenotype under its first individual only."""
+    """A query for the indices of a search's best `ok` individuals, each phenotype only under its first individual."""
     earlier = individuals.alias("earlier")
     repeats = (
         select(literal(1))
@@ -272,16 +269,16 @@ def best_indices(search_id: str, limit: int) -> Select[Any]:
 
 
 def _contexts(connection: Connection, task: str, search: SearchRecord | None) -> list[Any]:
-    """The contexts of a task; for one search, those of its model and engine (and of its own version of the splits).
+    """The contexts of a task; for one search, those of its model, its engine and its versions of the splits.
 
     Raises:
-        NotFoundError: nothing knows this task.
+        NotFoundError: No evaluation or search has this task.
     """
     found = list(connection.execute(select(contexts).where(contexts.c.task == task).order_by(contexts.c.id)))
     if not found:
         names = known_tasks(connection)
         if task not in names:
-            raise NotFoundError(f"no task {task!r} in this store: {nearest(task, names)}")
+            raise NotFoundError(f"no task {task!r} in this store: {suggestion(task, names)}")
     if search is None:
         return found
     own = _own_fingerprints(connection, [search.id], task)
@@ -294,7 +291,7 @@ def _contexts(connection: Connection, task: str, search: SearchRecord | None) ->
 
 
 def _own_fingerprints(connection: Connection, search_ids: Sequence[str], task: str) -> dict[tuple[str, str], str]:
-    """(search, split) -> fingerprint of the task's split that the search uses."""
+    """The fingerprint of the split that each search uses, by search id and split."""
     found: dict[tuple[str, str], str] = {}
     for some in chunks(search_ids):
         query = select(search_tasks.c.search_id, search_tasks.c.split, search_tasks.c.task_fingerprint).where(
@@ -310,21 +307,19 @@ def _top(
     split: Split,
     where: Filter,
     limit: int,
-    without: Split | None = None,
+    not_on: Split | None = None,
     only: ColumnElement[bool] | None = None,
 ) -> list[BestRow]:
     """The best rows on one split over all contexts, each phenotype of a model once.
 
-    What is among the best `limit` of all is among the best `limit` of its own context, so each context gives no more.
-
-    Args:
-        without: leave out what was evaluated on this split, scored or failed.
+    Phenotypes that were evaluated on the split `not_on`, scored or failed, are left out.
     """
+    # The best `limit` of all are among the best `limit` of each context.
     found: list[Candidate] = []
     for context in here:
         if context.split == split:
-            barred = [one.id for one in here if one.split == without and _same_model(one, context)]
-            query = candidates(context, where, limit, barred)
+            excluded = [one.id for one in here if one.split == not_on and _same_model(one, context)]
+            query = candidates(context, where, limit, excluded)
             if only is not None:
                 query = query.where(only)
             found += [Candidate(row[0], row[1], row[2], context, split) for row in connection.execute(query)]
@@ -335,7 +330,7 @@ def _top(
     distinct = list(firsts.values())
     if len(distinct) > limit:
         last = distinct[limit - 1]
-        # Exact ties with the last one stay in: age decides among them, and that is known only after the next step.
+        # Exact ties with the last one stay for now: age decides among them, which the next step reads.
         distinct = [one for one in distinct if (one.score, one.gold_logprob) >= (last.score, last.gold_logprob)]
     held = [(one, _earliest(connection, one, where.search)) for one in distinct]
     held.sort(key=lambda pair: (-pair[0].score, -pair[0].gold_logprob, pair[1].born, pair[1].search_id, pair[1].idx))
@@ -346,12 +341,12 @@ def _same_model(one: Any, other: Any) -> bool:
     return (one.model_fingerprint, one.engine_fingerprint) == (other.model_fingerprint, other.engine_fingerprint)
 
 
-def candidates(context: Any, where: Filter, limit: int, barred: Sequence[int] = ()) -> Select[Any]:
-    """(score, gold_logprob, phenotype_hash) of the best phenotypes in a context that an `ok` individual has.
+def candidates(context: Any, where: Filter, limit: int, excluded: Sequence[int] = ()) -> Select[Any]:
+    """A query for (score, gold_logprob, phenotype_hash) of the best phenotypes in a context with an `ok` individual.
 
     Args:
-        context: a row of `evaluation_contexts`.
-        barred: contexts; phenotypes evaluated there (scored or failed) are left out.
+        context: Row of `evaluation_contexts`.
+        excluded: Ids of contexts; phenotypes that were evaluated there, scored or failed, are left out.
     """
     e = evaluations
     query = select(e.c.score, e.c.gold_logprob, e.c.phenotype_hash)
@@ -360,16 +355,16 @@ def candidates(context: Any, where: Filter, limit: int, barred: Sequence[int] = 
         query = query.where(e.c.experts == where.experts)
     if where.active is not None:
         query = query.where(e.c.active == where.active)
-    query = query.where(select(literal(1)).where(_held(e.c.phenotype_hash, context, where.search)).exists())
-    if barred:
+    query = query.where(select(literal(1)).where(_has_individual(e.c.phenotype_hash, context, where.search)).exists())
+    if excluded:
         other = e.alias("other")
-        elsewhere = and_(other.c.context_id.in_(barred), other.c.phenotype_hash == e.c.phenotype_hash)
+        elsewhere = and_(other.c.context_id.in_(excluded), other.c.phenotype_hash == e.c.phenotype_hash)
         query = query.where(~select(literal(1)).where(elsewhere).exists())
     return query.order_by(e.c.score.desc(), e.c.gold_logprob.desc(), e.c.phenotype_hash.desc()).limit(limit)
 
 
-def _held(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnElement[bool]:
-    """An `ok` individual of this phenotype, in a search on the context's model and engine."""
+def _has_individual(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnElement[bool]:
+    """Matches `ok` individuals with this phenotype in searches with the context's model and engine."""
     conditions = [
         individuals.c.phenotype_hash == phenotype,
         individuals.c.status == "ok",
@@ -383,7 +378,7 @@ def _held(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnEl
 
 
 def _earliest(connection: Connection, one: Candidate, search: SearchRecord | None) -> Any:
-    """The individual a candidate is shown as: of the oldest search that has it, the one with the smallest index."""
+    """The individual that represents a candidate: the first one in the oldest search that has the phenotype."""
     values = {
         "phenotype": one.phenotype_hash,
         "model": one.context.model_fingerprint,
@@ -406,7 +401,7 @@ def _earliest_query(one_search: bool) -> Select[Any]:
         .scalar_subquery()
     )
     columns = [individuals.c[name] for name in ("search_id", "idx", *_DESCRIPTION)]
-    # From the few searches to one individual of each: a converged search has its best phenotype thousands of times.
+    # One individual per search: a converged search may have its best phenotype thousands of times.
     query = (
         select(
             *columns, searches.c.name.label("search_name"), searches.c.genome_kind, searches.c.created_at.label("born")
@@ -421,14 +416,14 @@ def _earliest_query(one_search: bool) -> Select[Any]:
 
 
 def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[Candidate, Any]]) -> list[BestRow]:
-    """Rows with the scores of all splits filled in."""
+    """The rows of a ranking, with the scores on all splits filled in."""
     scores = _scores(connection, [one.id for one in here], {one.phenotype_hash for one, _ in held})
     task = here[0].task if here else ""
     own = _own_fingerprints(connection, sorted({individual.search_id for _, individual in held}), task)
     rows = []
     for one, individual in held:
         by_split: dict[str, float | None] = dict.fromkeys(SPLITS)
-        # The search's own version of a split comes last and so rules, before it the newest.
+        # Later contexts overwrite earlier ones: the newest version of a split, then the search's own version.
         related = [context for context in here if _same_model(context, one.context)]
         related.sort(key=lambda c: (own.get((individual.search_id, c.split)) == c.task_fingerprint, c.id))
         for context in related:
@@ -455,7 +450,7 @@ def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[Cand
 
 
 def _scores(connection: Connection, context_ids: Sequence[int], phenotypes: set[str]) -> dict[tuple[int, str], float]:
-    """(context, phenotype) -> score, where there is one."""
+    """Scores by context id and phenotype hash; failed evaluations are left out."""
     found: dict[tuple[int, str], float] = {}
     e = evaluations.c
     for context_id in context_ids:

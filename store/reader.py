@@ -1,4 +1,4 @@
-"""The store as everybody sees it who only reads; `repository.py` has who writes, too."""
+"""`StoreReader`, the interface for code that only reads the store; `repository.py` has the one that also writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from moevolve.store.records import (
     SearchTaskRecord,
     Split,
 )
-from moevolve.store.schema import place, prepare
+from moevolve.store.schema import location, prepare
 from moevolve.store.session import make_engine, transaction
 
 P = ParamSpec("P")
@@ -45,71 +45,70 @@ R = TypeVar("R")
 S = TypeVar("S", bound="StoreReader")
 
 
-def patient(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """A method of a store that is tried again while the database is away, for `retry_timeout_s` in all.
+def retrying(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Decorates an idempotent method of a store to be retried while the database is unreachable.
 
-    A lost connection leaves open whether its transaction was committed, so only what may be repeated is patient: reads,
-    and writes that say what is to be, not what is to change. Repeated, a write finds its own rows and leaves them, or
-    finds that another driver has the search since (each checks the lease's epoch in its own transaction), and is
-    refused. Creating a search and taking a lease are not of this kind: the second time, it is there, or held.
+    After a lost connection it is unknown whether the transaction was committed, so only idempotent methods are retried:
+    reads, and writes that state a result rather than a change. A repeated write finds its own rows and leaves them, or
+    is refused because another driver has acquired the lease. Creating a search and acquiring a lease are not
+    idempotent: the second time, the search exists or the lease is held.
     """
 
     @wraps(method)
-    def tried_again(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def retried(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         pause = 0.05
         while True:
             try:
                 found = method(self, *args, **kwargs)
             except UnreachableError:
-                if not self._waits(pause):
+                if not self._may_wait(pause):
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
             else:
-                self._silent_since = None
+                self._unreachable_since = None
                 return found
 
-    return tried_again
+    return retried
 
 
 class StoreReader:
-    """Searches, individuals, evaluations and lineage in one SQL database (SQLite or PostgreSQL), to be read.
+    """Reads searches, individuals, evaluations and lineage from one SQL database (SQLite or PostgreSQL).
 
-    No method writes, and what `open` gives could not: the database itself refuses. A `Store`, which writes as well
-    (`moevolve.store.repository`), may be given to whoever takes a reader. The contract, the same on every backend:
+    No method writes, and the database connection of a `StoreReader` refuses writes. `Store`, which also writes
+    (`moevolve.store.repository`), is a subclass. The contract is the same on every backend:
 
-    * **Transactions.** Each method is one transaction, which sees one state of what is committed.
-    * **Any number of readers**, in any number of processes. They never block a writer, nor does it block them.
-    * **Plain values.** Frozen records go in and come out; nothing that comes out is tied to a connection.
-    * **Errors.** Whatever goes wrong is a `StoreError` with a one-line message.
+    * **Transactions.** Each method is one transaction, which sees one committed state.
+    * **Any number of readers** in any number of processes. Readers and writers never block each other.
+    * **Plain values.** Methods take and return frozen records that don't depend on a connection.
+    * **Errors.** Every error is a `StoreError` with a one-line message.
 
-    It may be used from several threads. Use it as a context manager, or call `close()`.
+    A reader may be used from several threads. Use it as a context manager, or call `close()`.
 
     Attributes:
-        url: of the database.
-        is_new: whether there was none, and opening it made it.
-        retry_timeout_s: seconds for which an operation is tried again while the database is away (`patient`) or another
-            process writes to the file; a search's driver sets it.
+        url: URL of the database.
+        is_new: True if opening the store created it.
+        retry_timeout_s: Seconds for which an operation is retried while the database is unreachable or another process
+            writes to the file. Drivers set it.
     """
 
     def __init__(self, engine: Engine, url: str) -> None:
-        """For `open`."""
         self._engine = engine
         self.url = url
         self.is_new = False
         self.retry_timeout_s = 0.0
-        self._silent_since: float | None = None
+        self._unreachable_since: float | None = None
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Opens the store at `url`, also while others write; it may be in a folder that can't be written to.
+        """Opens the store at `url`, also while others write to it, and also in a read-only folder.
 
         Args:
-            url: of the database (`sqlite:///file.db`, `postgresql://user@host/name`).
+            url: URL of the database (`sqlite:///file.db`, `postgresql://user@host/name`).
 
         Raises:
-            StoreError: wrong URL, unreachable database, missing folder or store, a database that isn't a store of
-                moevolve, or a store of another schema version.
+            StoreError: The URL is wrong, the database unreachable, the folder or the store missing, the database isn't
+                a store of moevolve, or the store has another schema version.
         """
         return cls._prepared(make_engine(url, create=False, read_only=True), url, create=False)
 
@@ -123,34 +122,34 @@ class StoreReader:
             raise
         return store
 
-    @patient
+    @retrying
     def _prepare(self, create: bool) -> None:
         self.is_new = prepare(self._engine, create)
 
     @property
-    def place(self) -> str:
-        """The file of SQLite's, the URL of others, without its password."""
-        return place(self._engine)
+    def location(self) -> str:
+        """The file of a SQLite store; the URL of others, without its password."""
+        return location(self._engine)
 
     @property
     def is_file(self) -> bool:
-        """Whether it is SQLite's, which the processes of one machine alone may share."""
+        """Whether the store is a SQLite file, which only processes on one machine may share."""
         return self._engine.dialect.name == "sqlite"
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One transaction that reads; see `session.transaction`."""
+        """A transaction that reads; see `session.transaction`."""
         with transaction(self._engine) as connection:
             yield connection
 
-    def _waits(self, pause: float) -> bool:
-        """Whether a database that is away is to be waited for that much longer."""
+    def _may_wait(self, pause: float) -> bool:
+        """Whether an unreachable database may be retried after `pause` more seconds."""
         now = time.monotonic()
-        self._silent_since = now if self._silent_since is None else self._silent_since
-        return now + pause - self._silent_since <= self.retry_timeout_s
+        self._unreachable_since = now if self._unreachable_since is None else self._unreachable_since
+        return now + pause - self._unreachable_since <= self.retry_timeout_s
 
     def close(self) -> None:
-        """Gives back all connections. Closing twice is harmless."""
+        """Closes all connections. Closing twice is harmless."""
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -161,71 +160,67 @@ class StoreReader:
     ) -> None:
         self.close()
 
-    @patient
+    @retrying
     def search(self, name_or_id: str) -> SearchRecord:
-        """The search of this id or name.
+        """The search with this id or name.
 
         Raises:
-            StoreError: there is none; names the nearest ones.
+            NotFoundError: There is none; the message suggests similar names.
         """
         with self.transaction() as connection:
             return find_search(connection, name_or_id)
 
-    @patient
+    @retrying
     def searches(self) -> list[SearchSummary]:
         """All searches with their counts, oldest first."""
         with self.transaction() as connection:
             return read_searches(connection)
 
-    @patient
-    def search_tasks(self, search_id: str, *, beside: bool = False) -> list[SearchTaskRecord]:
-        """The task splits in a search's fitness, in the order they were given.
-
-        Args:
-            beside: those of weight 0 as well.
-        """
+    @retrying
+    def search_tasks(self, search_id: str, *, auxiliary: bool = False) -> list[SearchTaskRecord]:
+        """The task splits in a search's fitness, in the config's order; with `auxiliary`, also those of weight 0."""
         t = models.search_tasks.c
         query = select(t.task, t.split, t.task_fingerprint, t.weight).where(t.search_id == search_id)
-        query = (query if beside else query.where(t.weight > 0)).order_by(t.position)
+        query = (query if auxiliary else query.where(t.weight > 0)).order_by(t.position)
         with self.transaction() as connection:
             return [SearchTaskRecord(*row) for row in connection.execute(query)]
 
-    @patient
+    @retrying
     def control(self, search_id: str) -> Control:
-        """Who runs a search, and what is asked of it."""
+        """The driver of a search, its state, and what users ask of it."""
         with self.transaction() as connection:
             return leases.read(connection, search_id)
 
-    @patient
+    @retrying
     def controls(self) -> dict[str, Control]:
-        """Who runs each search, where it stands and what is asked of it, by its id."""
+        """The driver of each search, its state, and what users ask of it, by the search's id."""
         with self.transaction() as connection:
             return leases.read_all(connection)
 
-    @patient
+    @retrying
     def running(self) -> dict[str, Control]:
-        """The same of those alone that are being run."""
+        """The same for the searches that have a driver."""
         with self.transaction() as connection:
             return leases.running(connection)
 
-    @patient
+    @retrying
     def events(self, after: Mapping[str, int], limit: int = 1000) -> list[Event]:
-        """What happened to some searches since then, in order of time.
+        """The events of some searches after the last known ones, in order of time.
 
         Args:
-            after: by search id, the number of the last event that is known.
-            limit: at most so many of each search; ask again from the last one for more.
+            after: Number of the last known event by search id.
+            limit: Maximum number of events per search; call again with the last number for more.
         """
         with self.transaction() as connection:
             return events.read_events(connection, after, limit)
 
-    @patient
+    @retrying
     def latest_events(self, search_id: str | None = None, limit: int = 100) -> list[Event]:
-        """What happened last to a search, or to any, newest first."""
+        """The latest events of a search, or of all searches, newest first."""
         with self.transaction() as connection:
             return events.read_latest(connection, search_id, limit)
 
-    @patient
+    @retrying
     def evaluations(
         self,
         phenotype_hashes: str | Sequence[str],
@@ -233,36 +228,36 @@ class StoreReader:
         engine_fingerprint: str,
         task_fingerprints: Sequence[str],
     ) -> list[EvaluationRecord]:
-        """The stored evaluations of some phenotypes on some task splits (memoisation). Any number of either.
+        """The stored evaluations of some phenotypes on some task splits, failed ones included.
 
-        Returns:
-            Those that exist, failed ones included, ordered by phenotype hash and task fingerprint.
+        Any number of phenotypes and splits may be given. The result is sorted by phenotype hash and task fingerprint.
         """
         hashes = [phenotype_hashes] if isinstance(phenotype_hashes, str) else sorted(set(phenotype_hashes))
         with self.transaction() as connection:
             ids = context_ids(connection, model_fingerprint, engine_fingerprint, task_fingerprints)
             return read_evaluations(connection, ids, hashes)
 
-    @patient
+    @retrying
     def history(self, search_id: str) -> list[IndividualRecord]:
-        """All individuals of a search by index, as they are. Gaps are left."""
+        """All recorded individuals of a search, sorted by index."""
         with self.transaction() as connection:
             return read_history(connection, search_id)
 
-    @patient
+    @retrying
     def page(
         self, search_id: str, order: Order = "best", after: int | None = None, limit: int = 50
     ) -> list[IndividualRecord]:
-        """A page of a search's individuals. However many it has, the first page and the last take the same time.
+        """A page of a search's individuals. Every page takes the same time, however large the search is.
 
         Args:
-            search_id: of the search.
-            order: `best` by rank, only of those with a fitness; `newest` the latest first; `failed` of those that did.
-            after: index of the last individual of the page before; None for the first page.
-            limit: at most so many.
+            search_id: Id of the search.
+            order: Order of the listing: `best` lists individuals with a fitness by rank; `newest` all, latest first;
+                `failed` those that failed, latest first.
+            after: Index of the last individual on the previous page; None for the first page.
+            limit: Maximum number of individuals.
 
         Raises:
-            NotFoundError: there is no individual `after`.
+            NotFoundError: There is no individual `after`.
         """
         with self.transaction() as connection:
             last = None
@@ -273,29 +268,30 @@ class StoreReader:
                 last = found[0]
             return queries.read_page(connection, search_id, order, last, limit)
 
-    @patient
-    def course(self, search_id: str, first: int = 0) -> list[tuple[int, float]]:
-        """Index and fitness of a search's individuals from `first` on, those that have one; in no order."""
+    @retrying
+    def fitness_by_index(self, search_id: str, first: int = 0) -> list[tuple[int, float]]:
+        """Index and fitness of a search's individuals from `first` on that have a fitness, in no particular order."""
         with self.transaction() as connection:
-            return queries.read_course(connection, search_id, first)
+            return queries.read_fitness(connection, search_id, first)
 
-    @patient
+    @retrying
     def costs(self, search: SearchRecord) -> SearchCosts:
-        """What a search's evaluations cost."""
+        """The cost of a search's evaluations."""
         with self.transaction() as connection:
             return read_costs(connection, search)
 
-    @patient
+    @retrying
     def individual(self, ref: str) -> IndividualDetail:
         """The individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.
 
         Raises:
-            StoreError: the reference isn't of that form, or names no search or individual; names the nearest ones.
+            NotFoundError: The reference has another form, or there is no such search or individual; the message
+                suggests similar ones.
         """
         with self.transaction() as connection:
             return read_individual(connection, ref)
 
-    @patient
+    @retrying
     def best(
         self,
         task: str | None = None,
@@ -305,21 +301,23 @@ class StoreReader:
         limit: int = 10,
         by: Split = "dev",
     ) -> list[BestRow]:
-        """The best configurations for a task; for every task (`limit` each, by task name) when `task` is None.
+        """The best configurations for a task.
 
-        Only individuals with status `ok` appear, each phenotype (per model) once, under its earliest individual. Order:
-        score, then mean gold log-probability, then age of the search and index.
+        Only individuals with status `ok` appear, each phenotype (per model) once, under its earliest individual. Rows
+        are sorted by score, then mean gold log-probability, then the search's age and the index.
 
         Args:
-            experts: only configurations of exactly so many experts n'.
-            active: only configurations of exactly so many active experts k.
-            search: only individuals of this search (name or id).
-            by: `search` ranks by the search-split score. `dev` ranks those with a dev score first, by that score, and
-                the others after them by their search-split score; one that failed on dev does not appear. `test` ranks
-                by the test score, and only those that have one.
+            task: Name of the task; None ranks every task, sorted by name, with `limit` rows each.
+            experts: Number of experts n' that a configuration must have.
+            active: Number of active experts k that a configuration must have.
+            search: Name or id of the search that individuals must belong to.
+            limit: Maximum number of rows.
+            by: Split that ranks. `search` ranks by the search-split score. `dev` ranks configurations with a dev score
+                first, by that score, and others after them by their search-split score; those that failed on dev do
+                not appear. `test` ranks only configurations with a test score, by that score.
 
         Raises:
-            StoreError: unknown task or search; names the nearest ones.
+            StoreError: The task or search is unknown; the message suggests similar names.
         """
         with self.transaction() as connection:
             only = find_search(connection, search) if search is not None else None
@@ -327,7 +325,7 @@ class StoreReader:
             where = queries.Filter(experts, active, only)
             return [row for one in tasks for row in queries.best(connection, one, where, limit, by)]
 
-    @patient
+    @retrying
     def best_of_search(self, search_id: str, limit: int = 1) -> list[IndividualRecord]:
         """The best `ok` individuals of a search by (fitness desc, tie_break desc, index asc), each phenotype once."""
         with self.transaction() as connection:
@@ -335,35 +333,35 @@ class StoreReader:
             rows = {row.index: row for row in read_history(connection, search_id, indices)}
         return [rows[index] for index in indices]
 
-    @patient
+    @retrying
     def pareto(self, task: str, split: Split = "search", search: str | None = None) -> list[BestRow]:
-        """The configurations that no other beats in both score and parameters, from fewest parameters to most."""
+        """The Pareto front of score against parameters, from fewest parameters to most."""
         with self.transaction() as connection:
             only = find_search(connection, search) if search is not None else None
             return queries.pareto(connection, task, split, only)
 
-    @patient
+    @retrying
     def ancestors(self, ref: str, max_depth: int | None = None) -> LineageGraph:
-        """The individual `SEARCH:INDEX` and all it descends from, at most `max_depth` generations back."""
+        """The individual `SEARCH:INDEX` and its ancestors, at most `max_depth` generations back."""
         with self.transaction() as connection:
             return lineage(connection, ref, "ancestors", max_depth)
 
-    @patient
+    @retrying
     def descendants(self, ref: str, max_depth: int | None = None) -> LineageGraph:
-        """The individual `SEARCH:INDEX` and all that descend from it, at most `max_depth` generations on."""
+        """The individual `SEARCH:INDEX` and its descendants, at most `max_depth` generations on."""
         with self.transaction() as connection:
             return lineage(connection, ref, "descendants", max_depth)
 
-    @patient
+    @retrying
     def calibrations(self) -> list[str]:
         """Fingerprints of all calibrations."""
         c = models.calibrations.c
         with self.transaction() as connection:
             return list(connection.execute(select(c.fingerprint).order_by(c.fingerprint)).scalars())
 
-    @patient
+    @retrying
     def calibration(self, fingerprint: str) -> bytes | None:
-        """The calibration of this fingerprint, None if there is none."""
+        """The calibration with this fingerprint; None if there is none."""
         c = models.calibrations.c
         with self.transaction() as connection:
             return connection.execute(select(c.content).where(c.fingerprint == fingerprint)).scalar()

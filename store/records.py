@@ -1,4 +1,4 @@
-"""Frozen values that cross the store's border: what goes in and what comes out. ORM objects never leave the store.
+"""The frozen records that the store takes and returns; ORM objects never leave it.
 
 Hashes and fingerprints are hex text. Scores are the metric in [0, 1]; `gold_logprob` and `tie_break` are mean
 log-probabilities of the gold answer in nats (<= 0). Times are aware UTC datetimes; `None` going in means "now".
@@ -15,35 +15,35 @@ from pydantic import computed_field
 
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
 DesiredState = Literal["running", "paused", "stopped", "cancelled"]
-"""What can be asked of a driver. A stopped search can be resumed, a cancelled one is over."""
+"""The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't."""
 EventKind = Literal["status", "asked", "best", "failed", "retried", "exported"]
-"""A new status; something asked of the driver; a new best; candidates that failed; a step back; a checkpoint."""
+"""A new status, a request to the driver, a new best individual, failed candidates, a retry, or a checkpoint."""
 Order = Literal["best", "newest", "failed"]
-"""Of individuals in a listing: by rank, the latest first, or the latest of those that failed."""
+"""How a listing sorts individuals: by rank, newest first, or only failed ones, newest first."""
 IndividualStatus = Literal["pending", "ok", "failed"]
 FailureKind = Literal["candidate", "worker", "timeout"]
-"""Whose fault a failure is: the candidate's own, its workers' that died again and again, or the limit on time."""
+"""Cause of a failure: the candidate itself, workers that died repeatedly, or the time limit."""
 Split = Literal["calibration", "search", "dev", "test"]
 ExportForm = Literal["stock", "native"]
 
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
 SCORED: tuple[Split, ...] = ("search", "dev", "test")
-"""Splits that evaluations and rankings are on; `calibration` is measured on only."""
+"""Splits with scores; methods measure and fit on `calibration`, but nothing is scored on it."""
 SEARCH_STATUSES: tuple[SearchStatus, ...] = get_args(SearchStatus)
 DESIRED_STATES: tuple[DesiredState, ...] = get_args(DesiredState)
 FULL_MODEL = "full"
-"""Phenotype hash under which evaluations of the unedited model are kept."""
+"""The phenotype hash of the unedited model's evaluations."""
 BYTES_AS_TEXT = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
-"""How pydantic is to write a record's bytes in JSON, and read them."""
+"""Pydantic's settings for a record whose bytes are base64 text in JSON."""
 
 
 def new_search_id() -> str:
-    """A fresh id for a search: ten hex digits."""
+    """A random id for a search: ten hex digits."""
     return uuid.uuid4().hex[:10]
 
 
 UNBOUND = "config:"
-"""What the model fingerprint of a search begins with that was stored with a model's config, but without its weights."""
+"""Prefix of the model fingerprint of a search that was stored without the model's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +51,17 @@ class SearchRecord:
     """One search.
 
     Attributes:
-        id: short text, unique in the store (`new_search_id()`).
-        name: unique in the store; the user's handle, so no `:` in it (references are `name:index`).
-        config: the resolved config as JSON text.
-        config_hash: hash of everything in the config that can change the population.
-        model_fingerprint: identity of the checkpoint; begins with `UNBOUND` while it is open which it is.
-        model_path: where the model was loaded from.
-        engine_fingerprint: identity of everything in the evaluation engine that can change a score.
-        seed: of the search; fits 64 bits signed.
-        genome_kind: `eep`, `factorllm` ...
-        software_version: of moevolve.
-        status_reason: one line, for `interrupted` and `failed`.
+        id: Short text, unique in the store (`new_search_id()`).
+        name: The user's name for the search, unique in the store, without `:` (references are `name:index`).
+        config: Resolved config as JSON text.
+        config_hash: Hash of everything in the config that can change the population.
+        model_fingerprint: Hash that identifies the checkpoint; begins with `UNBOUND` while the weights are unknown.
+        model_path: Path or hub id that the model was loaded from.
+        engine_fingerprint: Hash of everything in the evaluation engine that can change a score.
+        seed: Signed 64-bit seed.
+        genome_kind: Name of the kind, such as `eep` or `factorllm`.
+        software_version: Version of moevolve.
+        status_reason: One-line reason for the status `interrupted` or `failed`.
     """
 
     id: str
@@ -81,22 +81,21 @@ class SearchRecord:
 
     @property
     def is_bound(self) -> bool:
-        """Whether it is known which weights it is about."""
+        """Whether the weights that the search is about are known."""
         return not self.model_fingerprint.startswith(UNBOUND)
 
     def is_orphaned(self, alive: bool) -> bool:
-        """Whether its driver, which is or isn't alive, is gone without having said how it ended."""
+        """Whether the search's driver ended without storing a final status; `alive` says whether it has a driver."""
         return not alive and self.status in ("running", "paused")
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write to a search, until another process has the next epoch.
+    """The right to write to a search, which ends when another process acquires the next epoch.
 
     Attributes:
-        search_id: of the search.
-        owner: who has it, for people.
-        epoch: how many times the lease was taken.
+        owner: Name of the process that has the lease (`owners.this_process`).
+        epoch: Number of times that the lease has been acquired.
     """
 
     search_id: str
@@ -106,19 +105,19 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a search stands.
+    """Progress of a running search.
 
     Attributes:
-        done: individuals complete, failed ones included.
-        total: individuals of the whole search.
-        phase: kind of the phase of the newest individual.
-        best: index and fitness of the best individual so far, None before the first.
-        full: fitness of the unedited model, None while unknown.
-        failed: individuals that failed.
-        reused: evaluations found in the store or in this search instead of being run.
-        evaluated: evaluations run since the driver started.
-        rate: evaluations per second since the first one arrived (loading the model left out); None before.
-        left: seconds left at the present pace, None while unknown.
+        done: Number of individuals that are complete, failed ones included.
+        total: Number of individuals of the whole search.
+        phase: Kind of the newest individual's phase.
+        best: Index and fitness of the best individual so far.
+        full: Fitness of the unedited model; None while unknown.
+        failed: Number of individuals that failed.
+        reused: Number of evaluations that were found in the store or in this search instead of being run.
+        evaluated: Number of evaluations that were run since the driver started.
+        rate: Evaluations per second since the first one arrived, so that loading the model doesn't count.
+        left: Seconds left at the present rate; None while unknown.
     """
 
     done: int
@@ -135,12 +134,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """What a running search could use of a Ray cluster that others may share.
+    """Workers that a running search could use of a Ray cluster, which other searches may share.
 
     Attributes:
-        cluster: what tells it from others.
-        least, most: workers.
-        cpus, gpus: that each of them reserves.
+        cluster: Id of the Ray cluster.
+        least, most: Smallest and largest useful number of workers.
+        cpus, gpus: CPUs and GPUs that each worker reserves.
     """
 
     cluster: str
@@ -152,19 +151,19 @@ class ResourceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Who runs a search, where it stands, and what is asked of it.
+    """The driver of a search, its state, and what users ask of it.
 
     Attributes:
-        owner: who took the lease last and didn't give it back; None if nobody.
-        epoch: how many times it was taken.
-        alive: whether the owner's lease lasts.
-        desired_state: what the driver is to do.
-        workers: how many it is to have; None leaves that to the configuration.
-        priority: of searches that want the same workers, those of a higher one get them first.
-        stage: what the driver last said that it does, one line.
-        progress: where it last said that it stands.
-        events: how many events the search has.
-        claim: which workers it could use; None if it has not joined a cluster.
+        owner: Process that acquired the lease last and has not released it.
+        epoch: Number of times that the lease has been acquired.
+        alive: True if the lease has not expired and its owner is not known to have ended.
+        desired_state: State that users ask for.
+        workers: Number of workers that users ask for; None means that of the config.
+        priority: Priority among searches that want the same workers; the highest gets them first.
+        stage: A line about what the driver was doing at the last renewal.
+        progress: Progress at the last renewal.
+        events: Number of the search's events.
+        claim: Workers that the search could use; None if it has not joined a cluster.
     """
 
     owner: str | None
@@ -181,15 +180,13 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a search.
+    """An event of a search.
 
     Attributes:
-        search_id: of the search.
-        seq: 1, 2, ... in the order in which a search's events were committed.
-        kind: what sort of thing.
-        text: one line for people.
-        index: of the individual that it is about.
-        at: when.
+        seq: Number of the event within the search: 1, 2, ... in the order of commits.
+        text: A line for users.
+        index: Index of the individual that the event is about, if it is about one.
+        at: Time of the event.
     """
 
     search_id: str
@@ -202,12 +199,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """Which schema a store had, and has now.
-
-    Attributes:
-        before: its revision.
-        after: the one that this software writes; the same if there was nothing to do.
-    """
+    """Schema revisions of a store before and after an upgrade; equal if there was nothing to do."""
 
     before: str
     after: str
@@ -218,11 +210,9 @@ class SearchTaskRecord:
     """One task split of a search, in the config's order (`position` is the place in the sequence given).
 
     Attributes:
-        task: name of the task.
-        split: `calibration`, `search`, `dev` or `test`.
-        task_fingerprint: identity of the prepared split.
-        weight: of the task in the fitness; 0 for splits beside it: what was measured on, what breaks ties, and
-            tasks held out.
+        task: Name of the task.
+        task_fingerprint: Hash that identifies the prepared split.
+        weight: Weight of the task in the fitness; 0 for auxiliary splits (calibration, tie-breaks, held-out tasks).
     """
 
     task: str
@@ -236,10 +226,10 @@ class SearchSummary:
     """One line of a listing of searches.
 
     Attributes:
-        individuals: recorded in all; `evaluated` of them are `ok`, `failed` failed, the rest are pending.
-        best_fitness: the largest fitness of an `ok` individual; None while there is none.
-        tasks: names of the tasks in the fitness, in order, without repeats.
-        owner: who runs it; None if nobody does.
+        individuals: Number of recorded individuals, of which `evaluated` are `ok`, `failed` failed, and others pending.
+        best_fitness: Largest fitness of an `ok` individual; None while there is none.
+        tasks: Distinct names of the tasks in the fitness, in the config's order.
+        owner: Process that drives the search; None if it has no driver.
     """
 
     search: SearchRecord
@@ -261,29 +251,28 @@ class SearchSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndividualRecord:
-    """A genome in its search, and what its evaluations amount to there.
+    """A genome in its search, with its fitness there.
 
     Attributes:
-        index: 0-based within the search.
-        phase: `prune`, `merge` ...
-        operator: what made it, as text.
-        genome: its serialised bytes.
-        content_hash: of the genome.
-        phenotype_hash: of the edit it expresses to; evaluations are kept under it.
-        experts: retained experts n' per MoE layer.
-        active: experts per token k.
-        parameters: kept by the edited model.
-        active_parameters: used per token by the edited model.
-        parameters_full: of the unedited model.
-        summary: short text for listings.
+        index: 0-based index within the search.
+        phase: Kind of the phase, such as `prune` or `merge`.
+        operator: Description of the operator that made the genome.
+        genome: Serialised genome.
+        content_hash: Hash of the genome.
+        phenotype_hash: Hash of the edit that the genome expresses to; part of the key of its evaluations.
+        experts: Number of retained experts n' per MoE layer.
+        active: Number of active experts k per token.
+        parameters: Number of parameters of the edited model.
+        active_parameters: Number of parameters that the edited model uses per token.
+        parameters_full: Number of parameters of the unedited model.
+        summary: Short text for listings.
         depth: 0 without parents, else 1 + the largest depth of a parent.
-        parents: indices in the same search, in order; all smaller than `index`.
-        status: `pending` while it is evaluated; `ok`, then `fitness` and `tie_break` are set; or `failed`, then
-            `failure` and `failure_kind` are.
-        fitness: weighted mean of the search-split scores over the search's tasks, less its penalty.
-        tie_break: decides between equal fitness, higher is better: mostly the mean gold log-probability.
-        failure: the reason, one line.
-        failure_kind: whose fault it is.
+        parents: Indices of the parents in the same search, in order, each smaller than `index`.
+        status: `ok` individuals have a `fitness` and a `tie_break`, `failed` ones a `failure` and a `failure_kind`.
+        fitness: Weighted mean of the search-split scores over the search's tasks, less a penalty if one is configured.
+        tie_break: Rank among individuals of equal fitness, larger is better: usually the mean gold log-probability.
+        failure: One-line reason.
+        failure_kind: Cause of the failure.
     """
 
     __pydantic_config__ = BYTES_AS_TEXT
@@ -310,24 +299,24 @@ class IndividualRecord:
 
 
 INDIVIDUAL_COLUMNS = tuple(one.name for one in fields(IndividualRecord) if one.name not in ("index", "parents"))
-"""Attributes that the store keeps in columns of the same name."""
+"""Attributes that have a column of the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """One phenotype on one task split: shared by every individual, of any search, that expresses to it.
+    """The evaluation of one phenotype on one task split, shared by all individuals of any search with that phenotype.
 
     The key is (phenotype_hash, model_fingerprint, engine_fingerprint, task_fingerprint). An evaluation either is scored
-    (then `score` and `gold_logprob` are set and `failure` is None) or failed (the other way round) by its own fault.
+    (`score` and `gold_logprob` are set, `failure` is None) or failed by the candidate's fault (the reverse).
 
     Attributes:
-        metric: name of the metric that makes the score of the outcomes; a property of the task split.
-        outcomes: float32 little-endian, one per example, in [0, 1]; None when not kept.
-        seconds: wall time on the worker.
-        worker: who did it, for the record only.
-        attempt: 1 for the first.
-        experts, active, parameters: as on the individual; None for the full model. Kept here so that "best for so many
-            experts" and Pareto fronts read one index.
+        metric: Name of the metric that computes the score from the outcomes; a property of the task split.
+        outcomes: Little-endian float32 values in [0, 1], one per example; None if they were not kept.
+        seconds: Wall time on the worker.
+        worker: Name of the worker, for information only.
+        attempt: Number of the attempt, from 1.
+        experts, active, parameters: Size of the edited model, as in `IndividualRecord`; None for the full model.
+            Repeated here so that rankings by number of experts and Pareto fronts read a single index.
     """
 
     __pydantic_config__ = BYTES_AS_TEXT
@@ -357,9 +346,8 @@ class ExportRecord:
     """One exported checkpoint.
 
     Attributes:
-        path: of the directory.
-        form: `stock` or `native`.
-        checks: what was verified after reloading, as JSON text.
+        path: Path of the directory.
+        checks: Results of the comparison after reloading, as JSON text.
     """
 
     path: str
@@ -370,10 +358,10 @@ class ExportRecord:
 
 @dataclass(frozen=True, slots=True)
 class IndividualDetail:
-    """All the store knows of one individual.
+    """An individual with all that the store has about it.
 
     Attributes:
-        evaluations: of its phenotype with the search's model and engine, by task, then split (search, dev, test).
+        evaluations: Evaluations of its phenotype with the search's model and engine, by task, then split.
     """
 
     search: SearchRecord
@@ -384,7 +372,7 @@ class IndividualDetail:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ref(self) -> str:
-        """`name:index`, as the command line takes it."""
+        """The reference `name:index`, as the command line takes it."""
         return f"{self.search.name}:{self.individual.index}"
 
 
@@ -393,11 +381,10 @@ class BestRow:
     """One configuration in a ranking for one task.
 
     Attributes:
-        task: the task it is ranked for.
-        ranked_by: the split whose score ranks this row.
-        search_score, dev_score, test_score: of this phenotype on the task's splits; None where not evaluated.
-        index: of the earliest individual that has this phenotype.
-        genome_kind: of the search.
+        task: Task of the ranking.
+        ranked_by: Split whose score ranks this row.
+        search_score, dev_score, test_score: Scores of this phenotype on the task's splits; None where not evaluated.
+        index: Index of the earliest individual with this phenotype.
     """
 
     task: str
@@ -425,7 +412,7 @@ class BestRow:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ref(self) -> str:
-        """`name:index`, as the command line takes it."""
+        """The reference `name:index`, as the command line takes it."""
         return f"{self.search_name}:{self.index}"
 
     @property
@@ -455,9 +442,9 @@ class LineageGraph:
     """Ancestors or descendants of one individual, itself included.
 
     Attributes:
-        root: index of the individual asked for.
-        nodes: by index, ascending.
-        edges: (parent, child) pairs of indices, both among the nodes, ascending.
+        root: Index of the individual that was asked for.
+        nodes: Individuals in ascending order of their index.
+        edges: Pairs of indices (parent, child) among the nodes, in ascending order.
     """
 
     search_id: str

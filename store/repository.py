@@ -1,4 +1,4 @@
-"""The store's one door for writing: every write of the service goes through `Store`."""
+"""`Store`, through which the service makes all its writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moevolve.store import tables as models
 from moevolve.store.errors import NameTakenError, StoreError
 from moevolve.store.files import BUSY_SECONDS
 from moevolve.store.lineage import find_individual, find_search
-from moevolve.store.reader import StoreReader, patient
+from moevolve.store.reader import StoreReader, retrying
 from moevolve.store.records import (
     SEARCH_STATUSES,
     UNBOUND,
@@ -51,20 +51,21 @@ from moevolve.store.writes import (
 
 
 class Store(StoreReader):
-    """Searches, individuals, evaluations and lineage in one SQL database, to be read and written.
+    """Reads and writes searches, individuals, evaluations and lineage in one SQL database.
 
-    The contract, beside that of every `StoreReader`:
+    Its contract adds to that of `StoreReader`:
 
-    * **Whole or not at all.** So each method happens, also when the process is killed.
-    * **Idempotent writes.** Repeating a write with the same content changes nothing. An evaluation there already
-      stays: the first rules. An individual at a taken index with another genome, or a second, different fitness for
+    * **Atomic.** Each method takes effect completely or not at all, also if the process is killed.
+    * **Idempotent writes.** Repeating a write with the same content changes nothing. Of two evaluations with the same
+      key, the first one stays. An individual at a taken index with another genome, or a second, different fitness for
       the same individual, is an error.
-    * **One writer per search, any number of searches.** Several processes may share one store. A driver has its
-      search's lease, and whoever lost it writes nothing (`moevolve.store.leases`).
+    * **One writer per search, any number of searches.** Several processes may share one store. A search's driver holds
+      its lease, and the writes of a driver that lost its lease are refused (`moevolve.store.leases`).
+
+    Methods with a `writer` take the driver's lease, or the id of a search that has no driver.
     """
 
     def __init__(self, engine: Engine, url: str) -> None:
-        """For `open`."""
         super().__init__(engine, url)
         self.retry_timeout_s = BUSY_SECONDS if self.is_file else 0.0
         wait_for_locks(engine, lambda: self.retry_timeout_s)
@@ -75,17 +76,17 @@ class Store(StoreReader):
         """Opens the store at `url` (`sqlite:///file.db`, `postgresql://user@host/name`).
 
         Args:
-            url: of the database.
-            create: make the store where there is none. False: a missing store is an error and nothing is created.
+            url: URL of the database.
+            create: Create the store if there is none.
 
         Raises:
-            StoreError: as `StoreReader.open`. The database is left untouched.
+            StoreError: The same cases as `StoreReader.open`. The database is left unchanged.
         """
         return cls._prepared(make_engine(url, create), url, create)
 
     @contextmanager
     def write_transaction(self, bounded: bool = True) -> Iterator[Connection]:
-        """One transaction that reads and writes; see `session.transaction`."""
+        """A transaction that reads and writes; see `session.transaction`."""
         with transaction(self._engine, write=True, bounded=bounded) as connection:
             yield connection
 
@@ -93,9 +94,8 @@ class Store(StoreReader):
         """Adds a search with its task splits.
 
         Raises:
-            NameTakenError: the name is taken.
-            StoreError: the id is taken, or either is that of another search crosswise; or the name is empty or has a
-                `:` in it.
+            NameTakenError: Another search has this name.
+            StoreError: The id or name equals another search's id or name, the name is empty, or it contains `:`.
         """
         now = utc_now()
         if not search.id or not search.name.strip() or ":" in search.name + search.id:
@@ -109,29 +109,29 @@ class Store(StoreReader):
             taken = models.searches.c.id.in_(both) | models.searches.c.name.in_(both)
             other = connection.execute(select(models.searches).where(taken)).first()
             if other is None and not insert_new(connection, models.searches, [row]):
-                # Another process was adding it just now.
+                # Another process has added it since the query above.
                 other = connection.execute(select(models.searches).where(taken)).one()
             if other is not None:
                 kind = NameTakenError if other.name == search.name else StoreError
                 raise kind(
                     f"there is a search {other.name!r} (id {other.id}) already; resume it or choose another name"
                 )
-            insert_all(connection, models.leases, [leases.unheld(search.id)])
+            insert_all(connection, models.leases, [leases.free_lease(search.id)])
             rows = [{"search_id": search.id, "position": place, **asdict(task)} for place, task in enumerate(tasks)]
             insert_all(connection, models.search_tasks, rows)
 
-    @patient
-    def amend_search(self, writer: str | Lease, config: str, beside: Sequence[SearchTaskRecord]) -> None:
-        """Replaces what may change of a search after its launch: its configuration and the splits beside its fitness.
+    @retrying
+    def amend_search(self, writer: str | Lease, config: str, auxiliary: Sequence[SearchTaskRecord]) -> None:
+        """Replaces a search's config and its auxiliary splits, which may change after its launch.
 
         Args:
-            writer: the driver's lease, or the id of a search that no driver runs.
-            config: as JSON text.
-            beside: all that it has from now on, each of weight 0.
+            writer: Lease or search id, see `Store`.
+            config: New config as JSON text.
+            auxiliary: All task splits of weight 0 that the search has from now on.
 
         Raises:
-            LeaseLostError, LeaseHeldError: the search is another driver's.
-            StoreError: unknown search.
+            LeaseLostError, LeaseHeldError: Another driver runs the search.
+            StoreError: There is no such search.
         """
         t = models.search_tasks
         with self.write_transaction() as connection:
@@ -141,33 +141,33 @@ class Store(StoreReader):
             first = 1 + (
                 connection.execute(select(func.max(t.c.position)).where(t.c.search_id == search_id)).scalar() or 0
             )
-            rows = [{"search_id": search_id, "position": first + i, **asdict(task)} for i, task in enumerate(beside)]
+            rows = [{"search_id": search_id, "position": first + i, **asdict(task)} for i, task in enumerate(auxiliary)]
             insert_all(connection, t, rows)
 
-    @patient
+    @retrying
     def set_status(self, writer: str | Lease, status: SearchStatus, reason: str | None = None) -> None:
-        """Changes the status of a search and replaces its reason; `writer` as `amend_search` has it.
+        """Changes the status of a search and replaces its reason.
 
         Raises:
-            LeaseLostError, LeaseHeldError: the search is another driver's.
-            StoreError: unknown search or status.
+            LeaseLostError, LeaseHeldError: Another driver runs the search.
+            StoreError: The search or status is unknown.
         """
         _check_status(status)
         with self.write_transaction() as connection:
             _set_status(connection, touch(connection, writer), status, reason)
 
-    @patient
+    @retrying
     def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
-        """Says, once and for all, which weights a search is about that was stored without them, and where they are.
+        """Sets the weights of a search that was stored without them; they can't be changed later.
 
         Raises:
-            StoreError: unknown search, or it is about other weights.
+            StoreError: There is no such search, or it already has other weights.
         """
         s = models.searches
         with self.write_transaction() as connection:
             touch(connection, search_id)
-            open_until_now = s.c.model_fingerprint.startswith(UNBOUND, autoescape=True)
-            change = update(s).where(s.c.id == search_id, open_until_now)
+            unbound = s.c.model_fingerprint.startswith(UNBOUND, autoescape=True)
+            change = update(s).where(s.c.id == search_id, unbound)
             connection.execute(change.values(model_fingerprint=fingerprint, model_path=path))
             bound = connection.execute(select(s.c.model_fingerprint).where(s.c.id == search_id)).scalar()
             if bound != fingerprint:
@@ -180,22 +180,22 @@ class Store(StoreReader):
         seconds: float,
         priority: int | None = None,
     ) -> Lease:
-        """Takes the lease of a search, the right to write to it, for so many seconds.
+        """Acquires the lease of a search, which is the right to write to it.
 
         Args:
-            search_id: of the search.
-            owner: who takes it, for people.
-            seconds: until it runs out, unless it is renewed.
-            priority: of the search from now on; None leaves it as it is.
+            search_id: Id of the search.
+            owner: Name of the process (`owners.this_process`).
+            seconds: Seconds until the lease expires, unless it is renewed.
+            priority: New priority of the search; None keeps the previous one.
 
         Raises:
-            LeaseHeldError: another driver has it.
-            StoreError: unknown search.
+            LeaseHeldError: Another driver has the lease.
+            StoreError: There is no such search.
         """
         with self.write_transaction() as connection:
             return leases.acquire(connection, search_id, owner, seconds, priority)
 
-    @patient
+    @retrying
     def renew(
         self,
         lease: Lease,
@@ -204,31 +204,31 @@ class Store(StoreReader):
         progress: Progress | None = None,
         claim: ResourceRequest | None = None,
     ) -> Control:
-        """Keeps a lease for so many seconds from now on, also one that ran out and nobody took.
+        """Extends a lease, also an expired one that no other driver has acquired, and stores its owner's state.
 
         Args:
-            lease: which.
-            seconds: that it lasts.
-            stage: what its owner does now, one line; None leaves what was said.
-            progress: where its search stands; None likewise.
-            claim: what it could use; None likewise.
+            lease: Lease of the driver.
+            seconds: Seconds from now until the lease expires.
+            stage: A line about what the driver is doing; None keeps the previous one.
+            progress: Progress of the search; None keeps the previous one.
+            claim: Workers that the search could use; None keeps the previous ones.
 
         Returns:
-            What is asked of its owner.
+            The state of the search, with what users ask of the driver.
 
         Raises:
-            LeaseLostError: another driver has it.
+            LeaseLostError: Another driver has the lease.
         """
         with self.write_transaction() as connection:
             return leases.renew(connection, lease, seconds, stage, progress, claim)
 
-    @patient
+    @retrying
     def release(self, lease: Lease) -> None:
-        """Gives a lease back, if it is still its owner's."""
+        """Releases a lease; does nothing if another driver has acquired it."""
         with self.write_transaction() as connection:
             leases.release(connection, lease)
 
-    @patient
+    @retrying
     def ask(
         self,
         search_id: str,
@@ -236,36 +236,37 @@ class Store(StoreReader):
         workers: int | None = None,
         priority: int | None = None,
     ) -> Control:
-        """Asks the driver of a search for something, which it does within seconds.
+        """Asks the driver of a search for a change, which the driver makes within seconds.
 
         Args:
-            search_id: of the search.
-            desired_state: what it is to do; None leaves that as it is.
-            workers: how many workers it is to have; None likewise.
-            priority: of its search; None likewise.
+            search_id: Id of the search.
+            desired_state: New desired state; None keeps the previous one.
+            workers: New number of workers; None keeps the previous one.
+            priority: New priority of the search; None keeps the previous one.
 
         Raises:
-            StoreError: unknown search, or no driver runs it.
+            NotRunningError: The search has no driver.
+            StoreError: There is no such search.
         """
         with self.write_transaction() as connection:
             return leases.ask(connection, search_id, desired_state, workers, priority)
 
-    @patient
+    @retrying
     def record(
         self,
         writer: str | Lease,
         individuals: Sequence[IndividualRecord] = (),
         evaluations: Sequence[EvaluationRecord] = (),
     ) -> None:
-        """Writes a batch of a search's progress in one transaction; the hot path of the driver.
+        """Writes a batch of a search's individuals and evaluations in one transaction.
 
-        Individuals are new, or pending ones that are decided now. Parents must be recorded before or in the same
-        batch. `writer` is as `amend_search` has it.
+        Individuals are new, or pending ones that now have an outcome. Parents must be recorded before or in the same
+        batch.
 
         Raises:
-            LeaseLostError, LeaseHeldError: the search is another driver's.
-            StoreError: unknown search; an index taken by another genome; a parent that isn't recorded; a second,
-                different fitness; a score that isn't a finite number. Nothing is written.
+            LeaseLostError, LeaseHeldError: Another driver runs the search.
+            StoreError: The search is unknown, an index is taken by another genome, a parent isn't recorded, an
+                individual has a different fitness already, or a score isn't a finite number. Nothing is written.
         """
         with self.write_transaction() as connection:
             search_id = touch(connection, writer)
@@ -273,30 +274,30 @@ class Store(StoreReader):
             decided = write_individuals(connection, search_id, individuals)
             events.append_progress(connection, search_id, decided, before)
             added = write_evaluations(connection, evaluations, self._contexts)
-        # Only now: the ids of a transaction that was rolled back mean nothing.
+        # Cached only after the commit: a transaction that is rolled back leaves no contexts.
         self._contexts = {**self._contexts, **added}
 
-    @patient
+    @retrying
     def add_evaluations(self, evaluations: Sequence[EvaluationRecord]) -> None:
-        """Writes evaluations that no search is run for; they belong to none, so whoever runs one is not in the way."""
+        """Writes evaluations outside a search's run; needs no lease, because evaluations belong to no search."""
         with self.write_transaction() as connection:
             added = write_evaluations(connection, evaluations, self._contexts)
         self._contexts = {**self._contexts, **added}
 
-    @patient
+    @retrying
     def retry(self, writer: str | Lease, first: int) -> None:
-        """Takes a search back to before failures that were no candidate's fault.
+        """Takes a search back to before failures that were not the candidates' fault.
 
-        Individuals from index `first` on are removed, with their exports' records, and earlier ones that failed by
-        fault of a worker or of time are pending again. Evaluations stay, so what comes out again costs nothing. The
-        search is interrupted from then on, so that it can be resumed whatever happens to who takes it back.
+        Individuals from index `first` on are removed, with the records of their exports. Earlier ones that failed by
+        fault of a worker or the time limit become pending. Evaluations stay and will be reused. The search's status
+        becomes `interrupted`, so that it can be resumed even if this process dies.
 
         Args:
-            writer: as `amend_search` has it.
-            first: index of the first individual that may have been made in sight of such a failure.
+            writer: Lease or search id, see `Store`.
+            first: Index of the first individual whose parents may have been selected with such a failure in view.
 
         Raises:
-            StoreError: unknown search.
+            StoreError: There is no such search.
         """
         with self.write_transaction() as connection:
             search_id = touch(connection, writer)
@@ -304,23 +305,23 @@ class Store(StoreReader):
             events.append(connection, search_id, "retried", f"from individual {first} on", first)
             _set_status(connection, search_id, "interrupted", "to be retried")
 
-    @patient
+    @retrying
     def add_export(self, ref: str, export: ExportRecord) -> None:
-        """Notes that an individual was exported. The same path again replaces the earlier note."""
+        """Records an export of an individual; replaces an earlier record with the same path."""
         with self.write_transaction() as connection:
             search, row = find_individual(connection, ref)
             write_export(connection, search.id, row.idx, export)
             events.append(connection, search.id, "exported", f"individual {row.idx} to {export.path}", row.idx)
 
-    @patient
+    @retrying
     def add_calibration(self, fingerprint: str, content: bytes) -> None:
-        """Keeps a calibration; one that is there already stays."""
+        """Stores a calibration, unless there is one with this fingerprint."""
         with self.write_transaction() as connection:
             row = {"fingerprint": fingerprint, "content": content, "created_at": utc_now()}
             insert_new(connection, models.calibrations, [row])
 
     def vacuum(self) -> bool:
-        """Gives the room of deleted rows back, where the database is a file; whether it is one."""
+        """Returns the space of deleted rows to the file system; False if the store is not a file."""
         return vacuum(self._engine)
 
 
@@ -328,7 +329,7 @@ def _set_status(connection: Connection, search_id: str, status: SearchStatus, re
     before = find_search(connection, search_id)
     change = update(models.searches).where(models.searches.c.id == search_id)
     connection.execute(change.values(status=status, status_reason=reason))
-    # Who runs it again is news; who says the same again, because a connection was lost over it, isn't.
+    # Setting the same status again is no event (a retry after a lost connection), except that a search runs again.
     if status == "running" or (before.status, before.status_reason) != (status, reason):
         events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
 

@@ -1,4 +1,4 @@
-"""Which schema a database has, and bringing it to the one that this software writes: made new, or upgraded if asked."""
+"""The schema of a database: recognised, created in an empty database, and upgraded on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from moevolve.store.records import Upgrade
 from moevolve.store.session import make_engine, transaction, use_wal, without_password
 from moevolve.store.tables import searches
 
-# (table, index, "rows, then rows per value of the first column, of the first two columns, ...").
+# (table, index, numbers): rows of the table, then rows per distinct value of the index's first column, of its first two
+# columns, and so on. SQLite chooses bad plans without statistics, and those of a new store would mislead it.
 _TYPICAL = (
     ("searches", "sqlite_autoindex_searches_1", "10 1"),
     ("searches", "sqlite_autoindex_searches_2", "10 1"),
@@ -36,8 +37,8 @@ _TYPICAL = (
 )
 
 
-def describe_typical(connection: Connection) -> None:
-    """Writes the statistics of a typical store; does nothing on other databases than SQLite."""
+def write_typical_statistics(connection: Connection) -> None:
+    """Writes the planner statistics of a typical store to a SQLite database; does nothing on other databases."""
     if connection.dialect.name != "sqlite":
         return
     connection.execute(text("ANALYZE"))
@@ -48,54 +49,47 @@ def describe_typical(connection: Connection) -> None:
 
 
 VERSION_TABLE = "alembic_version"
-# Any number will do, as long as it is always the same: it keeps two processes from building one store at once.
+# Key of the PostgreSQL lock that keeps two processes from building or upgrading a store at once; an arbitrary constant.
 _LOCK = 7_026_112_437
 
 
 def prepare(engine: Engine, create: bool) -> bool:
-    """Sees to it that the database behind `engine` has the schema that this software writes; builds it in an empty one.
-
-    Args:
-        engine: of the database.
-        create: whether an empty database may become a store.
+    """Checks that a database has the newest schema, and builds it in an empty database if `create` is true.
 
     Returns:
-        Whether one did.
+        Whether the schema was built.
 
     Raises:
-        StoreError: it isn't a store and may not become one, or its schema is older or unknown; nothing was changed.
+        StoreError: The database isn't a store, or its schema is older or unknown. Nothing was changed.
     """
     with transaction(engine) as connection:
         revision = _revision(connection)
     built = False
     if revision is None and not create:
-        raise StoreError(f"{place(engine)} is an empty database, not a store of moevolve")
+        raise StoreError(f"{location(engine)} is an empty database, not a store of moevolve")
     if revision is None:
         use_wal(engine)
         with transaction(engine, write=True) as connection:
             _lock(connection)
-            # Somebody else may have built it between the two transactions.
+            # Another process may have built it between the two transactions.
             revision = _revision(connection)
             if revision is None:
                 revision, built = _migrate(connection), True
     if revision != newest_revision():
         url = shlex.quote(without_password(engine.url.set(drivername=engine.dialect.name)))
         raise StoreError(
-            f"{place(engine)} has schema {revision}, older than this moevolve's {newest_revision()}: upgrade it with "
-            f"`moevolve db upgrade --store {url}`"
+            f"{location(engine)} has schema {revision}, older than this moevolve's {newest_revision()}: upgrade it "
+            f"with `moevolve db upgrade --store {url}`"
         )
     return built
 
 
 def upgrade(url: str) -> Upgrade:
-    """Brings a store to the schema that this software writes, in one transaction that keeps everybody else out.
-
-    Args:
-        url: of the store.
+    """Upgrades the store at `url` to the newest schema, in one transaction that excludes other writers.
 
     Raises:
-        LeaseHeldError: a search is being run. Nothing was changed.
-        StoreError: it isn't a store, or its schema is unknown. Nothing was changed.
+        LeaseHeldError: A search has a driver. Nothing was changed.
+        StoreError: The database isn't a store, or its schema is unknown. Nothing was changed.
     """
     engine = make_engine(url, create=False)
     try:
@@ -109,7 +103,7 @@ def _upgrade(engine: Engine) -> Upgrade:
         _lock(connection)
         before = _revision(connection)
         if before is None:
-            raise StoreError(f"{place(engine)} is an empty database, not a store of moevolve")
+            raise StoreError(f"{location(engine)} is an empty database, not a store of moevolve")
         if before == newest_revision():
             return Upgrade(before, before)
         if inspect(connection).has_table("leases"):
@@ -120,51 +114,51 @@ def _upgrade(engine: Engine) -> Upgrade:
                 s = searches.c
                 names = connection.execute(select(s.id, s.name).where(s.id.in_(running)).order_by(s.name))
                 named = ", ".join(f"{name} by {running[search_id].owner}" for search_id, name in names)
-                raise LeaseHeldError(f"{place(engine)} has searches that are being run ({named}): stop them first")
+                raise LeaseHeldError(f"{location(engine)} has searches that are being run ({named}): stop them first")
         return Upgrade(before, _migrate(connection))
 
 
 def _migrate(connection: Connection) -> str:
     command.upgrade(alembic_config(connection), newest_revision())
-    describe_typical(connection)
+    write_typical_statistics(connection)
     return newest_revision()
 
 
 def _lock(connection: Connection) -> None:
-    """Until the transaction ends, nobody else builds or upgrades; SQLite's writers are one at a time anyway."""
+    """Keeps other processes from building or upgrading until the transaction ends; SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
 @cache
 def newest_revision() -> str:
-    """The revision this software writes: the head of the migrations."""
+    """The newest schema revision, which this software reads and writes."""
     head = ScriptDirectory.from_config(alembic_config()).get_current_head()
     assert head is not None
     return head
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration, made in memory: the migrations ship inside the package and need no file beside it."""
+    """Alembic's configuration, made in memory because the migrations are part of the package."""
     config = Config()
-    # Alembic reads options through configparser, to which a lone % means interpolation.
+    # Alembic reads options through configparser, which interpolates a lone %.
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
 
 
-def place(engine: Engine) -> str:
-    """Where a database is: the file of SQLite's, the URL of others, without its password."""
+def location(engine: Engine) -> str:
+    """The file of a SQLite database; the URL of others, without its password."""
     return str(file_of(engine.url) or without_password(engine.url))
 
 
 def _revision(connection: Connection) -> str | None:
-    """The store's revision, None for an empty database.
+    """The schema revision of a store; None for an empty database.
 
     Raises:
-        StoreError: another program's database, or a revision that this software doesn't know.
+        StoreError: The database is another program's, or its revision is unknown.
     """
-    where, tables = place(connection.engine), set(inspect(connection).get_table_names())
+    where, tables = location(connection.engine), set(inspect(connection).get_table_names())
     if not tables:
         return None
     if VERSION_TABLE not in tables:

@@ -1,4 +1,4 @@
-"""Connections and transactions: what differs between SQLite and PostgreSQL is in this file."""
+"""Connections and transactions, with all differences between SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ from moevolve.store.errors import StoreError, UnreachableError
 from moevolve.store.files import BUSY_SECONDS, check_file, connect_to_read, file_of, may_write
 
 CHUNK = 500
-"""Values per IN list: far below every backend's limit on the variables of one statement."""
+"""Number of values per IN list, far below every backend's limit on the variables of a statement."""
 
 _PRAGMAS = (
     "foreign_keys=ON",
-    # In WAL mode NORMAL survives a killed process whole; a power cut may cost the last commits, never consistency.
+    # In WAL mode, NORMAL loses nothing if a process is killed. A power cut may lose the last commits, but no
+    # consistency.
     "synchronous=NORMAL",
     f"busy_timeout={BUSY_SECONDS * 1000}",
-    # Pages of 4 KiB. Hashes land all over their indexes, so copying the log back is dear and rarer is better; the cache
-    # (64 MiB) holds what it touches.
+    # In pages of 4 KiB. Hashes are spread all over their indexes, so checkpoints are expensive and should be rare. The
+    # cache (64 MiB) holds the pages that they touch.
     "wal_autocheckpoint=16384",
     "cache_size=-65536",
 )
 
-# Behind the user's name, and among the settings that drivers take.
+# Passwords after the user name, and among the parameters of a URL.
 _SECRETS = (
     re.compile(r"(://[^:/@]*:)[^@]*(?=@)"),
     re.compile(r"(?i)([?&](?:password|passwd|sslpassword)=)[^&\s]*"),
@@ -62,12 +63,12 @@ T = TypeVar("T")
 
 
 _IDLE_S = 20
-"""How long a write on PostgreSQL may wait for its client."""
+"""Seconds for which a write transaction on PostgreSQL may wait for its client."""
 _STEP_S = 0.5
-"""How long Ctrl-C may go unheard while a SQLite file is locked."""
-# Any number will do, as long as it is always the same, and not that of `schema.py`.
+"""Longest delay of Ctrl-C, in seconds, while a SQLite file is locked."""
+# Key of the PostgreSQL lock of `lock_against_prune`: an arbitrary constant, different from that in `schema.py`.
 _CONTENT_LOCK = 7_026_112_438
-# A server that is cut off without a word is given up within half a minute, as one that says so is.
+# An unreachable server is given up within half a minute, also if the network drops packets silently.
 _POSTGRES_WAITS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -78,16 +79,17 @@ _POSTGRES_WAITS = {
 
 
 def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
-    """An engine for `url`; connects to nothing yet.
+    """Makes an engine for `url`, which doesn't connect yet.
 
     Args:
-        url: of the database.
-        create: whether a missing SQLite file may be made.
-        read_only: whether it is only to read: a SQLite file then refuses all else. PostgreSQL refuses it in each
-            transaction that doesn't write.
+        url: URL of the database.
+        create: Allow a missing SQLite file to be created.
+        read_only: Open a SQLite file such that writes are refused. On PostgreSQL, each transaction that doesn't write
+            is read-only anyway.
 
     Raises:
-        StoreError: not a database URL, an unsupported database, or a file that can't be a store (`files.check_file`).
+        StoreError: The URL is invalid, the database isn't supported, or the file can't be a store
+            (`files.check_file`).
     """
     try:
         parsed = make_url(url)
@@ -111,11 +113,11 @@ def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
     if path is not None:
         check_file(path, create)
     if path is not None and read_only:
-        # Without the right to write beside it, how it is read depends on who has it open: each transaction looks anew.
+        # In a read-only folder, how the file is opened depends on who else has it open: each transaction reopens it.
         pool: dict[str, Any] = {} if may_write(path.resolve()) else {"poolclass": NullPool}
         engine = _engine(url, creator=lambda: connect_to_read(path), **pool)
     else:
-        # A store in memory is one connection: each further one would be another, empty store.
+        # Each connection to a database in memory would be another, empty store, so there is only one.
         pool = {} if path is not None else {"poolclass": StaticPool}
         wait = {"timeout": BUSY_SECONDS, "check_same_thread": False}
         engine = _engine(url, connect_args=wait, **pool)
@@ -133,7 +135,7 @@ def _engine(url: URL, **options: Any) -> Engine:
 
 
 def without_password(url: str | URL) -> str:
-    """A URL as it may be shown: a password becomes ***, wherever it stands."""
+    """A URL for display, with passwords replaced by ***."""
     text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
     for secret in _SECRETS:
         text = secret.sub(r"\1***", text)
@@ -143,7 +145,7 @@ def without_password(url: str | URL) -> str:
 def _set_up_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        # The driver's own transaction handling begins too late and never IMMEDIATE: it is off, `begin` below does it.
+        # sqlite3's own transactions begin too late and never IMMEDIATE: they are off, and `begin` below begins them.
         connection.isolation_level = None
         cursor = connection.cursor()
         for pragma in _PRAGMAS:
@@ -152,33 +154,34 @@ def _set_up_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads and then writes can't wait for another writer (SQLITE_BUSY at once), so writers say
-        # so from the start.
+        # A transaction that first reads can't wait for another writer when it then writes: it fails at once with
+        # SQLITE_BUSY. So transactions that write take the lock when they begin.
         if connection.get_execution_options().get("moevolve_write", False):
             _begin_to_write(connection)
         else:
             connection.exec_driver_sql("BEGIN")
 
 
-def wait_for_locks(engine: Engine, patience: Callable[[], float]) -> None:
-    """Has writers of a SQLite file wait so many seconds for one another; asked again while they do."""
-    engine.update_execution_options(moevolve_patience=patience)
+def wait_for_locks(engine: Engine, timeout_s: Callable[[], float]) -> None:
+    """Sets how long a write to a SQLite file waits for other writers; `timeout_s` is called during each wait."""
+    engine.update_execution_options(moevolve_lock_timeout=timeout_s)
 
 
 def _begin_to_write(connection: Connection) -> None:
-    """Waits until nobody else writes: in short steps, since SQLite's own wait hears neither Ctrl-C nor `patience`.
+    """Begins a write transaction, after waiting for other writers.
 
     Raises:
-        StoreError: another process did not end its write in time.
+        StoreError: Another process did not end its write in time.
     """
-    patience = connection.engine.get_execution_options().get("moevolve_patience", lambda: BUSY_SECONDS)
+    timeout_s = connection.engine.get_execution_options().get("moevolve_lock_timeout", lambda: BUSY_SECONDS)
     raw: Any = connection.connection.driver_connection
+    # In short steps, because SQLite's own wait can't be interrupted by Ctrl-C.
     raw.execute(f"PRAGMA busy_timeout={_STEP_S * 1000:.0f}")
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
-        while not _begun(connection):
-            waited = time.monotonic() - begun
-            if waited + _STEP_S > patience():
+        while not _try_to_begin(connection):
+            waited = time.monotonic() - start
+            if waited + _STEP_S > timeout_s():
                 raise StoreError(
                     f"{without_password(connection.engine.url)}: database is locked: another process writes to it "
                     f"for {waited:.0f} s now; try again when that has ended"
@@ -187,8 +190,8 @@ def _begin_to_write(connection: Connection) -> None:
         raw.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
 
 
-def _begun(connection: Connection) -> bool:
-    """Whether a write could begin."""
+def _try_to_begin(connection: Connection) -> bool:
+    """Begins a write transaction; False if the file is locked."""
     try:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     except OperationalError as error:
@@ -199,15 +202,15 @@ def _begun(connection: Connection) -> bool:
 
 
 def use_wal(engine: Engine) -> None:
-    """Puts a SQLite store into write-ahead-log mode, which stays with the file; readers then never block the writer."""
+    """Puts a SQLite file into write-ahead-log mode for good, so that readers never block the writer."""
     _outside_transactions(engine, "PRAGMA journal_mode=WAL")
 
 
 def vacuum(engine: Engine) -> bool:
-    """Gives the room of deleted rows in a SQLite store's file back; whether it has one.
+    """Returns the space of deleted rows in a SQLite file to the file system; False if there is no file.
 
     Raises:
-        StoreError: others use it, or the disk is full.
+        StoreError: Others use the file, or the disk is full.
     """
     try:
         return _outside_transactions(engine, "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
@@ -216,7 +219,7 @@ def vacuum(engine: Engine) -> bool:
 
 
 def _outside_transactions(engine: Engine, *statements: str) -> bool:
-    """Whether there is a file to do it to."""
+    """Runs statements on a SQLite file; False if the database is not one."""
     if engine.dialect.name != "sqlite" or file_of(engine.url) is None:
         return False
     raw = engine.raw_connection()
@@ -230,22 +233,21 @@ def _outside_transactions(engine: Engine, *statements: str) -> bool:
 
 @contextmanager
 def transaction(engine: Engine, write: bool = False, bounded: bool = True) -> Iterator[Connection]:
-    """One transaction: committed at the end of the block, rolled back on any error. Reads see one snapshot.
+    """A transaction that is committed at the end of the block and rolled back on any error. Reads see one snapshot.
 
     Args:
-        engine: of the database.
-        write: whether it writes.
-        bounded: whether PostgreSQL is to end a write whose client is silent for 20 s: a driver that is suspended in the
-            middle of one would keep its search's row locked for as long as it sleeps.
+        engine: Engine of the database.
+        write: Allow writes.
+        bounded: Let PostgreSQL end a write transaction whose client is silent for 20 s. Otherwise a driver that is
+            suspended during a write would keep its search's row locked.
 
     Raises:
-        UnreachableError: the database went away; whether the transaction was committed isn't known.
-        StoreError: in place of any other database error, in one line.
+        UnreachableError: The database is unreachable; the transaction may have been committed.
+        StoreError: Any other database error, in one line.
     """
     where = without_password(engine.url)
     try:
         with engine.connect() as connection:
-            # A connection's options are set in place.
             if engine.dialect.name == "sqlite":
                 connection.execution_options(moevolve_write=write)
             elif not write:
@@ -255,45 +257,46 @@ def transaction(engine: Engine, write: bool = False, bounded: bool = True) -> It
                     connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_S * 1000:.0f}")
                 yield connection
     except (SQLAlchemyError, OverflowError) as error:
-        raise (UnreachableError if _is_away(error) else StoreError)(f"{where}: {one_line(error)}") from error
+        raise (UnreachableError if _is_unreachable(error) else StoreError)(f"{where}: {one_line(error)}") from error
 
 
-def _is_away(error: Exception) -> bool:
-    """Whether a database can't be had just now, for a reason that may pass: it restarts, or cut the connection.
-
-    SQLite is a library. What it calls operational are locks, which were waited for, and full or broken disks.
-    """
+def _is_unreachable(error: Exception) -> bool:
+    """Whether a database server is unreachable for a reason that may pass: it restarts, or cut the connection."""
     if not isinstance(error, DBAPIError):
         return False
+    # SQLite's operational errors are locks, which were waited for, and full or broken disks.
     operational = isinstance(error, (OperationalError, InterfaceError)) and not isinstance(error.orig, sqlite3.Error)
     return error.connection_invalidated or operational
 
 
 def lock_against_prune(connection: Connection, alone: bool = False) -> None:
-    """Until the transaction ends, nobody deletes what a search might take for its own; `alone` is for who deletes.
+    """Keeps others from pruning data that a new search or a new driver might reuse, until the transaction ends.
 
-    On PostgreSQL a lock of who adds a search or takes its lease, against who prunes; SQLite has one writer at a time.
+    Args:
+        connection: The transaction.
+        alone: Take the lock for pruning itself, which excludes all others.
     """
+    # SQLite has one writer at a time anyway.
     if connection.dialect.name == "postgresql":
         lock = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared
         connection.execute(select(lock(_CONTENT_LOCK)))
 
 
 def one_line(error: Exception) -> str:
-    """The first line of what a database driver said."""
+    """The first line of a database error."""
     cause = getattr(error, "orig", None) or error
     lines = str(cause).strip().splitlines()
     return lines[0] if lines else type(cause).__name__
 
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> int:
-    """Inserts rows, leaving out those whose key is there already (the first one stays); how many were new."""
+    """Inserts the rows whose key is new, and returns their number. Existing rows stay unchanged."""
     make = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     return _execute_insert(connection, make(table).on_conflict_do_nothing(), rows)
 
 
 def insert_all(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Inserts rows; a key that is there already is an error."""
+    """Inserts rows; an existing key is an error."""
     _execute_insert(connection, insert(table), rows)
 
 
@@ -302,13 +305,13 @@ def _execute_insert(connection: Connection, statement: Insert, rows: Sequence[di
         return 0
     if connection.dialect.name == "sqlite":
         return connection.execute(statement, list(rows)).rowcount
-    # With RETURNING, rows go in statements of many, else in a pipeline: PostgreSQL would not notice a client that is
-    # suspended in the middle of one, and keep its search locked (`transaction`).
+    # RETURNING makes the driver send multi-row statements. Otherwise it would use a pipeline, during which PostgreSQL
+    # doesn't notice that a client is suspended (`transaction`).
     return len(connection.execute(statement.returning(literal(1)), list(rows)).all())
 
 
 def update_all(connection: Connection, statement: Update, rows: Sequence[dict[str, Any]]) -> None:
-    """Updates row after row; on PostgreSQL not in a pipeline either."""
+    """Runs an update for each row; on PostgreSQL one by one, not in a pipeline (see `_execute_insert`)."""
     if rows and connection.dialect.name == "sqlite":
         connection.execute(statement, list(rows))
     else:
@@ -317,6 +320,6 @@ def update_all(connection: Connection, statement: Update, rows: Sequence[dict[st
 
 
 def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Cuts a sequence into pieces short enough for one IN list."""
+    """Splits a sequence into parts that are short enough for one IN list."""
     for start in range(0, len(values), CHUNK):
         yield values[start : start + CHUNK]

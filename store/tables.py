@@ -1,8 +1,8 @@
-"""The tables. Migrations under `migrations/` build the same ones; a test compares the two.
+"""The tables. The migrations under `migrations/` build the same ones; a test compares them.
 
 Individuals have the natural key (search, index), so that parents are written without looking up surrogate ids.
-An evaluation belongs to a phenotype in a context (model, engine, task split), not to an individual: whoever expresses
-to that phenotype shares it.
+An evaluation belongs to a phenotype in a context (model, engine, task split), and all individuals with that phenotype
+share it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC datetime on every backend (SQLite keeps no time zone)."""
+    """An aware UTC datetime on every backend; SQLite stores no time zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -45,7 +45,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class FreeText(TypeDecorator[str]):
-    """Text from anywhere, an exception's say: what a database can't keep (NUL, lone surrogates) is replaced."""
+    """Text from unknown sources such as exceptions; NUL and lone surrogates, which databases refuse, are replaced."""
 
     impl = Text
     cache_ok = True
@@ -59,7 +59,7 @@ RowId = BigInteger().with_variant(Integer(), "sqlite")
 
 
 class Base(DeclarativeBase):
-    """What holds the tables, and names their constraints."""
+    """Base class of the tables, with the naming convention of their constraints."""
 
     metadata = MetaData(
         naming_convention={
@@ -73,7 +73,7 @@ class Base(DeclarativeBase):
 
 
 class Search(Base):
-    """One run of the service."""
+    """A search."""
 
     __tablename__ = "searches"
     id: Mapped[str] = mapped_column(String, primary_key=True)
@@ -106,9 +106,9 @@ class SearchTask(Base):
 
 
 class SearchLease(Base):
-    """Who runs a search, where it stands, and what its driver is asked to do; the search's own row tells what it is.
+    """A search's lease: its driver, the driver's state, and what users ask of it.
 
-    `events` counts the search's events: who appends one has this row locked, so that they commit in their order.
+    `events` is the number of the search's events. Appending one locks this row, so they are numbered as they commit.
     """
 
     __tablename__ = "leases"
@@ -126,7 +126,7 @@ class SearchLease(Base):
 
 
 class SearchEvent(Base):
-    """Something that happened to a search. Rows are only ever added, `seq` = 1, 2, ... for each search."""
+    """An event of a search. Rows are only added, with `seq` = 1, 2, ... for each search."""
 
     __tablename__ = "events"
     search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
@@ -138,7 +138,7 @@ class SearchEvent(Base):
 
 
 class Individual(Base):
-    """A genome in its search; `idx` is its 0-based index there."""
+    """A genome in its search, with its 0-based index `idx`."""
 
     __tablename__ = "individuals"
     search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
@@ -163,7 +163,7 @@ class Individual(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
-# Best of a search, in exactly that order; also counts per status.
+# For the best of a search, in the order of ranks, and for counts per status.
 Index(
     "ix_individuals_rank",
     Individual.search_id,
@@ -172,7 +172,7 @@ Index(
     Individual.tie_break.desc(),
     Individual.idx,
 )
-# Who has this phenotype, the earliest first.
+# For the individuals with a phenotype, earliest first.
 Index("ix_individuals_phenotype", Individual.phenotype_hash, Individual.search_id, Individual.status, Individual.idx)
 
 
@@ -192,7 +192,7 @@ class Parent(Base):
 
 
 class Context(Base):
-    """What an evaluation depends on besides the phenotype. Kept apart so that a million evaluations don't repeat it."""
+    """All that an evaluation depends on besides the phenotype, in a table of its own to keep evaluations small."""
 
     __tablename__ = "evaluation_contexts"
     __table_args__ = (
@@ -211,7 +211,7 @@ class Context(Base):
 
 
 class Evaluation(Base):
-    """One phenotype in one context: scored or failed, never both."""
+    """The evaluation of one phenotype in one context, either scored or failed."""
 
     __tablename__ = "evaluations"
     __table_args__ = (
@@ -220,7 +220,7 @@ class Evaluation(Base):
             " OR (failure IS NOT NULL AND score IS NULL AND gold_logprob IS NULL)",
             name="scored_or_failed",
         ),
-        # Read backwards: best first. The hash makes the order total; `active` is filtered on without reading the row.
+        # Read backwards, best first. The hash makes the order total; `active` allows filtering without reading the row.
         Index("ix_evaluations_rank", "context_id", "score", "gold_logprob", "phenotype_hash", "active"),
         Index("ix_evaluations_experts", "context_id", "experts", "score", "gold_logprob", "phenotype_hash", "active"),
         Index("ix_evaluations_parameters", "context_id", "parameters", "score", "gold_logprob", "phenotype_hash"),
@@ -244,7 +244,7 @@ class Evaluation(Base):
 
 
 class Export(Base):
-    """A checkpoint written for an individual."""
+    """An exported checkpoint of an individual."""
 
     __tablename__ = "exports"
     __table_args__ = (
@@ -261,7 +261,7 @@ class Export(Base):
 
 
 class CalibrationContent(Base):
-    """What a kind of genome starts from, measured once per model and data."""
+    """Calibration statistics that a genome kind starts from, measured once per model and data."""
 
     __tablename__ = "calibrations"
     fingerprint: Mapped[str] = mapped_column(String, primary_key=True)
@@ -269,7 +269,7 @@ class CalibrationContent(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
-# The tables as Core sees them: the store reads and writes rows, the classes above are their typed declaration.
+# The tables for SQLAlchemy Core, which the store uses; the classes above are their typed declaration.
 searches = Base.metadata.tables["searches"]
 search_tasks = Base.metadata.tables["search_tasks"]
 leases = Base.metadata.tables["leases"]

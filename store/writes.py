@@ -1,4 +1,4 @@
-"""What the store's writes do inside their transaction; foremost `Store.record`, a search's progress in bulk."""
+"""Writes of individuals, evaluations and exports, within a transaction of `Store`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from moevolve.store.session import chunks, insert_all, insert_new, update_all
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
 
 ContextKey = tuple[str, str, str, str, str, str]
-"""Fingerprints of model, engine and task split, and the task, split and metric the last one must stand for."""
-_WHOLE_NUMBERS = ("experts", "active", "parameters", "active_parameters", "parameters_full", "depth")
+"""Fingerprints of model, engine and task split, followed by task, split and metric."""
+_INTEGER_COLUMNS = ("experts", "active", "parameters", "active_parameters", "parameters_full", "depth")
 _DECIDED = ("status", "fitness", "tie_break", "failure", "failure_kind")
 _DECIDE = (
     update(individuals)
@@ -35,16 +35,12 @@ _DECIDE = (
 
 
 def utc_now() -> datetime:
-    """Now, as every row's time is kept."""
+    """The current time as an aware UTC datetime."""
     return datetime.now(UTC)
 
 
 def touch(connection: Connection, writer: str | Lease) -> str:
-    """Notes that a search is written to, by who may; see `moevolve.store.leases.fence`.
-
-    Returns:
-        The search's id.
-    """
+    """Checks that `writer` may write to its search (`leases.fence`), updates the search's time, and returns its id."""
     search_id = fence(connection, writer)
     connection.execute(update(searches).where(searches.c.id == search_id).values(updated_at=utc_now()))
     return search_id
@@ -53,13 +49,13 @@ def touch(connection: Connection, writer: str | Lease) -> str:
 def write_individuals(
     connection: Connection, search_id: str, batch: Sequence[IndividualRecord]
 ) -> list[IndividualRecord]:
-    """Adds the individuals that are new, with their parents, and decides earlier ones that were pending.
+    """Adds the new individuals with their parents, and stores the outcomes of those that were pending.
 
     Returns:
-        Those that are decided by this, and weren't before.
+        The individuals whose outcome is new.
 
     Raises:
-        StoreError: see `Store.record`.
+        StoreError: The same cases as `Store.record`.
     """
     given = _by_index(search_id, batch)
     stored = _stored(connection, search_id, sorted(given))
@@ -85,7 +81,7 @@ def write_individuals(
 
 
 def _by_index(search_id: str, batch: Sequence[IndividualRecord]) -> dict[int, IndividualRecord]:
-    """What a batch says of each individual, checked: where it says two things, what it came to."""
+    """The records of a batch by index, checked; of a pending and a decided record of one individual, the latter."""
     given: dict[int, IndividualRecord] = {}
     for one in map(_checked, batch):
         before = given.setdefault(one.index, one)
@@ -106,7 +102,7 @@ def _check_same(search_id: str, there: Any, one: IndividualRecord) -> None:
 
 
 def _stored(connection: Connection, search_id: str, indices: Sequence[int]) -> dict[int, Any]:
-    """Rows (hashes, status, fitness) of those indices that exist."""
+    """The stored rows (hashes, status, fitness) among these indices."""
     columns = [
         individuals.c[name] for name in ("idx", "content_hash", "phenotype_hash", "status", "fitness", "tie_break")
     ]
@@ -137,7 +133,7 @@ def _check_parents(connection: Connection, search_id: str, fresh: Mapping[int, I
 
 def _individual_row(search_id: str, one: IndividualRecord, now: datetime) -> dict[str, Any]:
     values = {name: getattr(one, name) for name in INDIVIDUAL_COLUMNS}
-    whole = {name: int(values[name]) for name in _WHOLE_NUMBERS}
+    whole = {name: int(values[name]) for name in _INTEGER_COLUMNS}
     return {
         **values,
         **whole,
@@ -149,10 +145,10 @@ def _individual_row(search_id: str, one: IndividualRecord, now: datetime) -> dic
 
 
 def _checked(one: IndividualRecord) -> IndividualRecord:
-    """With plain floats.
+    """The same record with plain floats.
 
     Raises:
-        StoreError: status and numbers don't go together.
+        StoreError: Its status and its numbers contradict each other.
     """
     where = f"fitness of individual {one.index}"
     if one.status == "ok":
@@ -191,13 +187,15 @@ def _decide(
 def write_evaluations(
     connection: Connection, batch: Sequence[EvaluationRecord], cache: Mapping[ContextKey, int]
 ) -> dict[ContextKey, int]:
-    """Adds the evaluations that are new.
+    """Adds the new evaluations.
 
     Args:
-        cache: ids of contexts known to be committed.
+        connection: The transaction.
+        batch: Evaluations, new or already stored.
+        cache: Ids of committed contexts.
 
     Returns:
-        Ids of the contexts that were not in the cache, to be cached once the transaction is committed.
+        Ids of the contexts that were not in the cache, to be added to it after the commit.
     """
     added = _new_contexts(connection, batch, cache)
     ids = {**cache, **added}
@@ -262,14 +260,15 @@ def _whole(value: int | None) -> int | None:
 
 
 def _numbers(where: str, score: float | None, tie: float | None) -> tuple[float, float]:
-    """Both as plain floats. A tie-break may be -inf (an impossible answer); NaN would order differently per backend."""
+    """Both as plain floats, checked."""
+    # A tie-break may be -inf (an impossible answer). NaN would be sorted differently by each backend.
     if score is None or tie is None or not math.isfinite(score) or math.isnan(tie) or tie == math.inf:
         raise StoreError(f"{where}: needs a finite score and a log-probability, got {score} and {tie}")
     return float(score), float(tie)
 
 
 def write_export(connection: Connection, search_id: str, idx: int, export: ExportRecord) -> None:
-    """Notes an export, in place of an earlier one of the same individual to the same path."""
+    """Records an export, replacing an earlier one of the same individual to the same path."""
     e = exports.c
     connection.execute(delete(exports).where(e.search_id == search_id, e.idx == idx, e.path == export.path))
     row = {"search_id": search_id, "idx": idx, "path": export.path, "form": export.form, "checks": export.checks}
@@ -277,11 +276,7 @@ def write_export(connection: Connection, search_id: str, idx: int, export: Expor
 
 
 def write_retry(connection: Connection, search_id: str, first: int) -> None:
-    """Takes back what came of failures that no candidate is to blame for.
-
-    Individuals from index `first` on go, with their parents and exports; earlier ones that failed by fault of a worker
-    or of time are pending again. Evaluations belong to no search and stay.
-    """
+    """Takes a search back to before failures that were not the candidates' fault; see `Store.retry`."""
     i, p, e = individuals.c, parents.c, exports.c
     connection.execute(delete(parents).where(p.search_id == search_id, p.child_idx >= first))
     connection.execute(delete(exports).where(e.search_id == search_id, e.idx >= first))

@@ -1,14 +1,17 @@
-"""What the tests of several parts share: a PostgreSQL database."""
+"""What the tests of several parts share: a PostgreSQL database, and a process without moevolve."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
+from outsider import Outsider
 
 # Test processes and the programs they start share few cores: threads of torch's own would only be in each other's way.
 # Read when torch is loaded, so before any test module is.
@@ -60,3 +63,19 @@ def empty_postgres(postgres: str) -> str:
     tables.drop_all(engine)
     engine.dispose()
     return postgres
+
+
+@pytest.fixture(scope="session")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outsider]:
+    with Outsider(tmp_path_factory.mktemp("hf")) as process:
+        yield process
+
+
+@pytest.fixture
+def outsider(outside: Outsider, tmp_path: Path) -> Callable[..., list[Any]]:
+    """Logits, greedy tokens and module of exported checkpoints, from a process that can't import moevolve."""
+
+    def ask(directories: list[Path], tokens: Any, prompt: str = "the quick brown") -> list[Any]:
+        return outside.load(directories, tokens.tolist(), prompt, tmp_path / "modules")
+
+    return ask

@@ -1,7 +1,7 @@
-"""Which part imports which, and where the big dependencies are confined to: read from the source, nothing is imported.
+"""Where kernels and the big dependencies are imported, read from the source.
 
-The layers within the parts are contracts of import-linter, in `pyproject.toml`; it doesn't see `kernels`, which has no
-`__init__.py`.
+All other layers are contracts of import-linter in `pyproject.toml`; it doesn't see `kernels`, which has no
+`__init__.py`. Ruff bans unsafe modules, relative imports, and the parts under their bare names.
 """
 
 from __future__ import annotations
@@ -17,14 +17,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("configs", "evaluators", "kernels", "search", "store", "workers")
-MAY_IMPORT = {
-    "kernels": set(),
-    "evaluators": set(),
-    "store": set(),
-    "workers": {"kernels", "evaluators"},
-    "search": {"kernels", "evaluators", "store", "workers"},
-    "configs": set(),
-}
 # Where a dependency may be imported: folders end in "/".
 CONFINED = {
     "alembic": ("store/",),
@@ -49,7 +41,6 @@ CONFINED = {
     "triton": ("kernels/",),
     "uvicorn": ("search/server/site/run.py", "search/server/connections.py"),
 }
-FORBIDDEN = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "random", "shelve"}
 
 
 def sources(folder: str) -> list[Path]:
@@ -71,11 +62,6 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def part_of(name: str) -> str:
-    """The part that a dotted name of ours belongs to; the surface of the package itself is one of `search`."""
-    return next((part for part in name.split(".")[1:2] if part in PARTS), "search")
-
-
 def where(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -83,21 +69,12 @@ def where(path: Path) -> str:
 ALL = [path for part in PARTS for path in sources(part)]
 
 
-def test_there_is_something_to_check() -> None:
-    assert len(ALL) > 80
-    assert {where(path).split("/")[0] for path in ALL} == set(PARTS)
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_imports_go_one_way(part: str) -> None:
-    allowed = MAY_IMPORT[part] | {part}
-    wrong = [
-        f"{where(path)}:{line} imports {name}"
-        for path in sources(part)
-        for name, line in imports(path)
-        if name.split(".")[0] == "moevolve" and part_of(name) not in allowed
-    ]
-    assert not wrong, "\n".join(wrong)
+def test_kernels_are_the_lowest_layer() -> None:
+    names = {path: [name.split(".") for name, _ in imports(path)] for path in ALL}
+    below = {".".join(name[:2]) for path in sources("kernels") for name in names[path] if name[0] == "moevolve"}
+    assert below <= {"moevolve.kernels"}
+    users = {where(path).split("/")[0] for path in ALL for name in names[path] if name[:2] == ["moevolve", "kernels"]}
+    assert "workers" in users <= {"kernels", "workers", "search"}
 
 
 @pytest.mark.parametrize("dependency", CONFINED)
@@ -112,22 +89,6 @@ def _within(file: str, place: str) -> bool:
     return file.startswith(place) if place.endswith("/") else file == place
 
 
-def test_nevergrad_is_in_one_file_at_most() -> None:
-    files = {where(path) for path in ALL for name, _ in imports(path) if name.split(".")[0] == "nevergrad"}
-    assert len(files) <= 1
-    assert all(file.startswith("search/strategies/") for file in files)
-
-
-def test_nothing_unpickles_or_uses_the_shared_generator() -> None:
-    wrong = [
-        f"{where(path)}:{line} imports {name}"
-        for path in ALL
-        for name, line in imports(path)
-        if name.split(".")[0] in FORBIDDEN or name.startswith("torch.serialization")
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
 def test_torch_loads_weights_only() -> None:
     calls = [
         (f"{where(path)}:{node.lineno}", {word.arg: word.value for word in node.keywords})
@@ -139,26 +100,6 @@ def test_torch_loads_weights_only() -> None:
     for place, keywords in calls:
         value = keywords.get("weights_only")
         assert isinstance(value, ast.Constant) and value.value is True, f"{place}: torch.load without weights_only=True"
-
-
-def test_imports_are_absolute() -> None:
-    wrong = [
-        f"{where(path)}:{node.lineno}"
-        for path in ALL
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.ImportFrom) and node.level > 0
-    ]
-    assert not wrong, ", ".join(wrong)
-
-
-def test_parts_are_imported_by_their_package_name() -> None:
-    wrong = [
-        f"{where(path)}:{line} imports {name}"
-        for path in ALL
-        for name, line in imports(path)
-        if name.split(".")[0] in set(PARTS) - {"configs"}
-    ]
-    assert not wrong, "\n".join(wrong)
 
 
 def test_the_command_line_starts_without_the_big_dependencies() -> None:

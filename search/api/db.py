@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from moevolve.store.reader import StoreReader
     from moevolve.store.records import Upgrade
     from moevolve.store.repository import Store
-    from moevolve.store.upkeep.check import Checked
-    from moevolve.store.upkeep.copy import Copied
-    from moevolve.store.upkeep.prune import Pruned
+    from moevolve.store.upkeep.check import CheckReport
+    from moevolve.store.upkeep.copy import CopyReport
+    from moevolve.store.upkeep.prune import PruneReport
 
 
 def upgrade(store: str) -> Upgrade:
@@ -29,7 +29,7 @@ def upgrade(store: str) -> Upgrade:
     return schema.upgrade(store)
 
 
-def check(store: str | StoreReader) -> Checked:
+def check(store: str | StoreReader) -> CheckReport:
     """Look a store through for damage. Writes nothing.
 
     Raises:
@@ -41,7 +41,7 @@ def check(store: str | StoreReader) -> Checked:
         return look_through(opened)
 
 
-def prune(*searches: str, store: str | Store, dry_run: bool = False) -> Pruned:
+def prune(*searches: str, store: str | Store, dry_run: bool = False) -> PruneReport:
     """Delete searches, with evaluations and calibrations that no other search has any use for.
 
     Args:
@@ -58,7 +58,7 @@ def prune(*searches: str, store: str | Store, dry_run: bool = False) -> Pruned:
         return upkeep.prune(opened, searches, dry_run)
 
 
-def copy(*searches: str, store: str | StoreReader, to: str | Store) -> Copied:
+def copy(*searches: str, store: str | StoreReader, to: str | Store) -> CopyReport:
     """Copy searches with all that belongs to them to another store, of whatever database.
 
     There they rank and resume as they would here. Repeating it brings the copies up to date.

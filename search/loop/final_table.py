@@ -132,7 +132,7 @@ class Scorer:
 
     def __init__(self, store: StoreReader, search: SearchRecord, config: RunConfig) -> None:
         self._store, self._search = store, search
-        records = store.search_tasks(search.id, beside=True)
+        records = store.search_tasks(search.id, auxiliary=True)
         weights = {record.task: record.weight for record in records if record.weight}
         self.tasks = tuple(weights)
         self.held = tuple(record.task for record in records if not record.weight and record.split == "test")

@@ -18,11 +18,11 @@ from moevolve.store.repository import Store
 from moevolve.store.session import without_password
 from moevolve.store.upkeep import copy as copying
 from moevolve.store.upkeep import prune as pruning
-from moevolve.store.upkeep.copy import Copied
-from moevolve.store.upkeep.prune import Pruned
+from moevolve.store.upkeep.copy import CopyReport
+from moevolve.store.upkeep.prune import PruneReport
 
 
-def prune(store: Store, searches: Sequence[str], dry_run: bool) -> Pruned:
+def prune(store: Store, searches: Sequence[str], dry_run: bool) -> PruneReport:
     """Delete searches, and what no other one needs then.
 
     Raises:
@@ -31,7 +31,7 @@ def prune(store: Store, searches: Sequence[str], dry_run: bool) -> Pruned:
     return pruning.prune(store, searches, lambda search: _calibrations(store, search), dry_run)
 
 
-def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> Copied:
+def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> CopyReport:
     """Copy searches, or all that there are if none is named.
 
     Raises:
@@ -46,7 +46,7 @@ def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> Copied:
 
 def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
     """Fingerprints of what a search is calibrated with; of all there are, where that can't be known here."""
-    if not any(task.split == "calibration" for task in store.search_tasks(search.id, beside=True)):
+    if not any(task.split == "calibration" for task in store.search_tasks(search.id, auxiliary=True)):
         return ()
     try:
         recipe = _space(search).recipe

@@ -166,7 +166,7 @@ def _subject(
 
 def _set_aside(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[str]:
     """A line for each task whose `search` gave rows to measure on, if its data are still what they were."""
-    records = store.search_tasks(search.id, beside=True)
+    records = store.search_tasks(search.id, auxiliary=True)
     measured = {task.task_fingerprint for task in records if task.split == "calibration"}
     notes = []
     for section in config.tasks if measured else ():
@@ -294,6 +294,6 @@ def _provenance(store: StoreReader, search: SearchRecord) -> list[tuple[str, str
     ]
     rows += [
         (f"task {task.task}, {task.split} (fingerprint)", task.task_fingerprint)
-        for task in store.search_tasks(search.id, beside=True)
+        for task in store.search_tasks(search.id, auxiliary=True)
     ]
     return [*rows, ("this page", f"moevolve {version('moevolve')}")]

@@ -73,7 +73,7 @@ def stored_fingerprint(
 ) -> str:
     """What the calibration of a recorded search is stored under."""
     tasks = tuple(
-        task.task_fingerprint for task in store.search_tasks(search_id, beside=True) if task.split == "calibration"
+        task.task_fingerprint for task in store.search_tasks(search_id, auxiliary=True) if task.split == "calibration"
     )
     return _fingerprint(config, recipe, model_fingerprint, tasks)
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from moevolve.store.errors import LeaseLostError, StoreError
-from moevolve.store.owners import is_elsewhere, this_process
+from moevolve.store.owners import is_on_another_machine, this_process
 from moevolve.store.records import Control, Lease, Progress, ResourceRequest
 from moevolve.store.repository import Store
 
@@ -148,7 +148,7 @@ def held(store: Store, search_id: str) -> Iterator[Lease]:
 def _acquire(store: Store, search_id: str, seconds: float, priority: int | None = None) -> Lease:
     """A search's lease for this process, unless the store is a file that another machine writes to."""
     for other, control in store.running().items() if store.is_file else ():
-        if is_elsewhere(str(control.owner)):
+        if is_on_another_machine(str(control.owner)):
             raise StoreError(
                 f"search {store.search(other).name} of this store is being run by {control.owner}, and several "
                 "machines can't write to a SQLite file: use PostgreSQL (--store postgresql://USER@HOST/NAME)"

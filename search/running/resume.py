@@ -67,7 +67,8 @@ def set_up_stored(
         raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
     setup = set_up(config, record.id)
     check_checkpoint(config.model.path, setup.facts, record)
-    launched = {(task.task, task.split): task.task_fingerprint for task in store.search_tasks(record.id, beside=True)}
+    tasks = store.search_tasks(record.id, auxiliary=True)
+    launched = {(task.task, task.split): task.task_fingerprint for task in tasks}
     for group in setup.prepared.values():
         for item in group:
             there = launched.get((item.task, item.split))

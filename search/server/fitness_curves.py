@@ -103,7 +103,7 @@ class FitnessCurves:
         # A retry takes individuals back.
         if any(event.kind == "retried" for event in self._store.events({search_id: known.events})):
             known = _Known(np.empty(0, dtype=np.float32))
-        rows = self._store.course(search_id, known.frontier)
+        rows = self._store.fitness_by_index(search_id, known.frontier)
         if rows:
             indices, values = (np.array(column) for column in zip(*rows, strict=True))
             fitness = np.full(max(len(known.fitness), int(indices.max()) + 1), np.nan, dtype=np.float32)

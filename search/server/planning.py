@@ -24,7 +24,7 @@ from moevolve.search.running.weights import outline_here
 from moevolve.search.server.service import Service
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.errors import NameTakenError, NotFoundError
-from moevolve.store.lineage import nearest
+from moevolve.store.lineage import suggestion
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 
@@ -142,7 +142,7 @@ def resolve(asked: LaunchRequest, settings: ServerSettings) -> Resolved:
     """
     files = settings.run_files()
     if asked.configuration not in files:
-        raise NotFoundError(f"no configuration {asked.configuration!r}: {nearest(asked.configuration, files)}")
+        raise NotFoundError(f"no configuration {asked.configuration!r}: {suggestion(asked.configuration, files)}")
     for key in asked.overrides:
         if not _is_free(key):
             raise UserError(f"overrides: {key!r} can't be set over the network; what can: {', '.join(FREE)}")
@@ -163,7 +163,7 @@ def resolve(asked: LaunchRequest, settings: ServerSettings) -> Resolved:
 
 def _known(name: str, known: Mapping[str, T], what: str) -> T:
     if name not in known:
-        raise UserError(f"{what}: the server knows no {name!r}: {nearest(name, known)}")
+        raise UserError(f"{what}: the server knows no {name!r}: {suggestion(name, known)}")
     return known[name]
 
 

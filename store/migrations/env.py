@@ -1,4 +1,4 @@
-"""Run by Alembic. The connection, already inside a transaction, comes from `moevolve.store.schema`."""
+"""Alembic's entry point; the connection, already in a transaction, comes from `moevolve.store.schema`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from alembic import context
 from moevolve.store.tables import Base
 
 connection = context.config.attributes["connection"]
-# Batch mode: SQLite can't alter most things in place, so later migrations rebuild the table there.
+# Batch mode lets later migrations rebuild a table on SQLite, which can alter little in place.
 context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True, transactional_ddl=True)
 with context.begin_transaction():
     context.run_migrations()

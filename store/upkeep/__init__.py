@@ -1,1 +1,1 @@
-"""Stores as a whole: checked, pruned, and copied from one database to another."""
+"""Maintenance of whole stores: checking, pruning, and copying to another database."""

@@ -1,4 +1,4 @@
-"""Whether a store is damaged: what its database finds, and what a search could not be resumed from."""
+"""Checks a store for damage: faults that the database finds, and rows without which a search can't be resumed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from moevolve.store.schema import newest_revision
 from moevolve.store.tables import calibrations, evaluations, individuals, leases, searches
 
 LISTED = 1_000
-"""Faults of its file that SQLite lists at most."""
+"""Maximum number of faults that SQLite lists."""
 
 _COUNTED = (searches, individuals, evaluations, calibrations)
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """What a store holds, and what is wrong with it.
+class CheckReport:
+    """The contents of a store, and problems found in it.
 
     Attributes:
-        revision: of its schema.
-        searches, individuals, evaluations, calibrations: how many there are; 0 where that is damaged.
-        bytes: that the database takes on its disk.
-        problems: one line each.
+        revision: Revision of the schema.
+        searches, individuals, evaluations, calibrations: Numbers of rows; 0 where the table is damaged.
+        bytes: Size of the database on disk.
+        problems: Descriptions of one line each.
     """
 
     revision: str
@@ -39,8 +39,8 @@ class Checked:
     problems: tuple[str, ...]
 
 
-def check(store: StoreReader) -> Checked:
-    """Looks a whole store through; a driver may go on writing to it."""
+def check(store: StoreReader) -> CheckReport:
+    """Reads and checks a whole store, to which drivers may go on writing."""
     counts = dict.fromkeys((table.name for table in _COUNTED), 0)
     size, problems = 0, list[str]()
 
@@ -56,9 +56,9 @@ def check(store: StoreReader) -> Checked:
         try:
             with store.transaction() as connection:
                 problems += find(connection)
-        except StoreError as error:  # what can't be read is a problem, too
+        except StoreError as error:  # damage may make a query fail
             problems.append(str(error))
-    return Checked(newest_revision(), bytes=size, problems=tuple(dict.fromkeys(problems)), **counts)
+    return CheckReport(newest_revision(), bytes=size, problems=tuple(dict.fromkeys(problems)), **counts)
 
 
 def _bytes(connection: Connection) -> int:
@@ -69,14 +69,14 @@ def _bytes(connection: Connection) -> int:
 
 
 def _damage(connection: Connection) -> Iterator[str]:
-    """What SQLite finds in its file; PostgreSQL has no such test that users may run."""
+    """Faults that SQLite finds in its file; PostgreSQL has no such test for ordinary users."""
     if connection.dialect.name == "sqlite":
         lines = connection.execute(text(f"PRAGMA integrity_check({LISTED})")).scalars()
         yield from (f"SQLite: {line}" for line in lines if line != "ok")
 
 
 def _dangling(connection: Connection) -> Iterator[str]:
-    """Rows that belong to rows which aren't there; SQLite lets them be where foreign keys were switched off."""
+    """Rows whose foreign key matches no row, which SQLite accepts from programs that switch off foreign keys."""
     if connection.dialect.name == "sqlite":
         rows = connection.execute(text("PRAGMA foreign_key_check"))
         found = Counter((row.table, row.parent) for row in rows)
@@ -84,7 +84,7 @@ def _dangling(connection: Connection) -> Iterator[str]:
 
 
 def _gaps(connection: Connection) -> Iterator[str]:
-    """What no constraint says: a search's individuals are numbered without gaps, and it has a row for its lease."""
+    """Searches with missing individuals or without a lease row, which no constraint excludes."""
     s, i = searches.c, individuals.c
     count, last = func.count(), func.max(i.idx)
     query = select(s.name, count, last).join(individuals, i.search_id == s.id).group_by(s.name)

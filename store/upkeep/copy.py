@@ -1,24 +1,24 @@
-"""Taking searches from one store to another, whatever database either is: all of a search, or nothing.
+"""Copies whole searches from one store to another, between databases of any kind.
 
-Everything is found by its natural key. Rows that the other store lacks are added; rows that it has must be the same,
-save that an individual may have been decided in one of the two since. So a copy can be repeated and brought up to date.
+Rows are matched by their natural key. Rows that the target lacks are added; others must be equal, except that an
+individual may be pending in one store and decided in the other. So a copy can be repeated, and brought up to date.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, RowMapping, Table, select, update
 
 from moevolve.store.errors import StoreError
-from moevolve.store.leases import fence, unheld
+from moevolve.store.leases import fence, free_lease
 from moevolve.store.lineage import find_search
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, SearchRecord
+from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
-from moevolve.store.session import chunks, insert_all, lock_against_prune
+from moevolve.store.session import CHUNK, chunks, insert_all, lock_against_prune
 from moevolve.store.tables import (
     calibrations,
     contexts,
@@ -31,7 +31,7 @@ from moevolve.store.tables import (
     search_tasks,
     searches,
 )
-from moevolve.store.upkeep.pages import edges, evaluations_of, pages
+from moevolve.store.upkeep.prune import CalibrationsOf
 
 _SAME_SEARCH = ("name", "config_hash", "model_fingerprint", "engine_fingerprint", "seed", "genome_kind")
 _SAME_EVALUATION = ("score", "gold_logprob", "outcomes", "examples_seen", "failure", "experts", "active", "parameters")
@@ -40,13 +40,12 @@ _SAME_INDIVIDUAL = tuple(column.name for column in individuals.c if column.name 
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """What a copy added to the other store; what was there already isn't counted.
+class CopyReport:
+    """Numbers of rows that a copy added to the target; rows that existed there are not counted.
 
     Attributes:
-        searches: names of all that were asked for.
-        individuals, evaluations, calibrations, exports: new ones.
-        decided: individuals that were there, and are decided now.
+        searches: Names of all searches that were asked for.
+        decided: Number of individuals that were pending in the target and now have an outcome.
     """
 
     searches: tuple[str, ...]
@@ -61,39 +60,40 @@ def copy(
     source: StoreReader,
     target: Store,
     names: Sequence[str],
-    needed: Callable[[SearchRecord], Collection[str]],
-) -> Copied:
-    """Copies searches with all that belongs to them, in one transaction of the other store.
+    calibrations_of: CalibrationsOf,
+) -> CopyReport:
+    """Copies searches with all that belongs to them, in one transaction of the target.
 
-    One that is being run is copied as it stands, and can be resumed in the other store.
+    A running search is copied in its present state, and can be resumed in the target.
 
     Args:
-        source: where they are.
-        target: where to.
-        names: of the searches, or their ids.
-        needed: fingerprints of the calibrations that a search starts from.
+        source: Store to copy from.
+        target: Store to copy to.
+        names: Names or ids of the searches.
+        calibrations_of: Function that returns the calibrations a search needs.
 
     Raises:
-        LeaseHeldError: the target has one of the searches, and there it is being run.
-        StoreError: no such search; or the target has another one of that name, or something else under a key that must
-            be the same. Nothing was copied.
+        LeaseHeldError: One of the searches has a driver in the target.
+        StoreError: There is no such search, or the target has another search of that name or a different row with the
+            same key. Nothing was copied.
     """
-    fingerprints = {name: needed(source.search(name)) for name in dict.fromkeys(names)}
-    # The source is left first: if it turns out to have changed under the reader's eyes, nothing is committed.
+    fingerprints = {name: calibrations_of(source.search(name)) for name in dict.fromkeys(names)}
+    # The source's transaction ends before the target's: if it fails, nothing is committed.
     with target.write_transaction(bounded=False) as there, source.transaction() as here:
         lock_against_prune(there)
         copies = [_Copy(here, there, name) for name in fingerprints]
-        for each, wanted in zip(copies, fingerprints.values(), strict=True):
-            each.run(wanted)
+        for each, needed in zip(copies, fingerprints.values(), strict=True):
+            each.run(needed)
     totals = {
         table.name: sum(each.added[table.name] for each in copies)
         for table in (individuals, evaluations, calibrations, exports)
     }
-    return Copied(tuple(each.search.name for each in copies), decided=sum(each.decided for each in copies), **totals)
+    copied = tuple(each.search.name for each in copies)
+    return CopyReport(copied, decided=sum(each.decided for each in copies), **totals)
 
 
 class _Copy:
-    """One search on its way."""
+    """The copy of one search."""
 
     def __init__(self, here: Connection, there: Connection, name: str) -> None:
         self._here, self._there = here, there
@@ -101,13 +101,13 @@ class _Copy:
         self.added = dict.fromkeys((individuals.name, evaluations.name, calibrations.name, exports.name), 0)
         self.decided = 0
 
-    def run(self, needed: Collection[str]) -> None:
+    def run(self, calibrations_needed: Collection[str]) -> None:
         self._copy_search()
-        for fingerprint in sorted(needed):
+        for fingerprint in sorted(calibrations_needed):
             self._merge(calibrations, {"fingerprint": fingerprint}, ("content",))
         pairs = [(context.id, self._context(context)) for context in self._contexts()]
         self._copy_evaluations(pairs, [FULL_MODEL])
-        for page in pages(self._here, self.search.id):
+        for page in _pages(self._here, self.search.id):
             self._copy_individuals(page)
             hashes = sorted({row.phenotype_hash for row in page})
             for some in chunks(hashes):
@@ -132,7 +132,7 @@ class _Copy:
             insert_all(self._there, searches, [{**row, **state}])
             insert_all(self._there, search_tasks, [dict(task) for task in self._rows(search_tasks)])
             happened = [dict(event) for event in self._rows(events)]
-            insert_all(self._there, leases, [{**unheld(self.search.id), "events": len(happened)}])
+            insert_all(self._there, leases, [{**free_lease(self.search.id), "events": len(happened)}])
             insert_all(self._there, events, happened)
             return
         if other["id"] != row["id"]:
@@ -148,7 +148,7 @@ class _Copy:
         return self._here.execute(select(contexts).where(*mine).order_by(c.id)).all()
 
     def _context(self, row: Row[Any]) -> int:
-        """Its id in the target."""
+        """Copies a context if the target lacks it; returns its id in the target."""
         names = ("model_fingerprint", "engine_fingerprint", "task_fingerprint")
         key = {name: row._mapping[name] for name in names}
         self._merge(contexts, key, ("task", "split", "metric"), without="id")
@@ -156,7 +156,7 @@ class _Copy:
         return int(self._there.execute(select(contexts.c.id).where(*match)).scalar_one())
 
     def _merge(self, table: Table, key: Mapping[str, Any], same: Sequence[str], without: str | None = None) -> None:
-        """Copies the row of a key, or sees that the one which is there says the same; nothing if there is none."""
+        """Copies the row with a key, if there is one, or checks that the target's row has the same values in `same`."""
         query = select(table).where(*(table.c[name] == value for name, value in key.items()))
         mine, other = (connection.execute(query).mappings().first() for connection in (self._here, self._there))
         if mine is not None and other is not None:
@@ -175,9 +175,9 @@ class _Copy:
                 self._decide(row, known[row.idx])
         insert_all(self._there, individuals, [dict(row._mapping) for row in page if row.idx not in known])
         self.added[individuals.name] += len(page) - len(known.keys() & {row.idx for row in page})
-        given = edges(self._here, page)
+        given = _edges(self._here, page)
         insert_all(self._there, parents, [dict(edge._mapping) for edge in given if edge.child_idx not in known])
-        theirs = set(map(tuple, edges(self._there, page)))
+        theirs = set(map(tuple, _edges(self._there, page)))
         changed = [edge.child_idx for edge in given if tuple(edge) not in theirs]
         self._refuse_other("individual", f"{self.search.name}:{changed[:1]}", ["parents"] if changed else [])
 
@@ -194,8 +194,8 @@ class _Copy:
 
     def _copy_evaluations(self, pairs: Sequence[tuple[int, int]], hashes: Sequence[str]) -> None:
         for mine, theirs in pairs:
-            found = evaluations_of(self._here, mine, hashes)
-            known = evaluations_of(self._there, theirs, hashes)
+            found = _evaluations_of(self._here, mine, hashes)
+            known = _evaluations_of(self._there, theirs, hashes)
             for phenotype, row in known.items():
                 if phenotype in found:
                     differing = _differing(found[phenotype]._mapping, row._mapping, _SAME_EVALUATION)
@@ -214,3 +214,26 @@ class _Copy:
 
 def _differing(one: RowMapping, other: RowMapping, names: Sequence[str]) -> list[str]:
     return [name for name in names if one[name] != other[name]]
+
+
+def _pages(connection: Connection, search_id: str) -> Iterator[Sequence[Row[Any]]]:
+    """A search's individuals sorted by index, `CHUNK` rows at a time."""
+    query = select(individuals).where(individuals.c.search_id == search_id).order_by(individuals.c.idx).limit(CHUNK)
+    page = connection.execute(query).all()
+    while page:
+        yield page
+        page = connection.execute(query.where(individuals.c.idx > page[-1].idx)).all()
+
+
+def _edges(connection: Connection, page: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
+    """The rows of `parents` for a page of individuals, sorted by child and position."""
+    p = parents.c
+    own = (p.search_id == page[0].search_id, p.child_idx >= page[0].idx, p.child_idx <= page[-1].idx)
+    return connection.execute(select(parents).where(*own).order_by(p.child_idx, p.position)).all()
+
+
+def _evaluations_of(connection: Connection, context_id: int, hashes: Sequence[str]) -> Mapping[str, Row[Any]]:
+    """The evaluations of at most `CHUNK` phenotypes in a context, by phenotype hash."""
+    e = evaluations.c
+    query = select(evaluations).where(e.context_id == context_id, e.phenotype_hash.in_(hashes))
+    return {row.phenotype_hash: row for row in connection.execute(query)}

@@ -1,4 +1,4 @@
-"""Deleting what nobody needs: searches by name, and what is left over from others."""
+"""Deletes searches, and evaluations and calibrations that no search needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
-from moevolve.store.leases import fence, running, shut_out
+from moevolve.store.leases import fence, revoke_expired, running
 from moevolve.store.lineage import find_search
 from moevolve.store.queries import read_searches
 from moevolve.store.records import FULL_MODEL, SearchRecord
@@ -29,13 +29,12 @@ from moevolve.store.tables import (
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
-    """What was deleted, or would be.
+class PruneReport:
+    """Numbers of deleted rows, or of rows that a dry run would delete.
 
     Attributes:
-        searches, individuals, evaluations, calibrations: how many.
-        bytes: of their genomes, outcomes and calibrations.
-        vacuumed: whether a SQLite file was made smaller by it, which waits until no search is being run.
+        bytes: Total size of their genomes, outcomes and calibrations.
+        vacuumed: True if the space was returned to the file system; never while a search has a driver.
     """
 
     searches: int
@@ -46,29 +45,29 @@ class Pruned:
     vacuumed: bool = False
 
 
-Needed = Callable[[SearchRecord], Collection[str]]
-"""Fingerprints of the calibrations that a search starts from."""
+CalibrationsOf = Callable[[SearchRecord], Collection[str]]
+"""A function that returns the fingerprints of the calibrations that a search needs."""
 
 
-def prune(store: Store, names: Sequence[str], needed: Needed, dry_run: bool = False) -> Pruned:
-    """Deletes searches, and evaluations and calibrations that no search has any use for then.
+def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, dry_run: bool = False) -> PruneReport:
+    """Deletes searches, then evaluations and calibrations that no remaining search needs.
 
-    Evaluations of a model, on an engine, that a search is being run on stay for now: its driver may be about to use
-    them. None begins meanwhile, nor is any search added; and a driver that didn't renew its lease in time has lost it.
+    Evaluations with the model and engine of a running search stay, because its driver may be about to reuse them. While
+    pruning, no search can be added and no driver can start, and drivers with an expired lease lose it.
 
     Args:
-        store: the store.
-        names: of the searches, or their ids.
-        needed: fingerprints of the calibrations that a search starts from; asked of all that stay.
-        dry_run: only say what would be deleted.
+        store: Store to prune.
+        names: Names or ids of the searches to delete.
+        calibrations_of: Function that returns the calibrations a search needs; called for each remaining search.
+        dry_run: Only report what would be deleted.
 
     Raises:
-        LeaseHeldError: one of the searches is being run. Nothing was deleted.
-        StoreError: no such search. Nothing was deleted.
+        LeaseHeldError: One of the searches has a driver. Nothing was deleted.
+        StoreError: There is no such search. Nothing was deleted.
     """
     with store.write_transaction(bounded=False) as connection:
         inner = connection.begin_nested()
-        found = _prune(connection, names, needed)
+        found = _prune(connection, names, calibrations_of)
         if dry_run:
             inner.rollback()
             return found
@@ -79,18 +78,18 @@ def prune(store: Store, names: Sequence[str], needed: Needed, dry_run: bool = Fa
     return replace(found, vacuumed=store.vacuum())
 
 
-def _prune(connection: Connection, names: Sequence[str], needed: Needed) -> Pruned:
+def _prune(connection: Connection, names: Sequence[str], calibrations_of: CalibrationsOf) -> PruneReport:
     lock_against_prune(connection, alone=True)
     ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
     counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
-    evaluated = _drop_evaluations(connection, _unused(connection, shut_out(connection)))
-    calibrated = _drop_calibrations(connection, _idle(connection, needed))
+    evaluated = _drop_evaluations(connection, _idle_contexts(connection, revoke_expired(connection)))
+    calibrated = _drop_calibrations(connection, _unneeded_calibrations(connection, calibrations_of))
     size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
-    return Pruned(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
+    return PruneReport(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
 
 
 def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
-    """How many individuals it had, and bytes of their genomes."""
+    """Deletes a search; returns the number of its individuals and the bytes of their genomes."""
     connection.execute(delete(parents).where(parents.c.search_id == search_id))
     connection.execute(delete(exports).where(exports.c.search_id == search_id))
     dropped = _drop(connection, individuals, individuals.c.genome, individuals.c.search_id == search_id)
@@ -104,13 +103,13 @@ def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
 def _drop(
     connection: Connection, table: Table, content: ColumnElement[Any], which: ColumnElement[bool]
 ) -> tuple[int, int]:
-    """Deletes rows of a table; how many they were, and the bytes of one of their columns."""
+    """Deletes rows of a table; returns their number and the bytes of one of their columns."""
     size = connection.execute(select(func.coalesce(func.sum(func.length(content)), 0)).where(which)).scalar_one()
     return connection.execute(delete(table).where(which)).rowcount, int(size)
 
 
-def _unused(connection: Connection, live: Collection[str]) -> list[Any]:
-    """Contexts of models and engines that none of the searches (ids) that are being run is about."""
+def _idle_contexts(connection: Connection, live: Collection[str]) -> list[Any]:
+    """The contexts whose model and engine none of the `live` searches (ids) uses."""
     s = searches.c
     query = select(s.model_fingerprint, s.engine_fingerprint).where(s.id.in_(live))
     busy = {tuple(row) for row in connection.execute(query)}
@@ -118,9 +117,10 @@ def _unused(connection: Connection, live: Collection[str]) -> list[Any]:
     return [row for row in rows if (row.model_fingerprint, row.engine_fingerprint) not in busy]
 
 
-def _drop_evaluations(connection: Connection, spare: Sequence[Any]) -> tuple[int, int]:
+def _drop_evaluations(connection: Connection, idle: Sequence[Any]) -> tuple[int, int]:
+    """Deletes unneeded evaluations in some contexts; returns their number and the bytes of their outcomes."""
     e, total, size = evaluations.c, 0, 0
-    for context in spare:
+    for context in idle:
         s = searches.c
         here = and_(
             s.model_fingerprint == context.model_fingerprint, s.engine_fingerprint == context.engine_fingerprint
@@ -134,15 +134,14 @@ def _drop_evaluations(connection: Connection, spare: Sequence[Any]) -> tuple[int
     return total, size
 
 
-def _idle(connection: Connection, needed: Needed) -> set[str]:
-    """Calibrations that no search starts from."""
-    there = set(connection.execute(select(calibrations.c.fingerprint)).scalars())
-    return there.difference(*(needed(summary.search) for summary in read_searches(connection)))
+def _unneeded_calibrations(connection: Connection, calibrations_of: CalibrationsOf) -> set[str]:
+    stored = set(connection.execute(select(calibrations.c.fingerprint)).scalars())
+    return stored.difference(*(calibrations_of(summary.search) for summary in read_searches(connection)))
 
 
-def _drop_calibrations(connection: Connection, idle: Collection[str]) -> tuple[int, int]:
+def _drop_calibrations(connection: Connection, unneeded: Collection[str]) -> tuple[int, int]:
     c, total, size = calibrations.c, 0, 0
-    for some in chunks(sorted(idle)):
+    for some in chunks(sorted(unneeded)):
         dropped = _drop(connection, calibrations, c.content, c.fingerprint.in_(some))
         total, size = total + dropped[0], size + dropped[1]
     return total, size

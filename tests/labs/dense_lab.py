@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from local_workers import Step, interrupted_after, local_pool, plainly
+from tiny_models import WORDS, save_tiny_model
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
@@ -29,27 +28,8 @@ from moevolve.workers.contract.settings import engine_fingerprint
 
 def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> RunConfig:
     """A search of 30 individuals for `genome` on a tiny random Llama."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     directory = folder / "model"
-    shutil.copytree(tiny.model, directory)
-    (directory / "model.safetensors").unlink()
-    config = LlamaConfig(
-        vocab_size=20,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.4,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        LlamaForCausalLM(config).save_pretrained(directory)
+    save_tiny_model(directory, "llama", WORDS, seed=5, num_hidden_layers=3, intermediate_size=32)
     changes = {
         "model": {"path": str(directory), "device": "cpu"},
         "genome": genome,

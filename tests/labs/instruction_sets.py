@@ -80,18 +80,17 @@ def _child() -> None:
 def _digest(library: Any) -> str:
     import numpy as np
 
-    from moevolve.search.config.files import load_run_config, parse_run_config
-    from moevolve.search.running.launch import set_up_new
-    from moevolve.workers.contract.settings import EngineConfig, Shortcuts
+    from moevolve.evaluators.preparation.prepare import prepare_split
+    from moevolve.evaluators.preparation.registry import load_task
+    from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
     from moevolve.workers.engine.engine import GenerationEngine
     from moevolve.workers.methods.eep.edit import EepEdit
     from moevolve.workers.model.resident import ResidentModel
 
     counts = {"search": 5, "dev": 2, "test": 2}
-    tasks = [{"name": name, "counts": counts} for name in ("demo-span", "demo-calendar")]
-    data = load_run_config(ROOT / "configs" / "runs" / "demo.yaml").model_dump(mode="json") | {"tasks": tasks}
-    setup = set_up_new(parse_run_config(data, "demo"))
-    resident = ResidentModel.load(setup.config.model)
+    tasks = [load_task(name).with_counts(counts) for name in ("demo-span", "demo-calendar")]
+    splits = [prepare_split(task, "search") for task in tasks]
+    resident = ResidentModel.load(ModelConfig(str(ROOT / "configs" / "demo" / "model"), dtype="float32", device="cpu"))
     rng = np.random.default_rng(0)
     kept = np.stack([np.eye(8)[rng.permutation(8)[:2]] for _ in range(5)]).astype(np.float32)
     merging = (kept + rng.normal(0, 0.1, kept.shape)).astype(np.float32)
@@ -104,7 +103,7 @@ def _digest(library: Any) -> str:
         numbers: list[Any] = []
         for edit in edits:
             with resident.edited(edit):
-                for split in setup.prepared["search"]:
+                for split in splits:
                     turned = replace(split, examples=split.examples[::backwards])
                     made = engine.generate(turned, lambda _, text: len(text) > 12)
                     numbers += [made.texts[::backwards], made.gold_logprobs[::backwards].tolist()]

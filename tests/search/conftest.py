@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_models import MIXTRAL, WORDS, save_tiny_model
 from waiting import PATIENT_S
-
-WORDS = ("red", "blue", "green", "cat", "dog", "bird", "is", "the", "a", "which", "Answer", ":", "A", "B", "C", "D")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class TinyWorkspace:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyWorkspace:
     folder = tmp_path_factory.mktemp("tiny")
-    _write_model(folder / "model")
+    save_tiny_model(folder / "model", "mixtral", WORDS, seed=11, num_hidden_layers=4, **MIXTRAL)
     _write_task(folder)
     return TinyWorkspace(folder)
 
@@ -77,37 +76,6 @@ def all_kinds(tiny: TinyWorkspace, tmp_path_factory: pytest.TempPathFactory) -> 
     from report_lab import search_all_kinds
 
     return search_all_kinds(tiny, tmp_path_factory.mktemp("kinds"))
-
-
-def _write_model(directory: Path) -> None:
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
-
-    names = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
-    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(names)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    config = MixtralConfig(
-        vocab_size=len(names),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=64,
-        initializer_range=0.4,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(11)
-        MixtralForCausalLM(config).save_pretrained(directory)
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(directory)
 
 
 def _write_task(folder: Path) -> None:

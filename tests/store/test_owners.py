@@ -11,12 +11,12 @@ import pytest
 from store_samples import gone_owner
 from waiting import PATIENT_S
 
-from moevolve.store.owners import is_elsewhere, is_gone, this_process
+from moevolve.store.owners import is_gone, is_on_another_machine, this_process
 
 
 def test_processes_of_this_machine_are_known_to_be_gone() -> None:
     mine = this_process()
-    assert not is_gone(mine) and not is_elsewhere(mine)
+    assert not is_gone(mine) and not is_on_another_machine(mine)
     with subprocess.Popen([sys.executable, "-c", "pass"]) as child:
         # It ends in a moment, and nobody has waited for it yet.
         deadline = time.monotonic() + PATIENT_S
@@ -28,7 +28,9 @@ def test_processes_of_this_machine_are_known_to_be_gone() -> None:
     machine, numbering = ended.rpartition(" (")[2].rstrip(")").split(", ")
     for elsewhere in (ended.replace(machine, "0"), ended.replace(numbering, "0"), "somebody else"):
         assert not is_gone(elsewhere), "a copy of this machine, or a container on it, has other processes"
-    assert is_elsewhere(ended.replace(machine, "0")) and not is_elsewhere(ended.replace(numbering, "0"))
+    assert is_on_another_machine(ended.replace(machine, "0")) and not is_on_another_machine(
+        ended.replace(numbering, "0")
+    )
 
 
 def test_an_owner_in_a_container_is_not_taken_for_gone() -> None:

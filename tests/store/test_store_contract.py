@@ -59,10 +59,10 @@ def test_what_is_beside_the_fitness_may_change(store: Store) -> None:
     assert store.searches()[0].tasks == ("rte",)
     beside = [split("copa", "test", weight=0), split("boolq", "test", weight=0)]
     store.amend_search("id-alpha", '{"seed": 8}', beside)
-    assert store.search_tasks("id-alpha", beside=True) == [*fitness_splits, *beside]
+    assert store.search_tasks("id-alpha", auxiliary=True) == [*fitness_splits, *beside]
     assert store.search("alpha").config == '{"seed": 8}'
     store.amend_search("id-alpha", '{"seed": 8}', [])
-    assert store.search_tasks("id-alpha", beside=True) == fitness_splits
+    assert store.search_tasks("id-alpha", auxiliary=True) == fitness_splits
     with pytest.raises(StoreError, match="no search"):
         store.amend_search("id-gamma", "{}", [])
 

@@ -26,7 +26,7 @@ from moevolve.store.tables import Base
 READS: dict[str, Callable[[StoreReader], Any]] = {
     "search": lambda store: store.search("alpha"),
     "searches": lambda store: store.searches(),
-    "search_tasks": lambda store: store.search_tasks("id-alpha", beside=True),
+    "search_tasks": lambda store: store.search_tasks("id-alpha", auxiliary=True),
     "control": lambda store: store.control("id-alpha"),
     "controls": lambda store: store.controls(),
     "running": lambda store: store.running(),
@@ -35,7 +35,7 @@ READS: dict[str, Callable[[StoreReader], Any]] = {
     "evaluations": lambda store: store.evaluations(digest("phenotype", 0), MODEL, ENGINE, [digest("rte", "search")]),
     "history": lambda store: store.history("id-alpha"),
     "page": lambda store: store.page("id-alpha"),
-    "course": lambda store: store.course("id-alpha"),
+    "fitness_by_index": lambda store: store.fitness_by_index("id-alpha"),
     "costs": lambda store: store.costs(store.search("alpha")),
     "individual": lambda store: store.individual("alpha:0"),
     "best": lambda store: store.best(by="search"),

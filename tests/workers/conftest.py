@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from edit_checks import Found, Residents
+from edit_checks import Residents
 from family_samples import SETTINGS as MORE_SETTINGS
 from family_samples import edit_of_kind, randomise
 from numpy.typing import NDArray
+from tiny_models import word_tokenizer
 from torch import Tensor, nn
 
 from moevolve.workers.contract.edits import IdentityEdit
@@ -73,18 +71,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_tokenizer(directory: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    names = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(names)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(directory)
-
-
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the directory of a tiny random checkpoint of a family, created once."""
@@ -110,7 +96,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
                     elif family in ("opt", "phi", "qwen2") and name.endswith(".bias"):  # these start at zero
                         nn.init.normal_(parameter, std=0.2)
             model.save_pretrained(directory)
-            write_tokenizer(directory)
+            word_tokenizer(WORDS).save_pretrained(directory)
             made[family] = directory
         return made[family]
 
@@ -171,46 +157,6 @@ class PlainMoE(nn.Module):
             share = torch.sigmoid(self.original.shared_expert_gate(flat))
             out = out + share * self.original.shared_expert(flat)
         return out.reshape(hidden_states.shape)
-
-
-OUTSIDER = """
-import json, sys
-sys.modules["moevolve"] = None
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-ids = torch.tensor(json.loads(sys.argv[2]))
-out = []
-for directory in json.loads(sys.argv[1]):
-    trust = directory.endswith("native")
-    model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=trust).eval()
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust)
-    with torch.no_grad():
-        logits = model(ids).logits
-        text = model.generate(**tokenizer("the quick brown", return_tensors="pt"), max_new_tokens=4, do_sample=False)
-    out.append([logits.tolist(), text.tolist(), type(model).__module__.split(".")[0]])
-print(json.dumps(out))
-"""
-
-
-@pytest.fixture
-def outsider(tmp_path: Path) -> Callable[[list[Path], Tensor], Found]:
-    """Logits, greedy tokens and module of exported directories, from one process that can't import moevolve."""
-
-    def ask(directories: list[Path], ids: Tensor) -> Found:
-        environment = {"HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-        command = [sys.executable, "-I", "-c", OUTSIDER, json.dumps([str(d) for d in directories])]
-        done = subprocess.run(
-            [*command, json.dumps(ids.tolist())],
-            capture_output=True,
-            text=True,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return ask
 
 
 Logits = Callable[..., Tensor]
@@ -301,17 +247,8 @@ def make_edit(moe_layers: Callable[[str], int]) -> Callable[..., EepEdit]:
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per word `w4` ... `w96` (ids 4 ... 96) that adds no special tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    names = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(4, VOCABULARY))]
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(names)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.decoder = decoders.WordPiece(prefix="##", cleanup=False)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
+    """One token per word `w4` ... `w96` (id 4 ... 96), words apart by spaces; adds no special tokens by itself."""
+    return word_tokenizer([f"w{i}" for i in range(4, VOCABULARY)], spaces_only=True)
 
 
 @pytest.fixture(scope="session")

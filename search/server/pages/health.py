@@ -36,7 +36,7 @@ def show_health(request: Request, service: ServiceDep, listings: ListingsDep) ->
         request,
         "health.jinja",
         kind=service.store.url.partition(":")[0].partition("+")[0],
-        file=Path(service.store.place).name if service.store.is_file else None,
+        file=Path(service.store.location).name if service.store.is_file else None,
         revision=newest_revision(),
         milliseconds=1000 * seconds,
         count=len(views),

@@ -42,7 +42,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None])
         urls = tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names)
         on_ready(urls)
         if store.is_new:
-            log.warning("made a new store at %s: there was none", store.place)
+            log.warning("made a new store at %s: there was none", store.location)
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,

@@ -14,7 +14,7 @@ ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Makes every table."""
+    """Creates all tables."""
     _create_searches()
     _create_search_tasks()
     _create_leases()
@@ -28,7 +28,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drops every table."""
+    """Drops all tables."""
     for table in (
         "calibrations",
         "exports",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tiny_models import MIXTRAL, save_tiny_model
 from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
@@ -60,32 +61,9 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a tiny random Mixtral."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
-
     directory = tmp_path_factory.mktemp("model")
-    names = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(names)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(directory)
-    config = MixtralConfig(
-        vocab_size=len(names),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        num_local_experts=EXPERTS,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        MixtralForCausalLM(config).save_pretrained(directory)
+    sizes = MIXTRAL | {"num_hidden_layers": LAYERS, "num_local_experts": EXPERTS, "initializer_range": 0.5}
+    save_tiny_model(directory, "mixtral", WORDS, seed=2, **sizes)
     return directory
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,37 +35,13 @@ def test_the_surface_is_what_it_says() -> None:
         _ = moevolve.Nonsense
 
 
-each_function = pytest.mark.parametrize(
-    "function",
-    [
-        *(getattr(moevolve, name) for name in sorted(FUNCTIONS)),
-        *(getattr(moevolve.db, name) for name in sorted(DB_FUNCTIONS)),
-    ],
-    ids=lambda function: function.__name__,
-)
-
-
-@each_function
-def test_functions_are_typed(function: Callable[..., Any]) -> None:
-    signature = inspect.signature(function)
-    assert signature.return_annotation is not inspect.Signature.empty
-    assert all(each.annotation is not inspect.Parameter.empty for each in signature.parameters.values())
-
-
-@each_function
-def test_functions_say_what_they_take(function: Callable[..., Any]) -> None:
-    said = inspect.getdoc(function) or ""
-    assert said
-    if "Args:" in said:
-        listed = {line.strip().partition(":")[0] for line in said.split("Args:")[1].split("\n\n")[0].splitlines()}
-        assert set(inspect.signature(function).parameters) <= listed
-
-
-@pytest.mark.parametrize("name", sorted(RECORDS | ERRORS))
-def test_records_and_errors_are_classes(name: str) -> None:
-    found = getattr(moevolve, name)
-    assert inspect.isclass(found) and found.__doc__
-    assert issubclass(found, Exception) == (name in ERRORS)
+def test_every_name_is_what_it_should_be_and_is_described() -> None:
+    found = {name: getattr(moevolve, name) for name in moevolve.__all__}
+    db = [getattr(moevolve.db, name) for name in DB_FUNCTIONS]
+    assert all(inspect.getdoc(each) for each in (*found.values(), *db))
+    assert {name for name, each in found.items() if inspect.isfunction(each)} == FUNCTIONS
+    assert {name for name, each in found.items() if inspect.isclass(each)} == RECORDS | ERRORS
+    assert {name for name in RECORDS | ERRORS if issubclass(found[name], Exception)} == ERRORS
 
 
 def test_a_request_is_a_function_with_the_parameters_of_its_record() -> None:

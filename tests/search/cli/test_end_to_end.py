@@ -7,12 +7,14 @@ import json
 import shutil
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+import torch
 from killing import MOEVOLVE
+from tiny_models import WORDS
 from waiting import PATIENT_S
 
 pytestmark = pytest.mark.slow
@@ -77,7 +79,9 @@ def test_listings(finished: Path, moevolve: Any, in_process: Any) -> None:
     assert "boolq" in in_process("tasks", cwd=finished).stdout
 
 
-def test_retry_ends_as_if_nothing_had_happened(finished: Path, moevolve: Any, in_process: Any, tmp_path: Path) -> None:
+def test_retry_ends_as_if_nothing_had_happened(
+    finished: Path, ray_address: str, in_process: Any, tmp_path: Path
+) -> None:
     """One individual is made one that outran its time; those that saw it are made again without it."""
     folder = tmp_path / "copy"
     shutil.copytree(finished, folder)
@@ -87,7 +91,10 @@ def test_retry_ends_as_if_nothing_had_happened(finished: Path, moevolve: Any, in
         expected = database.execute(population).fetchall()
         database.execute(f"update individuals set {lost} where idx = 9")
     assert "failed (timeout): outran its time" in in_process("show", "calm:9", cwd=folder).stdout
-    done = moevolve("retry", "calm", cwd=folder)
+    try:
+        done = in_process("retry", "calm", "--address", ray_address, cwd=folder)
+    finally:
+        ray.shutdown()
     assert done.returncode == 0, done.stderr
     assert "calm: failures to retry: 1, later individuals to make again: " in done.stderr
     assert done.stdout.split("Next:")[0] == (finished / "out.txt").read_text().split("Next:")[0]
@@ -128,24 +135,15 @@ def test_evaluate_under_another_fitness_is_another_task(finished: Path, in_proce
     assert {"pick", "pick@kl", "pick@perplexity"} <= tasks
 
 
-def test_export_loads_without_moevolve(finished: Path, in_process: Any, tmp_path: Path) -> None:
+def test_export_loads_without_moevolve(finished: Path, in_process: Any, outsider: Any, tmp_path: Path) -> None:
     pruned = json.loads(in_process("show", "calm:3", "--json", cwd=finished).stdout)
     assert pruned["individual"]["phase"] == "prune"
     target = tmp_path / "pruned"
     report = json.loads(in_process("export", "calm:3", target, "--json", cwd=finished).stdout)
     assert report["form"] == "stock"
-    check = (
-        "import sys; sys.modules['moevolve'] = None\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        f"model = AutoModelForCausalLM.from_pretrained({str(target)!r})\n"
-        f"tokens = AutoTokenizer.from_pretrained({str(target)!r})('the cat is red', return_tensors='pt')\n"
-        "print(model.config.num_local_experts, tuple(model(**tokens).logits.shape))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", check], capture_output=True, text=True, timeout=PATIENT_S, cwd=tmp_path, check=False
-    )
-    assert loaded.returncode == 0, loaded.stderr
-    assert loaded.stdout.split()[0] == "2"
+    ((logits, _, module),) = outsider([target], torch.tensor([[4, 5, 6, 7]]), "the cat is red")
+    assert module == "transformers" and torch.tensor(logits).shape == (1, 4, len(WORDS) + 4)
+    assert json.loads((target / "config.json").read_text())["num_local_experts"] == 2
     assert "calm:3" in (target / "README.md").read_text()
     assert json.loads(in_process("show", "calm:3", "--json", cwd=finished).stdout)["exports"][0]["form"] == "stock"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import ray
 import yaml
 from local_workers import local_pool
 from replies import failure
@@ -104,9 +105,14 @@ def test_a_pilot_of_what_fails_says_so(tiny: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_prints_what_its_pilot_measured(in_process: Any, tiny: Any, tmp_path: Path) -> None:
-    run = tiny.write_run(tmp_path / "run.yaml", "tiny")
-    done = in_process("plan", run, "--pilot", "4", cwd=tmp_path)
+def test_the_command_prints_what_its_pilot_measured(
+    in_process: Any, tiny: Any, ray_address: str, tmp_path: Path
+) -> None:
+    run = tiny.write_run(tmp_path / "run.yaml", "tiny", workers={"count": 1, "address": ray_address})
+    try:
+        done = in_process("plan", run, "--pilot", "4", cwd=tmp_path)
+    finally:
+        ray.shutdown()
     assert done.returncode == 0, done.stderr
     assert "the search takes about " in done.stdout and "pilot: 4 individuals were evaluated" in done.stdout
     assert not (tmp_path / "moevolve.db").exists()
@@ -187,9 +193,9 @@ def test_tasks_of_lm_eval_are_not_planned(tiny: Any, tmp_path: Path) -> None:
     assert "lm_eval:" in message and "can't be planned" in message
 
 
-def test_an_error_is_one_line_and_exit_code_2(moevolve: Any, tiny: Any, tmp_path: Path) -> None:
+def test_an_error_is_one_line_and_exit_code_2(in_process: Any, tiny: Any, tmp_path: Path) -> None:
     run = tiny.write_run(tmp_path / "run.yaml", "tiny")
-    done = moevolve("plan", run, "--gpu", "h1000")
+    done = in_process("plan", run, "--gpu", "h1000")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: --gpu: 'h1000' is unknown") and done.stderr.count("\n") == 1
 

@@ -116,6 +116,9 @@ def test_prompts_of_a_task(folder: Path, tiny: Any, in_process: Any, scratch: Pa
     ends = {"shortest": lengths[0], "longest": lengths[-1]}
     assert found["settings"]["prompts"] == {"task": name, "split": "dev", "count": len(rows), **ends}
     assert found["context"] == round(sum(lengths) / len(lengths))
+    full, fitted = found["models"]
+    assert full["model_type"] == fitted["model_type"] == "mixtral", "repaired experts are a stock checkpoint"
+    assert fitted["parameters"] < full["parameters"]
     for model in found["models"]:
         one, three = model["batches"]
         assert one["prompt_tokens"] == lengths[len(lengths) // 2]

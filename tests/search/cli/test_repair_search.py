@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -160,9 +158,8 @@ def test_sigkill_and_two_workers_change_nothing(
 ) -> None:
     database, path = tmp_path / "moevolve.db", written(tiny, tmp_path)
     rng, joined = random.Random(2), ["--address", ray_address]
-    for command, goal in ((["launch", str(path)], 3), (["resume", "mended"], MERGED + 1)):
-        kill_at(Forked([*command, *joined], tmp_path), database, goal, rng.uniform(0, 0.1))
-        assert count(database) < TOTAL
+    kill_at(Forked(["launch", str(path), *joined], tmp_path), database, MERGED + 1, rng.uniform(0, 0.1))
+    assert count(database) < TOTAL
     two = ["--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
     driver = Forked(["resume", "mended", *joined, *two], tmp_path)
     output, _ = driver.communicate(timeout=PATIENT_S)
@@ -205,7 +202,7 @@ def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any, i
 
 @pytest.mark.parametrize("index", [0, TOTAL - 1])
 def test_an_export_is_a_stock_checkpoint_that_scores_alike(
-    index: int, folder: Path, expected: Any, in_process: Any, tmp_path: Path
+    index: int, folder: Path, expected: Any, in_process: Any, outsider: Any, tmp_path: Path
 ) -> None:
     """In a process without moevolve; logits are compared by `export` itself, scores here."""
     name, target = f"mended:{index}", tmp_path / "out"
@@ -215,30 +212,19 @@ def test_an_export_is_a_stock_checkpoint_that_scores_alike(
     assert report["form"] == "stock" and report["experts"] == 2
     card = (target / "README.md").read_text()
     assert name in card and "ridge regression of output projections" in card
-    check = (
-        "import json, sys; sys.modules['moevolve'] = None\n"
-        "import torch\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        f"model = AutoModelForCausalLM.from_pretrained({str(target)!r})\n"
-        f"tokens = AutoTokenizer.from_pretrained({str(target)!r})\n"
-        "logits = model(**tokens('the cat is red a dog which Answer :', return_tensors='pt')).logits\n"
-        "print(json.dumps([model.config.num_local_experts, logits[0].tolist()]))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", check], capture_output=True, text=True, timeout=PATIENT_S, cwd=tmp_path, check=False
-    )
-    assert loaded.returncode == 0, loaded.stderr
-    experts, logits = json.loads(loaded.stdout)
-    assert experts == 2
+    assert json.loads((target / "config.json").read_text())["num_local_experts"] == 2
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
         subject = find_subject(store, name)
     resident = ResidentModel.load(subject.config.model)
-    prompt = resident.tokenizer("the cat is red a dog which Answer :", return_tensors="pt")
+    text = "the cat is red a dog which Answer :"
+    prompt = resident.tokenizer(text, return_tensors="pt")
+    ((logits, _, module),) = outsider([target], prompt["input_ids"], text)
+    assert module == "transformers"
     with torch.no_grad():
         plain = resident.model(**prompt).logits[0]
         with resident.edited(subject.edit):
             ours = resident.model(**prompt).logits[0]
-    assert float((torch.tensor(logits) - ours).abs().max()) <= 2e-5 * float(ours.abs().max())
+    assert float((torch.tensor(logits)[0] - ours).abs().max()) <= 2e-5 * float(ours.abs().max())
     assert float((plain - ours).abs().max()) > 0.01
 
 
@@ -246,16 +232,6 @@ def test_coefficients_can_not_say_it(best: str, folder: Path, in_process: Any) -
     refused = in_process("export", best, "file.pth", cwd=folder)
     assert refused.returncode == 2 and not (folder / "file.pth").exists()
     assert f"{best}: it is repaired, which a coefficient file can't say; export a checkpoint" in refused.stderr
-
-
-@pytest.mark.slow
-def test_a_profile_is_that_of_its_export(best: str, folder: Path, in_process: Any) -> None:
-    quick = ("--batch-sizes", "1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
-    done = in_process("profile", best, "--json", *quick, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    full, ours = json.loads(done.stdout)["models"]
-    assert (full["model_type"], ours["model_type"]) == ("mixtral", "mixtral")
-    assert ours["parameters"] < full["parameters"]
 
 
 @pytest.mark.parametrize(

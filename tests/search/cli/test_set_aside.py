@@ -68,7 +68,7 @@ def test_a_search_says_which_rows_it_measures_on(
     url = f"sqlite:///{tmp_path / 'store.db'}"
     with Store.open(url) as store:
         record = store.search("measured")
-        weights = {(task.split, task.weight) for task in store.search_tasks(record.id, beside=True)}
+        weights = {(task.split, task.weight) for task in store.search_tasks(record.id, auxiliary=True)}
         assert weights == {("calibration", 0.0), ("search", 1.0), ("dev", 1.0), ("test", 1.0)}
         counted = {cost.split: cost.examples // cost.evaluations for cost in store.costs(record).splits}
         assert counted == {"search": 30, "dev": 20, "test": 21}

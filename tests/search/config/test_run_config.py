@@ -71,47 +71,28 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"genome": {"experts": 4, "expert": 4}}, "genome.expert: unknown key"),
         ({"genome": {"experts": 2, "active": 4}}, "genome: active 4 is more than the 2 retained experts"),
         ({"genome": {"experts": "many"}}, "genome.experts: Input should be a valid integer"),
-        ({"genome": {"experts": 0}}, "genome.experts: Input should be greater than or equal to 1"),
-        ({"genome": {"experts": 4, "groups": "layers"}}, "genome.groups"),
-        ({"genome": {"experts": 4, "router_space": "gates"}}, "genome.router_space: Input should be 'probs' or"),
         (
             {"phases": [{"kind": "prune", "evaluations": 40, "force_change": True}]},
             "phases.0: force_change: with redraw an expert may replace itself; set redraw: false",
         ),
         (
-            {"phases": [{"kind": "merge", "evaluations": 9, "start": "first"}]},
-            "phases.0.start: Input should be 'best' or",
-        ),
-        (
             {"phases": [{"kind": "merge", "evaluations": 9, "parents": {"rule": "threshold", "margin": 0.1}}]},
             "phases.0.parents.margin: unknown key",
         ),
-        ({"window": 0}, "window: Input should be greater than or equal to 1"),
-        ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
-        ({"name": "a:b"}, "name: String should match pattern"),
-        ({"name": "a" * 201}, "name: String should have at most 200 characters"),
         ({"tasks": []}, "tasks: expected 1 or more entries"),
         ({"tasks": "rte"}, "tasks: expected a list, for example [a, b]"),
         ({"model": "some/model"}, "model: expected a mapping of settings"),
         ({"model": {"path": "m", "dtipe": "float32"}}, "model.dtipe: unknown key"),
-        ({"model": {"dtype": "float32"}}, "model.path: Field required"),
         ({"model": {"path": "m", "originals": "host", "device_map": "auto"}}, "model: originals: host and device_map"),
         ({"genome": "eep"}, "genome: expected a mapping of settings"),
         ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe"),
         ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad, surrogate"),
-        ({"strategy": {"kind": "surrogate", "bred": 2}}, "strategy.bred: Input should be less than or equal to 1"),
-        ({"strategy": {"kind": "surrogate", "noise": 0}}, "strategy.noise: Input should be greater than 0"),
         ({"tasks": ["rte", "rte"]}, "tasks: a task is named twice in rte, rte"),
-        ({"tasks": [{"name": "rte", "weight": 0}]}, "tasks.0.weight: Input should be greater than 0"),
-        ({"tasks": [{"name": "rte", "counts": {"train": 9}}]}, "tasks.0.counts.train"),
         ({"phases": []}, "phases: expected 1 or more entries"),
-        ({"phases": [{"kind": "grow", "evaluations": 3}]}, "phases.0"),
         ({"phases": [{"kind": "prune", "evaluations": 3}]}, "phases.0: initial 31 is more than evaluations 3"),
         ({"phases": [{"kind": "merge", "evaluations": 3, "init": "reap"}]}, "phases.0.init: expected a list"),
         ({"phases": [{"kind": "merge", "evaluations": 3, "row_rate": 0.1}]}, "phases.0.row_rate: unknown key"),
-        ({"phases": [{"kind": "merge", "evaluations": 3, "entry_rate": 1.1}]}, "phases.0.entry_rate"),
         ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
-        ({"phases": [{"kind": "merge", "evaluations": 3, "parents": {"rule": "top_k", "k": 0}}]}, "phases.0.parents.k"),
         ({"phases": [PRUNING | {"parents": 4}]}, "phases.0.parents: expected a mapping of settings"),
         ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
         ({"phases": [PRUNING, MENDING, PRUNING]}, "phases: a repair phase repairs what the phases before it found"),
@@ -123,9 +104,7 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
             "phases.1: a repair phase has no `init`, `strategy`",
         ),
         ({"phases": [PRUNING, MENDING | {"repeats": True}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
-        ({"phases": [PRUNING, MENDING | {"initial": 0}]}, "phases.1.initial: Input should be greater than or equal"),
         ({"phases": [PRUNING, MENDING | {"initial": 9}]}, "phases.1: initial 9 is more than evaluations 8"),
-        ({"phases": [PRUNING, MENDING | {"repair": False}]}, "phases.1.repair"),
         ({"phases": [PRUNING, MENDING | {"row_rate": 0.5}]}, "phases.1.row_rate: unknown key"),
         ({"phases": [PRUNING | {"repair": {"strength": 1}}]}, "phases.0.repair.strength: unknown key"),
         (
@@ -136,7 +115,6 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
             {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]},
             "phases.0.repair: ridge_lambdas must be above",
         ),
-        ({"phases": [PRUNING | {"repair": {"target": "near"}}]}, "phases.0.repair.target: Input should be 'global'"),
         ({"phases": [PRUNING | {"repair": {"tokens": 1}}]}, "phases.0.repair: a repair needs 2 tokens"),
         ({"phases": [PRUNING | {"repair": {"memory_mb": 0}}]}, "phases.0.repair: a repair needs 2 tokens"),
         ({"phases": [PRUNING | {"repair": {"neurons": {"rooting": 1}}}]}, "phases.0.repair.neurons.rooting: unknown"),
@@ -145,18 +123,10 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
             {"phases": [PRUNING | {"repair": {"neurons": {"candidates": 0}}}]},
             "phases.0.repair.neurons: candidates must",
         ),
-        (
-            {"phases": [PRUNING | {"repair": {"neurons": {"router": "new"}}}]},
-            "neurons.router: Input should be 'fitted'",
-        ),
         ({"phases": [PRUNING | {"repair": "yes please"}]}, "phases.0.repair: expected a mapping of settings"),
-        ({"workers": {"count": 0}}, "workers.count: Input should be greater than or equal to 1"),
         ({"workers": {"count": "many"}}, "'auto'"),
-        ({"workers": {"count": "auto", "min": -1}}, "workers.min: Input should be greater than or equal to 0"),
-        ({"workers": {"count": "auto", "min": 1.5}}, "workers.min: Input should be a valid integer"),
         ({"workers": {"count": "auto", "min": 3, "max": 2}}, "workers: `min` is 3, more than `max`, which is 2"),
         ({"workers": {"count": 3, "max": 4}}, "workers: `min` and `max` go with `count: auto`, not with 3"),
-        ({"final": {"rerank": -1}}, "final.rerank"),
     ],
 )
 def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, changes: dict[str, Any], finding: str) -> None:
@@ -434,9 +404,3 @@ def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> N
     data["quantum"] = True
     with pytest.raises(UserError, match=r"^stored configuration of search rte-4: quantum: unknown key$"):
         parse_stored_config(json.dumps(data))
-
-
-def test_a_configuration_is_immutable() -> None:
-    config = RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]})
-    with pytest.raises(ValueError, match="frozen"):
-        config.seed = 3  # type: ignore[misc]

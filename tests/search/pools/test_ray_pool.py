@@ -312,22 +312,24 @@ def test_what_is_wrong_with_a_calibration_is_no_traceback(ray_address: str, tmp_
         pool.calibrate(ANYTHING, ())
 
 
-def test_a_worker_that_calibrated_evaluates_as_others_do(tiny: Any, split: PreparedSplit, ray_address: str) -> None:
+def test_a_worker_that_calibrated_evaluates_as_others_do(
+    pool: RayPool, tiny: Any, split: PreparedSplit, ray_address: str
+) -> None:
     merging = np.random.default_rng(3).random((4, 2, 4), np.float32)
     edits = {"whole": IdentityEdit(), "merged": EepEdit(merging, merging, 2)}
-    found = []
-    for calibrates in (False, True):
-        with contextlib.closing(new_pool(tiny, split, ray_address, count=1)) as pool:
-            if calibrates:
-                recipes = ExpertsRecipe(("saliency", "usage"), None, 60), RowsRecipe(60)
-                made = [Calibration.from_bytes(pool.calibrate(recipe, (split,))) for recipe in recipes]
-                assert all(each.tokens_run for each in made)
-            for ticket, edit in edits.items():
-                pool.submit(request(split, ticket, edit))
-            replies = collect(pool, 2)
-            results = [replies[each].results[split.fingerprint] for each in edits]
-            found.append([(each.score, each.gold_logprob, each.outcomes.tolist()) for each in results])
-    assert found[0] == found[1]
+
+    def evaluated(pool: RayPool) -> list[Any]:
+        for ticket, edit in edits.items():
+            pool.submit(request(split, ticket, edit))
+        replies = collect(pool, 2)
+        results = [replies[each].results[split.fingerprint] for each in edits]
+        return [(each.score, each.gold_logprob, each.outcomes.tolist()) for each in results]
+
+    with contextlib.closing(new_pool(tiny, split, ray_address, count=1)) as other:
+        recipes = ExpertsRecipe(("saliency", "usage"), None, 60), RowsRecipe(60)
+        made = [Calibration.from_bytes(other.calibrate(recipe, (split,))) for recipe in recipes]
+        assert all(each.tokens_run for each in made)
+        assert evaluated(other) == evaluated(pool)
 
 
 def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool, split: PreparedSplit) -> None:

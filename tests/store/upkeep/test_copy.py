@@ -14,8 +14,8 @@ from moevolve.store.errors import LeaseHeldError, StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, ExportRecord
 from moevolve.store.repository import Store
-from moevolve.store.upkeep import pages as paging
-from moevolve.store.upkeep.copy import Copied, copy
+from moevolve.store.upkeep import copy as copying
+from moevolve.store.upkeep.copy import CopyReport, copy
 
 COUNT = 140
 """More than are read at once here."""
@@ -23,7 +23,7 @@ COUNT = 140
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "CHUNK", 60)
+    monkeypatch.setattr(copying, "CHUNK", 60)
 
 
 def needed(_: object) -> list[str]:
@@ -55,10 +55,10 @@ def contents(store: StoreReader) -> object:
     """All that is said of the search `alpha`, as readers get it."""
     alpha = store.search("alpha")
     hashes = [row.phenotype_hash for row in store.history(alpha.id)]
-    prints = sorted({task.task_fingerprint for task in store.search_tasks(alpha.id, beside=True)})
+    prints = sorted({task.task_fingerprint for task in store.search_tasks(alpha.id, auxiliary=True)})
     return (
         alpha,
-        store.search_tasks(alpha.id, beside=True),
+        store.search_tasks(alpha.id, auxiliary=True),
         store.history(alpha.id),
         store.evaluations([*hashes, FULL_MODEL], alpha.model_fingerprint, alpha.engine_fingerprint, prints),
         [store.individual(f"alpha:{index}") for index in (0, 3, 5, 6)],
@@ -73,7 +73,7 @@ def contents(store: StoreReader) -> object:
 def test_a_copy_is_the_same(store: Store, there: Store) -> None:
     fill(store)
     there.add_evaluations([evaluation(77, 0.5, "z")])  # so that contexts have other ids there
-    expected = Copied(("alpha",), COUNT, 0, COUNT - 2 + 3, 1, 1)
+    expected = CopyReport(("alpha",), COUNT, 0, COUNT - 2 + 3, 1, 1)
     assert copy(store, there, ["alpha"], needed) == expected
     assert contents(there) == contents(store)
     assert there.calibrations() == ["c" * 64]
@@ -96,7 +96,7 @@ def test_a_copy_is_brought_up_to_date(store: Store, there: Store) -> None:
     copy(store, there, ["alpha"], needed)
     later = [decided(individual(COUNT - 2, [0]), 0.5), individual(COUNT, [1])]
     store.record("id-alpha", later, [evaluation(COUNT - 2, 0.5)])
-    assert copy(store, there, ["alpha"], needed) == Copied(("alpha",), 1, 1, 1, 0, 0)
+    assert copy(store, there, ["alpha"], needed) == CopyReport(("alpha",), 1, 1, 1, 0, 0)
     assert contents(there) == contents(store)
     # The other way round there is nothing new, and what is decided stays so.
     there.record("id-alpha", [decided(individual(COUNT - 1, [0]), 0.25)], [evaluation(COUNT - 1, 0.25)])

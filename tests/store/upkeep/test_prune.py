@@ -16,7 +16,7 @@ from waiting import PATIENT_S
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, ExportRecord, SearchRecord
 from moevolve.store.repository import Store
-from moevolve.store.upkeep.prune import Pruned, prune
+from moevolve.store.upkeep.prune import PruneReport, prune
 
 
 def of_all(*letters: str) -> Callable[[SearchRecord], list[str]]:
@@ -52,7 +52,7 @@ def of(*numbers: int) -> set[str]:
 
 def test_a_search_goes_with_what_is_its_own(two: Store) -> None:
     genomes = sum(len(row.genome) for row in two.history("id-alpha"))
-    expected = Pruned(1, 4, 3, 1, genomes + 2 * 8 + 100 + 1000)
+    expected = PruneReport(1, 4, 3, 1, genomes + 2 * 8 + 100 + 1000)
     before = two.searches(), phenotypes(two), two.calibrations()
     assert prune(two, ["alpha"], of_all("b"), dry_run=True) == expected
     assert (two.searches(), phenotypes(two), two.calibrations()) == before
@@ -60,14 +60,14 @@ def test_a_search_goes_with_what_is_its_own(two: Store) -> None:
     assert [row.search.name for row in two.searches()] == ["beta"]
     assert phenotypes(two) == of(2, 3, 4, 5) | {FULL_MODEL}
     assert two.calibrations() == ["b" * 64] and two.individual("beta:1").exports
-    assert prune(two, [], both) == Pruned(0, 0, 0, 0, 0)
+    assert prune(two, [], both) == PruneReport(0, 0, 0, 0, 0)
     assert two.best("rte", by="search")[0].ref == "beta:3"
     # Its name is free again.
     two.create_search(search(), [split()])
 
 
 def test_what_is_left_over_goes_alone(two: Store) -> None:
-    assert prune(two, [], of_all("a")) == Pruned(0, 0, 1, 1, 1100, two.is_file)
+    assert prune(two, [], of_all("a")) == PruneReport(0, 0, 1, 1, 1100, two.is_file)
     assert phenotypes(two) == of(0, 1, 2, 3, 4, 5) | {FULL_MODEL}
     assert len(two.searches()) == 2
 
