@@ -19,8 +19,8 @@ from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.operations.opening import opened_store
 from moevolve.search.requests import LONGEST_NAME, ImportEepRequest
+from moevolve.search.running.describe import pinned
 from moevolve.search.running.launch import search_record
-from moevolve.search.running.set_up import pinned
 from moevolve.search.running.weights import facts_with_or_without, where_model
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -12,19 +11,21 @@ from itertools import islice
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    GetTimeoutError,
-    ObjectLostError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import RayError, RayTaskError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
+from moevolve.search.pools.ray_actor import (
+    FirstWorker,
+    kill,
+    no_room,
+    node_alive,
+    out_of_reach,
+    reason_of,
+    worker_actor,
+)
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
 from moevolve.workers.contract.edits import CalibrationRecipe, Edit, LayeredEdit
@@ -57,9 +58,6 @@ _CANDIDATES = 64
 
 _LOOK_AHEAD = 32
 """Waiting candidates among which is chosen."""
-
-_LINE = 500
-"""Characters of an error that are told."""
 
 
 class Recent:
@@ -166,6 +164,7 @@ class RayPool:
             imports (tests inject faults through a subclass).
         shortcuts: which ways to compute less the workers take.
         needed: memory that each has to find before it loads the model, if that is known.
+        first: hands over a process for the first worker.
 
     `poll` raises NoRoomError where no worker is ready and each that was placed has found too little.
     """
@@ -179,13 +178,15 @@ class RayPool:
         worker: Callable[..., Any] | None = None,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         needed: NeededMemory | None = None,
+        first: FirstWorker | None = None,
     ) -> None:
         start_ray(workers, self)
         self._workers = workers
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
-        self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(worker))
-        self._actor_args = (model, engine, shortcuts, workers.activation_cache_bytes, needed)
+        self._actor_class: Any = worker_actor(workers, worker)
+        self._first = None if first is None else first.take()
+        self._load_args: tuple[Any, ...] = (model, engine, shortcuts, workers.activation_cache_bytes, needed)
         self._queue: deque[EvaluationRequest] = deque()
         # By ticket: workers that died or were retired under a request, those that nodes took along, and how often
         # later requests went first.
@@ -263,16 +264,16 @@ class RayPool:
         self._fit()
 
     def close(self) -> None:
-        for slot in self._slots:
-            _kill(slot.actor)
-        self._slots = []
+        for actor in (self._first, *(slot.actor for slot in self._slots)):
+            kill(actor)
+        self._first, self._slots = None, []
         leave_ray(self)
 
     def _fit(self) -> None:
         """Have as many workers as wanted, or on the way there as few as have work; start those due."""
         idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.info is not None)
         for slot in idle[: max(0, len(self._slots) - self._count)]:
-            _kill(slot.actor)
+            kill(slot.actor)
             self._slots.remove(slot)
         self._slots += [_Slot() for _ in range(self._count - len(self._slots))]
         for slot in self._slots:
@@ -281,7 +282,8 @@ class RayPool:
                 slot.wait_for(slot.actor.place.remote())
 
     def _new_actor(self) -> Any:
-        return self._actor_class.remote(*self._actor_args)
+        first, self._first = self._first, None
+        return first or self._actor_class.remote()
 
     def _dispatch(self) -> None:
         for slot in self._slots:
@@ -334,7 +336,7 @@ class RayPool:
         slot.pending = None
         if not slot.node:
             slot.node, slot.host = value
-            slot.wait_for(slot.actor.load.remote())
+            slot.wait_for(slot.actor.load.remote(*self._load_args))
             return []
         if slot.info is None:
             slot.info, slot.failed_starts = value, 0
@@ -361,7 +363,7 @@ class RayPool:
 
     def _replace(self, slot: _Slot, fresh: _Slot) -> None:
         # Harmless if it is dead; one at fault, or that only can't be reached, must not come back and hold resources.
-        _kill(slot.actor)
+        kill(slot.actor)
         self._slots[self._slots.index(slot)] = fresh
 
     def _after_failed_start(self, slot: _Slot, error: Exception) -> _Slot:
@@ -372,9 +374,9 @@ class RayPool:
             UserError: no worker is ready to calibrate the model, which can't be loaded.
             PoolError: no worker is ready, and all have failed to start again and again.
         """
-        lost = _out_of_reach(error) or (slot.node != "" and not node_alive(slot.node))
+        lost = out_of_reach(error) or (slot.node != "" and not node_alive(slot.node))
         slot.failed_starts += not lost
-        slot.no_room = _no_room(error)
+        slot.no_room = no_room(error)
         if slot.no_room is not None and not self.ready and all(each.no_room for each in self._slots if each.node):
             raise NoRoomError(str(slot.no_room)) from error
         cause = error.cause if isinstance(error, RayTaskError) else None
@@ -407,7 +409,7 @@ class RayPool:
 
     def _given_up(self, ticket: str, info: WorkerInfo, error: Exception) -> str | None:
         """Count a worker's end against what it did or its node; why that isn't tried again, None if it is."""
-        lost = _out_of_reach(error) or not node_alive(info.node)
+        lost = out_of_reach(error) or not node_alive(info.node)
         (self._losses if lost else self._deaths)[ticket] += 1
         log.warning("worker %s was lost evaluating %s: %s", info.name, ticket, reason_of(error))
         if self._deaths[ticket] >= self._workers.max_attempts:
@@ -453,85 +455,3 @@ def _none_ready(workers: WorkersSection, placed: bool) -> str:
     if not placed:
         why = f"the cluster has no room for num_cpus={workers.num_cpus:g}, num_gpus={workers.num_gpus:g}"
     return f"no worker was ready after {workers.start_timeout_s:g} s (workers.start_timeout_s): {why}"
-
-
-def actor_class(worker: Callable[..., Any] | None = None) -> type:
-    """An actor that holds a worker.
-
-    It says where it is before it loads the model, so that one without room, one that loads and one whose node is lost
-    are told apart. Splits are fetched once from the object store. Ray sends its code along, so that workers import
-    nothing for it but the worker; and the driver doesn't import that, nor torch and transformers with it.
-    """
-
-    class Actor:
-        def __init__(self, *args: Any) -> None:
-            self._args = args
-            self._splits: dict[str, PreparedSplit] = {}
-
-        def place(self) -> tuple[str, str]:
-            return ray.get_runtime_context().get_node_id(), socket.gethostname()
-
-        def load(self) -> WorkerInfo:
-            self._worker: Any
-            if worker is None:
-                from moevolve.workers.worker import EvaluationWorker
-
-                self._worker = EvaluationWorker(*self._args)
-            else:
-                self._worker = worker(*self._args)
-            info: WorkerInfo = self._worker.info(ray.get_runtime_context().get_node_id())
-            return info
-
-        def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
-            return bytes(self._worker.calibrate(recipe, splits))
-
-        def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
-            for key, reference in zip(request.fingerprints, references, strict=True):
-                if key not in self._splits:
-                    self._splits[key] = ray.get(reference)
-            reply: EvaluationReply = self._worker.evaluate(
-                request, tuple(self._splits[key] for key in request.fingerprints)
-            )
-            return reply
-
-    Actor.__name__ = "EvaluationWorker"  # what processes and Ray's own tools show
-    return Actor
-
-
-def _kill(actor: Any) -> None:
-    if actor is not None:
-        ray.kill(actor)
-
-
-def _no_room(error: Exception) -> NoRoomError | None:
-    """Of a worker that has found too little memory, what it says."""
-    cause = error.cause if isinstance(error, RayTaskError) else None
-    return cause if isinstance(cause, NoRoomError) else None
-
-
-def _out_of_reach(error: Exception) -> bool:
-    """Whether a connection broke: the first sign of a lost node, long before the cluster declares the node dead."""
-    return isinstance(error, ActorUnavailableError | ObjectLostError)
-
-
-def node_alive(node: str) -> bool:
-    """Whether a node, by its id, is still of the cluster."""
-    try:
-        return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
-    except (RayError, GetTimeoutError):
-        return False
-
-
-def reason_of(error: Exception) -> str:
-    """The cause in one line, without Ray's wrapping and traceback."""
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return _line_of(cause) if cause is not None else str(error).strip().splitlines()[-1]
-    if isinstance(error, ActorDiedError):
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if "Error" in line), lines[0])[:_LINE]
-    return _line_of(error)
-
-
-def _line_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LINE]

@@ -14,6 +14,7 @@ from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.controlled import ControlledPool, StopAsked
+from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
@@ -34,10 +35,10 @@ _PAUSED = "paused"
 PoolFactory = Callable[[SearchSetup], Pool]
 
 
-def ray_pool(setup: SearchSetup) -> RayPool:
-    """The pool of a search's configuration on Ray."""
+def ray_pool(setup: SearchSetup, first: FirstWorker | None = None) -> RayPool:
+    """The pool of a search's configuration on Ray; `first` hands over its first worker, if that is there already."""
     config = setup.config
-    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed)
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed, first=first)
 
 
 def execute(

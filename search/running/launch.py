@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from importlib.metadata import version
 
 from moevolve.evaluators.errors import UserError
@@ -11,7 +12,9 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.running.execute import execute
+from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.running.describe import Call, call_here
+from moevolve.search.running.execute import execute, ray_pool
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
@@ -23,9 +26,9 @@ from moevolve.store.session import without_password
 from moevolve.workers.contract.settings import engine_fingerprint
 
 
-def set_up_new(config: RunConfig, search_id: str | None = None) -> SearchSetup:
+def set_up_new(config: RunConfig, search_id: str | None = None, call: Call = call_here) -> SearchSetup:
     """`set_up` for a search that is yet to be recorded, under a fresh id if none is given."""
-    return set_up(config, search_id or new_search_id())
+    return set_up(config, search_id or new_search_id(), call)
 
 
 def launch(
@@ -35,6 +38,7 @@ def launch(
     or_resume: bool = False,
     source: str = "this configuration",
     only_this: bool = False,
+    first: FirstWorker | None = None,
 ) -> FinalTable:
     """Record a new search and run it to its end.
 
@@ -45,6 +49,7 @@ def launch(
         or_resume: continue the search of this name if there is one.
         source: where the configuration is from, for people.
         only_this: continue it only if it has the setup's id.
+        first: described the model for the setup; becomes the first worker.
 
     Raises:
         UserError: the name is taken, with `or_resume` by a search with other settings.
@@ -56,11 +61,11 @@ def launch(
         try:
             _record(setup, store)
         except NameTakenError:
-            setup = _relaunched(setup, store, source, only_this)
+            setup = _relaunched(setup, store, source, only_this, call_here if first is None else first.call)
     else:
         register(setup, store)
     observer.on_begin(setup.config)
-    return execute(setup, store, observer)
+    return execute(setup, store, observer, partial(ray_pool, first=first))
 
 
 def register(setup: SearchSetup, store: Store) -> None:
@@ -92,7 +97,7 @@ def _record(setup: SearchSetup, store: Store) -> None:
     store.create_search(record, [*tasks, *setup.beside])
 
 
-def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: bool) -> SearchSetup:
+def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: bool, call: Call) -> SearchSetup:
     """The setup of the stored search of this name, if that is what the configuration describes."""
     config = setup.config
     record = store.search(config.name)
@@ -106,7 +111,7 @@ def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: 
             f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give this "
             f"one another name with --name, or continue that one with `moevolve resume {record.name}`"
         )
-    return set_up_stored(store, record.id, lambda _: config)
+    return set_up_stored(store, record.id, lambda _: config, call)
 
 
 def search_record(config: RunConfig, search_id: str, model_fingerprint: str) -> SearchRecord:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import changed_config, override_lines, parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.requests import ResumeRequest
-from moevolve.search.running.execute import execute, refuse_cancelled
+from moevolve.search.running.describe import Call, call_here
+from moevolve.search.running.execute import execute, ray_pool, refuse_cancelled
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
 from moevolve.search.running.steer import unpaused
@@ -27,12 +30,13 @@ def resume(store: Store, request: ResumeRequest, observer: Observer) -> FinalTab
     """
     if unpaused(store, request.search):
         return None
-    setup = changed_setup(store, request)
-    observer.on_begin(setup.config)
-    return execute(setup, store, observer)
+    with FirstWorker() as first:
+        setup = changed_setup(store, request, first.call)
+        observer.on_begin(setup.config)
+        return execute(setup, store, observer, partial(ray_pool, first=first))
 
 
-def changed_setup(store: StoreReader, request: ResumeRequest) -> SearchSetup:
+def changed_setup(store: StoreReader, request: ResumeRequest, call: Call) -> SearchSetup:
     """The setup of a stored search, with the settings changed that the request changes.
 
     Raises:
@@ -44,11 +48,14 @@ def changed_setup(store: StoreReader, request: ResumeRequest) -> SearchSetup:
     if request.address:
         changes += override_lines({"workers.address": request.address})
     where = f"search {request.search}"
-    return set_up_stored(store, request.search, lambda stored: changed_config(stored, changes, where))
+    return set_up_stored(store, request.search, lambda stored: changed_config(stored, changes, where), call)
 
 
 def set_up_stored(
-    store: StoreReader, name: str, adjust: Callable[[RunConfig], RunConfig] = lambda config: config
+    store: StoreReader,
+    name: str,
+    adjust: Callable[[RunConfig], RunConfig] = lambda config: config,
+    call: Call = call_here,
 ) -> SearchSetup:
     """The setup of a stored search, with settings adjusted that don't change the population.
 
@@ -65,7 +72,7 @@ def set_up_stored(
     config = adjust(stored)
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
         raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
-    setup = set_up(config, record.id)
+    setup = set_up(config, record.id, call)
     check_checkpoint(config.model.path, setup.facts, record)
     launched = {(task.task, task.split): task.task_fingerprint for task in store.search_tasks(record.id, beside=True)}
     for group in setup.prepared.values():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.requests import RetryRequest
-from moevolve.search.running.execute import check_goes_on, execute
+from moevolve.search.running.execute import check_goes_on, execute, ray_pool
 from moevolve.search.running.lease_heartbeat import held
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import changed_setup
@@ -14,14 +17,15 @@ from moevolve.store.repository import Store
 
 def retry(store: Store, request: RetryRequest, observer: Observer) -> FinalTable | None:
     """See `RetryRequest`."""
-    setup = changed_setup(store, request)
-    observer.on_begin(setup.config)
-    failures, later = take_back_failures(setup, store)
-    if not failures:
-        observer.on_note("nothing to retry: no individual failed by fault of a worker or of time")
-        return None
-    observer.on_note(f"failures to retry: {failures}, later individuals to make again: {later}")
-    return execute(setup, store, observer)
+    with FirstWorker() as first:
+        setup = changed_setup(store, request, first.call)
+        observer.on_begin(setup.config)
+        failures, later = take_back_failures(setup, store)
+        if not failures:
+            observer.on_note("nothing to retry: no individual failed by fault of a worker or of time")
+            return None
+        observer.on_note(f"failures to retry: {failures}, later individuals to make again: {later}")
+        return execute(setup, store, observer, partial(ray_pool, first=first))
 
 
 def take_back_failures(setup: SearchSetup, store: Store) -> tuple[int, int]:
