@@ -13,7 +13,7 @@ from moevolve.search.loop.final_table import FinalTable, standings
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
-from moevolve.search.pools.controlled import ControlledPool, StopAsked
+from moevolve.search.pools.controlled import ControlledPool, StopRequested
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.calibration import calibrated_setup
@@ -80,7 +80,7 @@ def execute(
             store.set_status(lease, "running")
         try:
             _run(setup, store, driving, share, observer, make_pool, finished)
-        except StopAsked as asked:
+        except StopRequested as asked:
             store.set_status(lease, asked.status, "asked for from outside")
             raise
         except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import time
 
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.ray_cluster import cluster_name, cluster_nodes
-from moevolve.search.pools.shares import contender, shares
+from moevolve.search.pools.shares import contender_of, shares
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
 from moevolve.store.records import Control, ResourceRequest
 
@@ -53,8 +53,8 @@ class Share:
         if own is None or nodes is None:
             return self._count
         others = [
-            contender(other, each, each.claim)
+            contender_of(other, each, each.claim)
             for other, each in running.items()
             if other != search and each.claim is not None and each.claim.cluster == own.cluster
         ]
-        return shares(nodes, [contender(search, control, own), *others])[search]
+        return shares(nodes, [contender_of(search, control, own), *others])[search]
