@@ -1,4 +1,4 @@
-"""The process of one worker on Ray: the actor that holds it, and what Ray's errors say of it."""
+"""The Ray actor that holds one worker, and the meaning of Ray's errors about it."""
 
 from __future__ import annotations
 
@@ -150,18 +150,18 @@ def kill(actor: Any) -> None:
 
 
 def no_room(error: Exception) -> NoRoomError | None:
-    """Of a worker that has found too little memory, what it says."""
+    """The error of a worker that has found too little memory; None for other errors."""
     cause = error.cause if isinstance(error, RayTaskError) else None
     return cause if isinstance(cause, NoRoomError) else None
 
 
 def out_of_reach(error: Exception) -> bool:
-    """Whether a connection broke: the first sign of a lost node, long before the cluster declares the node dead."""
+    """True if the connection to an actor broke: the first sign of a lost node, long before Ray declares it dead."""
     return isinstance(error, ActorUnavailableError | ObjectLostError)
 
 
 def node_alive(node: str) -> bool:
-    """Whether a node, by its id, is still of the cluster."""
+    """True if the cluster still has the node of this id."""
     try:
         return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
     except (RayError, GetTimeoutError):
@@ -169,7 +169,7 @@ def node_alive(node: str) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """The cause in one line, without Ray's wrapping and traceback."""
+    """The cause of an error in one line, without Ray's wrapping and traceback."""
     if isinstance(error, RayTaskError):
         cause = error.cause
         return _line_of(cause) if cause is not None else str(error).strip().splitlines()[-1]
