@@ -201,7 +201,7 @@ def retry(
     observer: Observer | None = None,
 ) -> FinalTable | None:
     """Retry what failed; see `moevolve.search.requests.RetryRequest`. The observer is told what happens meanwhile."""
-    from moevolve.search.running import retry as service
+    from moevolve.search.running import resume as service
     from moevolve.search.running.observer import Observer
 
     with refused_in_a_line():

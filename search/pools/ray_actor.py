@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -29,8 +30,13 @@ from moevolve.workers.contract.messages import EvaluationReply, EvaluationReques
 
 R = TypeVar("R")
 
+log = logging.getLogger(__name__)
+
 _LINE = 500
 """Most characters of an error that are reported."""
+
+_ROOM_S = 60.0
+"""Longest wait for room for the first worker before the driver describes the model itself."""
 
 
 def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = None) -> Any:
@@ -87,8 +93,8 @@ class FirstWorker:
     """A process that describes a search's model, and then is the first worker of the search's pool.
 
     So torch is imported once for both, and not by the driver. On a cluster that searches share, the process ends with
-    the call instead: there a worker has to wait for its share, which only a search in the store can claim. If this
-    process has imported torch already, as in a notebook, functions are called here.
+    the call instead: there a worker has to wait for its share, which only a search in the store can claim. Functions
+    are called in this process if it has imported torch already, as a notebook may, or if no other one can be had.
     """
 
     def __init__(self) -> None:
@@ -108,39 +114,39 @@ class FirstWorker:
 
         Args:
             function: A function of a module, which the other process imports.
-            config: The configuration; its `workers` say where.
+            config: The configuration; its `workers` choose the process.
             args: Further arguments.
 
         Raises:
-            PoolError: No process can be had for it, or it died.
+            UserError: The function has raised it.
         """
         if "torch" in sys.modules:
             return function(config, *args)
-        start_ray(config.workers, self)
-        if config.workers.address is None:
-            self._actor = self._actor or worker_actor(config.workers).remote()
-            return _result(self._actor.call.remote(function, config, *args), config.workers)
-        return _result(ray.remote(num_cpus=0)(function).remote(config, *args), config.workers)
+        try:
+            start_ray(config.workers, self)
+            reference = self._begin(function, config, *args)
+            found: R = ray.get(reference, timeout=config.workers.start_timeout_s)
+            return found
+        except (PoolError, RayError) as error:
+            if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
+                raise UserError(str(error.cause)) from error
+            # A search is recorded even if no worker is available yet, which its pool reports later.
+            log.info("the model is described by the driver: %s", reason_of(error))
+            return function(config, *args)
+
+    def _begin(self, function: Callable[..., R], *args: Any) -> Any:
+        """Start the call in another process, and return Ray's reference to its result."""
+        workers = args[0].workers
+        if workers.address is not None:
+            return ray.remote(num_cpus=0)(function).remote(*args)
+        self._actor = self._actor or worker_actor(workers).remote()
+        ray.get(self._actor.place.remote(), timeout=_ROOM_S)
+        return self._actor.call.remote(function, *args)
 
     def take(self) -> Any:
         """Hand over the worker's actor, whose model isn't loaded; None if there is none."""
         actor, self._actor = self._actor, None
         return actor
-
-
-def _result(reference: Any, workers: WorkersSection) -> Any:
-    ready, _ = ray.wait([reference], timeout=workers.start_timeout_s)
-    if not ready:
-        raise PoolError(
-            f"the model was not described after {workers.start_timeout_s:g} s (workers.start_timeout_s): there is no "
-            f"room for num_cpus={workers.num_cpus:g}, num_gpus={workers.num_gpus:g}, or its files are slow to read"
-        )
-    try:
-        return ray.get(reference)
-    except RayError as error:
-        if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
-            raise UserError(str(error.cause)) from error
-        raise PoolError(f"the model can't be described: {reason_of(error)}") from error
 
 
 def kill(actor: Any) -> None:

@@ -95,7 +95,7 @@ def _shared_layers(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     return min(len(one), len(other))
 
 
-@dataclass(frozen=True, seats=True)
+@dataclass(frozen=True, slots=True)
 class _CalibrationJob:
     """A calibration to make: its statistics, and the splits whose prompts are run."""
 

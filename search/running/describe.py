@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
@@ -20,23 +20,13 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.repair.edit import RepairRecipe
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Call = Callable[..., Any]
+"""Calls a function of a configuration, with further arguments, in a process that may import torch."""
 
 
-class Call(Protocol):
-    """Calls a function of a configuration in a process that may import torch."""
-
-    def __call__(
-        self, function: Callable[Concatenate[RunConfig, P], R], config: RunConfig, *args: P.args, **kwargs: P.kwargs
-    ) -> R: ...
-
-
-def call_here(
-    function: Callable[Concatenate[RunConfig, P], R], config: RunConfig, *args: P.args, **kwargs: P.kwargs
-) -> R:
+def call_here(function: Callable[..., Any], config: RunConfig, *args: Any) -> Any:
     """Call the function in this process."""
-    return function(config, *args, **kwargs)
+    return function(config, *args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class ModelDescription:
         model: The configured model, with the commit and the dtype that its settings stand for now.
         facts: Sizes of the model and its fingerprint.
         needed: Memory that a worker must find before it loads the model.
-        repairs_fit: Whether every repair stays within its memory limit with all the tokens it asks for. If not,
+        repairs_fit: True if every repair stays within its memory limit with all the tokens it asks for. If not,
             `check_repairs` counts how many tokens there are.
     """
 
@@ -108,7 +98,7 @@ def check_repairs(config: RunConfig, calibration: tuple[PreparedSplit, ...]) -> 
 
 
 def pinned(model: ModelConfig) -> ModelConfig:
-    """The same model with its revision replaced by the commit it stands for now, and `auto` by the checkpoint's dtype.
+    """The same model at the commit that its revision stands for now, with `own_dtype` filled in.
 
     So every worker loads the checkpoint that was described, even if a branch on the hub moves.
 

@@ -6,7 +6,7 @@ from moevolve.evaluators.types import SPLITS, PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.registry import make_space
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
-from moevolve.search.running.describe import Call, call_here, check_repairs, describe_search
+from moevolve.search.running.describe import Call, ModelDescription, call_here, check_repairs, describe_search
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
 
@@ -22,7 +22,7 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     Raises:
         UserError: The model or a task can't be had, or a setting doesn't suit them; the message names the field.
     """
-    description = call(describe_search, config)
+    description: ModelDescription = call(describe_search, config)
     config = config.model_copy(update={"model": description.model})
     space = make_space(config.genome, description.facts, config.phases)
     calibrating = needs_calibration(space)
