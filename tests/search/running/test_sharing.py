@@ -41,7 +41,7 @@ class Drivers:
         self._stack = ExitStack()
         patch.setattr(sharing, "cluster_nodes", lambda: self.nodes)
         patch.setattr(sharing, "cluster_name", lambda: self.cluster)
-        patch.setattr(sharing, "_LOOK_S", 0.0)
+        patch.setattr(sharing, "_UPDATE_S", 0.0)
 
     def start(self, name: str, useful: int = 8, **settings: object) -> None:
         workers = WorkersSection(**{"count": "auto", **settings})  # type: ignore[arg-type]
