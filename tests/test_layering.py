@@ -32,6 +32,7 @@ CONFINED = {
     "ray": (
         "search/pools/ray_cluster.py",
         "search/cluster/ray_jobs.py",
+        "search/pools/ray_actor.py",
         "search/pools/ray_pool.py",
     ),
     "sqlalchemy": ("store/",),

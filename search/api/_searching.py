@@ -82,14 +82,18 @@ def launch(
     settings = as_run_config(config, (*override_lines(overrides), *changes))
 
     # Not sooner: what is wrong in a configuration is said at once, without waiting for torch and Ray.
+    from moevolve.search.pools.ray_actor import FirstWorker
     from moevolve.search.running import launch as service
     from moevolve.search.running.observer import Observer
 
-    setup = service.set_up_new(settings, search_id)
     source = "this configuration" if not isinstance(config, str | Path) else str(config)
-    with opened_store(settings.store if store is None else store, create=True) as opened:
-        given = search_id is not None
-        return service.launch(setup, opened, observer or Observer(), or_resume or given, source, only_this=given)
+    given = search_id is not None
+    with FirstWorker() as first:
+        setup = service.set_up_new(settings, search_id, first.call)
+        with opened_store(settings.store if store is None else store, create=True) as opened:
+            return service.launch(
+                setup, opened, observer or Observer(), or_resume or given, source, only_this=given, first=first
+            )
 
 
 def submit(
@@ -197,7 +201,7 @@ def retry(
     observer: Observer | None = None,
 ) -> FinalTable | None:
     """Retry what failed; see `moevolve.search.requests.RetryRequest`. The observer is told what happens meanwhile."""
-    from moevolve.search.running import retry as service
+    from moevolve.search.running import resume as service
     from moevolve.search.running.observer import Observer
 
     with refused_in_a_line():

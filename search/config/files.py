@@ -1,4 +1,4 @@
-"""Configurations as text: YAML files with overrides, and what the store keeps."""
+"""Configurations as text: YAML files with overrides, and the JSON that the store keeps."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     """Read a YAML file and apply `a.b=c` overrides.
 
-    Model and task paths that begin with `.` are taken from the YAML's folder; other existing paths from the working
+    Model and task paths that begin with `.` are relative to the YAML's folder, other existing paths to the working
     directory.
 
     Raises:
-        UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
+        UserError: The file is missing, isn't YAML, or has an unknown key or a bad value; the message names the field.
     """
     data = read_yaml(path)
     if "base" in data and "methods" in data:
@@ -47,11 +47,11 @@ def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
     """The configuration of a search to run, from plain data.
 
     Args:
-        data: as YAML has it.
-        where: heads the error message.
+        data: Settings as parsed from YAML.
+        where: Start of the error message.
 
     Raises:
-        UserError: it has an unknown key, a bad value, or no tasks or phases; the message names the field.
+        UserError: There is an unknown key, a bad value, or no tasks or phases; the message names the field.
     """
     config = _validated(data, where)
     lacking = [name for name in ("tasks", "phases") if not getattr(config, name)]
@@ -68,25 +68,25 @@ def _validated(data: dict[str, Any], where: str) -> RunConfig:
 
 
 def parse_stored_config(text: str) -> RunConfig:
-    """The configuration of a stored search, imported ones included.
+    """The configuration of a stored search, which may be an imported one.
 
     Raises:
-        UserError: it isn't one that this version understands; the message names the field.
+        UserError: This version doesn't understand it; the message names the field.
     """
     data = json.loads(text)
     where = f"stored configuration of search {data.get('name', '?')}"
     config = _validated(data, where)
-    # It was stored whole: a default of today must not stand for what another version of moevolve left out.
+    # Configurations are stored whole: today's defaults must not fill in settings that another version didn't have.
     if config.model_dump(mode="json") != data:
         raise UserError(f"{where}: settings are missing that this version of moevolve has; another one stored it")
     return config
 
 
 def as_run_config(source: RunConfig | Path | str, overrides: Sequence[str]) -> RunConfig:
-    """A configuration that was read already, or the path of a YAML file, with `a.b=c` overrides applied.
+    """Apply `a.b=c` overrides to a configuration, or to the YAML file at a path.
 
     Raises:
-        UserError: as `load_run_config`.
+        UserError: The same errors as `load_run_config`.
     """
     if isinstance(source, RunConfig):
         return changed_config(source, overrides, f"configuration of search {source.name}")
@@ -94,10 +94,10 @@ def as_run_config(source: RunConfig | Path | str, overrides: Sequence[str]) -> R
 
 
 def changed_config(config: RunConfig, overrides: Sequence[str], where: str) -> RunConfig:
-    """A configuration with `a.b=c` overrides applied, checked again; `where` heads the error message.
+    """Apply `a.b=c` overrides to a configuration and check it again; `where` starts the error message.
 
     Raises:
-        UserError: an override isn't `KEY=VALUE`, or gives an unknown key or a bad value; the message names the field.
+        UserError: An override isn't `KEY=VALUE`, or gives an unknown key or a bad value; the message names the field.
     """
     data: dict[str, Any] = config.model_dump(mode="json")
     for override in overrides:
@@ -106,17 +106,17 @@ def changed_config(config: RunConfig, overrides: Sequence[str], where: str) -> R
 
 
 class Loading(Section):
-    """What a stored search says of how its model is loaded and run."""
+    """The settings with which a stored search loads and runs its model."""
 
     model: ModelConfig
     engine: EngineConfig
 
 
 def changed_loading(model: ModelConfig, engine: EngineConfig, overrides: Sequence[str]) -> Loading:
-    """Settings of the model and the engine with `a.b=c` overrides applied.
+    """Apply `a.b=c` overrides to the settings of the model and the engine.
 
     Raises:
-        UserError: an override isn't `KEY=VALUE`, is of neither, or gives an unknown key or a bad value.
+        UserError: An override isn't `KEY=VALUE`, names another section, or gives an unknown key or a bad value.
     """
     data = Loading(model=model, engine=engine).model_dump(mode="json")
     for override in overrides:
@@ -130,12 +130,13 @@ def changed_loading(model: ModelConfig, engine: EngineConfig, overrides: Sequenc
 
 
 def as_override(key: str, value: Any) -> str:
-    """The override that sets plain data, text among it, whatever else YAML would read in that."""
+    """The override that sets a key to plain data."""
+    # JSON quotes text, which YAML might otherwise read as a number, a date or a boolean.
     return f"{key}={json.dumps(value)}"
 
 
 def override_lines(overrides: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
-    """Changes of settings, by dotted path or as such lines already, as `KEY=VALUE` lines."""
+    """Overrides as `KEY=VALUE` lines; a mapping has dotted paths as keys."""
     if isinstance(overrides, Mapping):
         return tuple(as_override(key, value) for key, value in overrides.items())
     return tuple(overrides)
@@ -145,7 +146,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     """Set one `a.b.0.c=value` in plain configuration data; the value is read as YAML.
 
     Raises:
-        UserError: no `=`, or the path runs through something that is neither mapping nor list.
+        UserError: There is no `=`, or a part of the path is neither a mapping nor a list.
     """
     dotted, value = _parted(override)
     set_path(data, dotted, value, f"--set {override}")
@@ -160,10 +161,10 @@ def _parted(override: str) -> tuple[str, Any]:
 
 
 def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """What `KEY=VALUE` overrides set, by dotted path.
+    """The values that `KEY=VALUE` overrides set, by dotted path.
 
     Raises:
-        UserError: one isn't of that form.
+        UserError: An override isn't of that form.
     """
     found = {}
     for override in overrides:
@@ -173,10 +174,10 @@ def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
-    """Set `a.b.0.c` in plain configuration data; `where` heads the error message.
+    """Set `a.b.0.c` in plain configuration data; `where` starts the error message.
 
     Raises:
-        UserError: the path runs through something that is neither mapping nor list.
+        UserError: A part of the path is neither a mapping nor a list.
     """
     keys = dotted.split(".")
     node: Any = data

@@ -10,20 +10,20 @@ from moevolve.evaluators.errors import UserError
 
 
 def shipped_models() -> dict[str, str]:
-    """Name -> folder of the configs that come with the package."""
+    """The folders of the configs that come with the package, by name."""
     folder = Path(str(files("moevolve.configs"))) / "models"
     return {path.parent.name: str(path.parent) for path in sorted(folder.glob("*/config.json"))}
 
 
 def find_model(name: str, option: str = "--model") -> str:
-    """The folder of a shipped config by its name; anything else as it is.
+    """Resolve the name of a shipped config to its folder; a path or a hub id (with `/`) is returned unchanged.
 
     Args:
-        name: what a user typed.
-        option: where.
+        name: A shipped config's name, a folder or a hub id.
+        option: Command-line option that the error message names.
 
     Raises:
-        UserError: a plain name that is no folder and none of the shipped ones.
+        UserError: A plain name is neither a folder nor a shipped config.
     """
     shipped = shipped_models()
     if Path(name).is_dir() or "/" in name:

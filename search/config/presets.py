@@ -1,4 +1,4 @@
-"""Presets: settings that a run file takes over by name, where it doesn't have its own."""
+"""Presets: settings that a run file includes by name and that its own settings override."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from moevolve.evaluators.yaml_files import read_yaml
 from moevolve.search.genomes.registry import DEFAULT
 
 PRESET = "preset"
-"""Key of a run file that names one."""
+"""Key of a run file that names a preset."""
 BEST = "best"
-"""What a run file gets that names none and has no phases."""
+"""Preset of run files that name none and have no phases."""
 
 
 def presets() -> dict[str, Path]:
@@ -25,19 +25,19 @@ def presets() -> dict[str, Path]:
 
 
 def with_preset(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Plain configuration data with what the preset that it names adds to it.
+    """Fill plain configuration data with the settings of the preset it names.
 
     Args:
-        data: of a run file; left as it is.
-        where: heads the error message.
+        data: Content of a run file; it isn't modified.
+        where: Start of the error message.
 
     Raises:
-        UserError: there is no such preset, or it has nothing for this kind of genome.
+        UserError: There is no such preset, or it has nothing for this kind of genome.
     """
     own = {key: value for key, value in data.items() if key != PRESET}
     if PRESET in data:
         return filled(own, preset(data[PRESET], own, where))
-    # Of a kind that has no best one the lack of phases is said with whatever else is missing.
+    # A genome kind may lack this preset; then validation reports the missing phases with all other faults.
     return own if "phases" in own else filled(own, read_yaml(presets()[BEST]).get(kind_of(own), {}))
 
 
@@ -45,7 +45,7 @@ def preset(name: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings of a preset for the kind of genome of some configuration data.
 
     Raises:
-        UserError: as `with_preset`.
+        UserError: The same errors as `with_preset`.
     """
     known = presets()
     if name not in known:
@@ -57,13 +57,13 @@ def preset(name: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def kind_of(data: Mapping[str, Any]) -> str:
-    """The genome kind that configuration data name."""
+    """The genome kind of plain configuration data, or the default kind."""
     genome = data.get("genome")
     return str(genome.get("kind", DEFAULT)) if isinstance(genome, Mapping) else DEFAULT
 
 
 def filled(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Data with settings that it lacks; mappings are filled up, a list that there is stays as it is."""
+    """A copy of `data` with the settings it lacks; mappings are merged, and existing lists stay unchanged."""
     found = dict(data)
     for key, value in settings.items():
         if key not in found:

@@ -1,4 +1,4 @@
-"""The configuration of a search as frozen, checked values; `files.py` reads it."""
+"""The configuration of a search: frozen, validated values, which `files.py` reads."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class TaskSection(Section):
     """A task by name or YAML path.
 
     Attributes:
-        name: name of a packaged task, or path of a task file; `@` and a fitness kind may follow. `lm_eval:` in front
-            means a task of lm-evaluation-harness.
-        weight: its weight in the fitness.
-        counts: use this many examples of a split instead of the task file's number.
+        name: Name of a packaged task or path of a task file, optionally followed by `@` and a fitness kind. The prefix
+            `lm_eval:` selects a task of lm-evaluation-harness.
+        weight: Weight of the task in the fitness.
+        counts: Numbers of examples per split that replace the task file's.
     """
 
     name: str
@@ -36,66 +36,63 @@ class TaskSection(Section):
 
     @property
     def sets_aside(self) -> bool:
-        """Whether a search that measures takes rows away from `search` for it: the task has none of their own.
+        """True if the task has no `calibration` split, so that a search that calibrates sets `search` rows aside.
 
         Raises:
-            UserError: no such task, or its file is wrong.
+            UserError: There is no such task, or its file is invalid.
         """
         return "calibration" not in load_task(self.name).splits
 
     def task(self, split: Split, calibrating: bool = False) -> TaskConfig:
-        """The task, with this section's number of examples of one split; of all splits for `calibration`.
+        """The task with this section's number of examples for one split, or for all splits if it is `calibration`.
 
         Args:
-            split: what the task is asked for.
-            calibrating: whether rows to measure on are set aside where the task has none.
+            split: The split that the task will be prepared for.
+            calibrating: Set rows of `search` aside if the task has no `calibration` split.
 
         Raises:
-            UserError: no such task, its file is wrong, or it has no such split to count.
+            UserError: There is no such task or split, or the task's file is invalid.
         """
         task = load_task(self.name)
-        # Rows of `calibration` are compared with all others, and may be those that `search` leaves.
+        # Calibration rows are compared with the rows of all other splits, and may be those that `search` leaves over.
         counts = {name: n for name, n in self.counts.items() if split in (name, "calibration")}
         task = task.with_counts(counts) if counts else task
         return task.with_calibration() if calibrating else task
 
     def prepared(self, split: Split, fitness: str | None = None, calibrating: bool = False) -> PreparedSplit:
-        """One split of the task, under another fitness if one is given and isn't the task's own.
-
-        `calibrating` is as in `task`.
+        """Load and render one split of the task, with another fitness if one is given; see `task`.
 
         Raises:
-            UserError: as `task`, or the split's data can't be had or rendered.
+            UserError: The same errors as `task`, or the split's data can't be loaded or rendered.
         """
-        from moevolve.evaluators.preparation.prepare import prepare_split  # not sooner: it loads `datasets`
+        from moevolve.evaluators.preparation.prepare import prepare_split  # imported here because it loads `datasets`
 
         task = self.task(split, calibrating)
         return prepare_split(task if fitness in (None, task.fitness) else task.with_fitness(fitness), split)
 
 
 class WorkersSection(Section):
-    """Execution only: what a candidate scores doesn't depend on it, so all of it may differ between launch and resume.
+    """Settings of execution. No score depends on them, so they may differ between launch and resume.
 
-    Whether a candidate gets to a score can: one that outruns `timeout_s`, or whose workers die `max_attempts` times, is
-    recorded as failed, and `moevolve retry` takes that back.
+    A candidate can fail by them: one that exceeds `timeout_s`, or whose workers die `max_attempts` times, is recorded
+    as failed, which `moevolve retry` undoes.
 
     Attributes:
-        count: worker actors; `auto` means as many as the cluster has room for, nodes that join later included.
-        min: with `auto`, workers that it keeps, whatever other searches want; 0 may wait.
-        max: with `auto`, the most that it takes, and never more than it has individuals under evaluation; None sets no
-            other limit.
-        priority: of searches that share a cluster and a store, those of a higher one get workers beyond `min` first;
-            those of the same one share evenly.
+        count: Number of worker actors; `auto` starts as many as the cluster has room for, also later.
+        min: Number of workers that a search with `auto` keeps, whatever other searches need; with 0 it may wait.
+        max: Limit of workers with `auto`; None leaves the number of individuals under evaluation as the only limit.
+        priority: Rank among the searches that share a cluster and a store. Higher ones get workers beyond `min` first,
+            equal ones share evenly.
         num_cpus: CPUs that Ray reserves per worker.
-        num_gpus: GPUs (also fractions) that Ray reserves per worker.
-        max_attempts: a candidate that kills its worker, or outruns its time, this many times is recorded as failed.
-        timeout_s: an evaluation running longer is ended, its worker with it.
-        start_timeout_s: how long the first worker may wait for room, and may then take to load the model; one that
-            takes longer to load while others are ready is started again. Calibrations get as much.
+        num_gpus: GPUs, or a fraction of one, that Ray reserves per worker.
+        max_attempts: Number of worker deaths or timeouts after which a candidate is recorded as failed.
+        timeout_s: Time limit of an evaluation, after which its worker is replaced.
+        start_timeout_s: Time limit for finding room for the first worker, for loading the model, and for calibrating. A
+            worker that takes longer to load while others are ready is started again.
         address: Ray address to join (`auto`, `host:port`); None starts Ray on this machine.
-        activation_cache_mb: MiB of host memory per worker in which hidden states of candidates are kept for others with
-            the same first layers; 0 keeps none.
-        lease_s: how long a search stays this driver's when it can't be heard from, before another may take it over.
+        activation_cache_mb: MiB of host memory per worker that keep hidden states of candidates for others with the
+            same first layers; 0 keeps none.
+        lease_s: Time without a heartbeat after which another driver may take the search over.
     """
 
     count: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
@@ -121,11 +118,11 @@ class WorkersSection(Section):
 
     @property
     def least(self) -> int:
-        """Workers that it always has."""
+        """Number of workers that the search always has."""
         return self.min if self.count == "auto" else self.count
 
     def most(self, useful: int) -> int:
-        """The most workers that it takes when so many are of use; never fewer than it always has."""
+        """Largest number of workers, at least `least`, if `useful` of them can be busy at once."""
         if self.count != "auto":
             return self.count
         return max(self.min, useful if self.max is None else min(self.max, useful))
@@ -137,15 +134,16 @@ class WorkersSection(Section):
 
 
 class FinalSection(Section):
-    """What happens once the last individual is evaluated.
+    """Settings of the evaluations after the last individual.
 
     Attributes:
-        rerank: the best this many on `search` are scored on `dev`, which picks the winner; 0 skips it.
-        test: score the full model and the winner on `test` for the final table.
-        random_baselines: this many of the random initial individuals are scored on `test` too, as the random-pruning
-            baseline of the final table.
-        held_out: names of tasks that are no part of the fitness; full model and winner are scored on their `test` split
-            too, to see whether what was searched for generalises.
+        rerank: Number of individuals, the best on `search`, that are scored on `dev`, which picks the winner; 0 skips
+            this.
+        test: Score the full model and the winner on `test` for the final table.
+        random_baselines: Number of random initial individuals that are scored on `test`, as the final table's
+            random-pruning baseline.
+        held_out: Names of tasks outside the fitness. The full model and the winner are scored on their `test` splits,
+            to see whether the search generalises.
     """
 
     rerank: int = Field(5, ge=0)
@@ -155,11 +153,11 @@ class FinalSection(Section):
 
 
 _HASHED_VERSION = 3
-"""Of what a configuration's hash is made of; another number where the same settings come to mean another population."""
+"""Part of every configuration's hash; raise it when the same settings come to mean another population."""
 
 
 def _without_folder(name: str) -> str:
-    """The last part of an absolute path, and of a task file's; any other name as it is."""
+    """The file name of an absolute path, which may have a prefix such as `lm_eval:`; other names stay unchanged."""
     prefix, _, path = name.rpartition(":")
     return f"{prefix}:{PurePath(path).name}".lstrip(":") if path.startswith("/") else name
 
@@ -168,23 +166,23 @@ SearchName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_l
 
 
 class RunConfig(Section):
-    """The configuration of one search, whole.
+    """The complete configuration of one search.
 
     Attributes:
-        name: name of the search in its store.
-        model: the checkpoint and how it is loaded.
-        genome: the kind of genome, and the settings of that kind.
-        engine: settings of the inference engine that runs the prompts.
-        seed: seed of all of the search's randomness.
-        tasks: the tasks whose scores make up the fitness; empty for individuals that were imported.
-        strategy: the search strategy of phases that name none of their own.
-        phases: stretches of the search, in order; empty for individuals that were imported.
-        window: individuals that may be under evaluation at once.
-        tie_break: the criterion between equal scores, before the smaller index decides: the mean log-probability of the
+        name: Name of the search in its store.
+        model: The checkpoint and how it is loaded.
+        genome: The genome kind and its settings.
+        engine: Settings of the inference engine.
+        seed: Seed of all of the search's randomness.
+        tasks: Tasks whose scores make up the fitness; empty for imported individuals.
+        strategy: Strategy of the phases that don't name their own.
+        phases: Phases of the search, in order; empty for imported individuals.
+        window: Number of individuals that may be under evaluation at once.
+        tie_break: Criterion between equal scores, before the smaller index decides: the mean log-probability of the
             gold answers, the mean `agreement` with the full model (one more evaluation per candidate, of the same
             prompts), or nothing (`index`).
-        workers: how many workers evaluate, and where; changes no score.
-        final: what is measured after the last individual.
+        workers: Number and resources of the workers; no score depends on them.
+        final: Evaluations after the last individual.
         store: SQLAlchemy URL of the store.
     """
 
@@ -204,10 +202,10 @@ class RunConfig(Section):
 
     @classmethod
     def imported(cls, name: str, model: ModelConfig, genome: AnyGenomeSection, engine: EngineConfig) -> Self:
-        """The configuration of individuals that no search of ours made: it has neither phases nor tasks.
+        """The configuration of imported individuals: it has neither phases nor tasks.
 
         Raises:
-            ValidationError: the name can't be a search's.
+            ValidationError: The name isn't valid for a search.
         """
         final = FinalSection(rerank=0, test=False)
         return cls(
@@ -216,28 +214,25 @@ class RunConfig(Section):
 
     @property
     def is_imported(self) -> bool:
-        """Whether it is the configuration of imported individuals, so that there is nothing to run."""
+        """True for the configuration of imported individuals, which can't be run."""
         return not self.phases
 
     def canonical_json(self) -> str:
-        """The configuration as stored with the search: whole, so that another default later on changes nothing here.
-
-        The password of its store is left out: others may read what is stored.
-        """
+        """The configuration as stored with the search, including settings that have their default."""
         content = self.model_dump(mode="json")
-        content["store"] = without_password(content["store"])
+        content["store"] = without_password(content["store"])  # others may read what is stored
         return json.dumps(content, sort_keys=True)
 
     def stored_over(self, stored: str) -> str:
-        """What is stored of this configuration where the search was recorded already: of that only `final` changes."""
+        """The JSON of a recorded search with this configuration's `final` settings, the only ones that may change."""
         return json.dumps(json.loads(stored) | {"final": self.final.model_dump(mode="json")}, sort_keys=True)
 
     @property
     def config_hash(self) -> str:
-        """SHA-256 (hex) of what determines the population: execution settings, name and store are left out.
+        """SHA-256 (hex) of the settings that determine the population.
 
-        So are the model's revision and own dtype, and the folders that model and tasks are in: which checkpoint and
-        which task they are, their fingerprints tell, from whatever machine a search is launched or resumed.
+        Execution settings, the name and the store are left out. So are the model's revision and own dtype and the
+        folders of model and tasks: fingerprints identify them on whatever machine a search is launched or resumed.
         """
         content = self.model_dump(mode="json", exclude={"name", "workers", "store", "final"})
         for found in ("revision", "own_dtype"):

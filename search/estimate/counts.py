@@ -79,7 +79,7 @@ def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:
 def final_evaluations(config: RunConfig) -> tuple[int, int]:
     """Evaluations after the last individual: of candidates on `dev`, of models on `test` (the full one's included)."""
     section = config.final
-    # The full model and the best; what stands beside them (`search.loop.final_table.beside`); random draws.
+    # The full model and the best; the other entries (`search.loop.final_table.auxiliary_entries`); random draws.
     beside = any(phase.kind == "repair" for phase in config.phases) + sum(len(phase.named) for phase in config.phases)
     return section.rerank, (2 + beside + section.random_baselines if section.test else 0)
 

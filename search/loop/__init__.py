@@ -1,1 +1,1 @@
-"""The population loop: makes individuals, has them evaluated, records them, and says who won."""
+"""The population loop: it makes individuals, has them evaluated, records them, and selects the winner."""

@@ -1,4 +1,4 @@
-"""Evaluations on demand: known ones from the store, the others from the pool, no phenotype ever twice at once."""
+"""Evaluations on demand: known ones come from the store, others from the pool, and no phenotype runs twice at once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from moevolve.workers.contract.messages import EvaluationReply, EvaluationReques
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """How a request ended.
+    """A request with its outcome.
 
     Attributes:
-        request: what was asked.
-        evaluations: in the order of its splits; where it failed, those that there are.
-        reused: whether all that settles it was known already.
-        failure: why it failed, None if it didn't.
-        failure_kind: whose fault that is.
+        request: The request.
+        evaluations: Evaluations in the order of the request's splits; a failed request may lack some.
+        reused: True if the outcome was known before the request.
+        failure: Reason of the failure; None for success.
+        failure_kind: Party at fault; None for success.
     """
 
     request: EvaluationRequest
@@ -33,18 +33,18 @@ class Settled:
 
 
 class EvaluationCache:
-    """Takes requests, gives back settled ones.
+    """Settles evaluation requests with stored evaluations or with new ones from a pool.
 
-    An evaluation is a function of phenotype, split and settings: a candidate that fails on one split keeps what it
-    scored on others, and is not tried on those that come after. A failure that isn't the candidate's own (its workers
-    died, time ran out) settles the request, but is no evaluation: who asks again has it tried again.
+    An evaluation is a function of phenotype, split and settings. A candidate that fails on one split keeps its scores
+    on the splits before, and isn't evaluated on those after. A failure that isn't the candidate's own (lost workers, a
+    timeout) settles the request but isn't stored, so a later request evaluates the candidate again.
 
     Args:
-        store: where evaluations are looked up and recorded.
-        pool: who evaluates.
-        writer: the lease, or the id, of the search that new evaluations are recorded with; None if it is none.
-        model_fingerprint: identity of the checkpoint.
-        engine_fingerprint: identity of the engine's settings.
+        store: Store in which evaluations are looked up and recorded.
+        pool: Pool that evaluates.
+        writer: Lease or id of the search that records new evaluations; None records them without a search.
+        model_fingerprint: Fingerprint of the checkpoint.
+        engine_fingerprint: Fingerprint of the engine's settings.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class EvaluationCache:
         return len(self._in_flight)
 
     def request(self, requests: Sequence[EvaluationRequest]) -> list[Settled]:
-        """Submit requests; those whose outcome is known come back at once.
+        """Submit requests, and return those whose outcome is known.
 
-        One that is in flight already is not submitted again: it settles once, so callers wait by its `key`.
+        A request that is in flight isn't submitted again. It settles once, so callers wait for its `key`.
         """
         self._look_up(requests)
         settled = []
@@ -85,11 +85,11 @@ class EvaluationCache:
         return settled
 
     def poll(self, timeout: float) -> list[Settled]:
-        """Wait up to `timeout` seconds for the pool and return what settled."""
+        """Wait up to `timeout` seconds for the pool, and return the requests that are settled."""
         return [item for reply in self._pool.poll(timeout) for item in self._complete(reply)]
 
     def settle(self, requests: Sequence[EvaluationRequest], timeout: float = 1.0) -> list[Settled]:
-        """Settle all requests, in any order; whatever ends it, what came is recorded."""
+        """Settle all requests, in any order; what has arrived is recorded even if an error ends the wait."""
         missing = {request.key: request for request in requests}
         settled = []
         try:
@@ -103,8 +103,8 @@ class EvaluationCache:
             self.record()
 
     def record(self, individuals: Sequence[IndividualRecord] = ()) -> None:
-        """Write new evaluations, and individuals with them, in one transaction; they stay new until it went through."""
-        unsaved = list(self._unsaved)
+        """Write the individuals and all new evaluations in one transaction."""
+        unsaved = list(self._unsaved)  # kept until the transaction has succeeded
         if individuals or unsaved:
             if self._writer is None:
                 self._store.add_evaluations(unsaved)
@@ -128,7 +128,7 @@ class EvaluationCache:
         return self._known.get((request.edit.phenotype_hash, split.fingerprint))
 
     def _known_failure(self, request: EvaluationRequest) -> str | None:
-        """Why the candidate failed by its own fault, if it did on any of the request's splits."""
+        """The reason if the candidate failed by its own fault on one of the request's splits."""
         records = (self._find(request, split) for split in request.splits)
         return next((one.failure for one in records if one is not None and one.failure is not None), None)
 
@@ -159,14 +159,14 @@ class EvaluationCache:
 
     def _take(self, record: EvaluationRecord) -> None:
         self._remember(record)
-        # The unedited model's failure blames no candidate: it isn't stored, so that a resume tries again.
+        # A failure of the unedited model isn't stored, so that a resume evaluates it again.
         if record.failure is None or record.phenotype_hash != IdentityEdit().phenotype_hash:
             self._unsaved.append(record)
 
     def _record_of(
         self, request: EvaluationRequest, split: SplitRef, reply: EvaluationReply, result: SplitResult | None
     ) -> EvaluationRecord:
-        """What a reply says of one split; without a result the candidate failed there."""
+        """The evaluation of one split; without a result it is a failure."""
         return EvaluationRecord(
             phenotype_hash=request.edit.phenotype_hash,
             model_fingerprint=self._model,

@@ -1,10 +1,10 @@
-"""What happens after the last individual: the evaluations that the final table lacks."""
+"""The end of a search: the evaluations that the final table needs."""
 
 from __future__ import annotations
 
 from moevolve.evaluators.types import Split
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.final_table import beside, drawn, winner_of
+from moevolve.search.loop.final_table import auxiliary_entries, random_draws, winner_of
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
@@ -12,7 +12,7 @@ from moevolve.workers.contract.messages import EvaluationRequest
 
 
 class Finaliser:
-    """Ends a search whose schedule is through. Everything goes through the cache, so repeating it costs nothing."""
+    """Evaluates the leaders and the entries of the final table; stored evaluations are reused."""
 
     def __init__(self, setup: SearchSetup, store: StoreReader, cache: EvaluationCache) -> None:
         self._setup = setup
@@ -20,17 +20,17 @@ class Finaliser:
         self._cache = cache
 
     def run(self) -> None:
-        """Score the leaders on `dev`, then the entries on the other splits; new evaluations are recorded."""
+        """Score the leaders on `dev`, then the table's entries on the other splits, and record new evaluations."""
         setup, final = self._setup, self._setup.config.final
         leaders = self._store.best_of_search(setup.search_id, max(1, final.rerank))
         if final.rerank:
             self._cache.settle([self._request(row, "dev") for row in leaders])
         search, history = self._store.search(setup.search_id), self._store.history(setup.search_id)
         winner, _ = winner_of(self._store, search, setup.config)
-        # The others aren't scored on dev unless they are leaders: they could outrank the winner in listings.
-        single = [row for _, row in beside(setup.config, history, winner)]
+        # Only leaders are scored on dev: another individual could outrank the winner in listings.
+        single = [row for _, row in auxiliary_entries(setup.config, history, winner)]
         single += [] if winner is None else [winner]
-        draws = [row for row in drawn(setup.config, history) if row.status == "ok"]
+        draws = [row for row in random_draws(setup.config, history) if row.status == "ok"]
         splits: tuple[Split, ...] = ("search", "test") if final.test else ("search",)
         requests = [setup.request(None, setup.scored_on(split)) for split in splits]
         requests += [self._request(row, split) for row in (*draws, *single) for split in splits]

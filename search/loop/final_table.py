@@ -1,4 +1,4 @@
-"""Who won a search, and its final table, from stored evaluations alone: what every command says of both."""
+"""The winner and the final table of a search, from stored evaluations alone."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from moevolve.workers.contract.facts import DTYPE_BYTES, ModelFacts, active_para
 FULL_LABEL, START_LABEL, BEFORE_LABEL, BEST_LABEL = (
     *("full model", "unsearched start", "best before repair", "best found"),
 )
-"""Contestants that every kind of genome can have."""
+"""Labels of entries that searches of every genome kind can have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score in [0, 1] on one split of one task, or why there is none.
+    """A score in [0, 1] on one split of one task, or the reason of its failure.
 
     Attributes:
-        task: which; in a comparison, `` for the weighted mean over all tasks.
-        score: None for a candidate that failed there.
-        low, high: 95 % interval; None for means over random draws, and for what has no score.
-        spread: standard deviation over random draws (in a comparison, over seeds); None for a single model.
-        failure: the reason of one that failed.
+        task: Name of the task; in a comparison, `` for the weighted mean over all tasks.
+        score: Score of the task's metric; None for a failure.
+        low, high: 95 % confidence interval; None for means over random draws and for failures.
+        spread: Standard deviation over random draws (in a comparison, over seeds); None for a single model.
+        failure: Reason of a failure; None for success.
     """
 
     task: str
@@ -49,14 +49,14 @@ class Entry:
     """One row of a final table.
 
     Attributes:
-        label: what it is.
+        label: Title of the row.
         ref: `search:index` of an individual; None for the full model and for means over draws.
-        scores: one per task and split that is measured.
-        parameters: of the model it stands for; None where nothing says it yet.
-        active_parameters: of these, used per token; None where only the model itself could say it.
-        summary: what the genome does, if it is one.
-        draws: how many random individuals this is the mean of; 0 for a single model.
-        phenotype: hash under which its evaluations are kept; None for means over draws.
+        scores: One score per task and evaluated split.
+        parameters: Number of parameters; None if it isn't stored yet.
+        active_parameters: Number of parameters used per token; None if only the checkpoint could tell.
+        summary: Description of the genome; empty without one.
+        draws: Number of random individuals in the mean; 0 for a single model.
+        phenotype: Phenotype hash of the evaluations; None for means over draws.
     """
 
     label: str
@@ -69,13 +69,13 @@ class Entry:
     phenotype: str | None = field(default=None, repr=False)
 
     def score(self, task: str, split: Split) -> Score | None:
-        """What it scored there; None if that isn't measured."""
+        """The score on one split of one task; None if it isn't evaluated."""
         return next((each for each in self.scores if (each.task, each.split) == (task, split)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something that the final table lacks, and the command that would fill it."""
+    """A missing evaluation of the final table, and the command that makes it."""
 
     what: str
     command: str
@@ -86,17 +86,16 @@ class FinalTable:
     """The winner and the final table of a search.
 
     Attributes:
-        search: its name.
-        tasks: names of the tasks searched on, as configured.
-        others: names of further tasks with a score on `test`.
-        entries: the full model, random draws if asked for, the method's own start if it has one, the one-shot
-            baselines that phases begin with, the best before a repair phase, the best found; without the best while
-            there is none.
-        winner: `search:index` of the best found.
-        reranked: whether `dev` picked it.
-        gaps: what isn't measured.
-        parameters_full: parameters of the unedited model; None as long as there is no individual.
-        dtype_bytes: bytes per parameter, for memory; None where nobody asked the checkpoint what `auto` stands for.
+        search: Name of the search.
+        tasks: Names of the tasks of the fitness, as configured.
+        others: Names of further tasks with a score on `test`.
+        entries: The full model, the mean of random draws if configured, the method's unsearched start if it has one,
+            the one-shot baselines that phases begin with, the best before a repair phase, and the winner, if any.
+        winner: `search:index` of the best individual; None if there is none.
+        reranked: True if scores on `dev` picked the winner.
+        gaps: Missing evaluations.
+        parameters_full: Number of parameters of the unedited model; None before the first individual.
+        dtype_bytes: Bytes per parameter; None for dtype `auto` if the checkpoint's own isn't stored.
     """
 
     search: str
@@ -118,16 +117,16 @@ class FinalTable:
         return None if self.winner is None else self.entries[-1]
 
     def weight_bytes(self, parameters: int | None) -> int | None:
-        """Bytes that so many parameters take; None where that isn't known."""
+        """Size of so many parameters in bytes; None if it isn't known."""
         return None if parameters is None or self.dtype_bytes is None else parameters * self.dtype_bytes
 
 
 class Scorer:
-    """Stored evaluations of one search, found by phenotype, on the search's own versions of its task splits.
+    """Scores of one search's phenotypes, from stored evaluations on the task splits that the search was launched with.
 
     Attributes:
-        tasks: names of those searched on, as configured.
-        held: names of those held out.
+        tasks: Names of the tasks of the fitness, as configured.
+        held: Names of the held-out tasks.
     """
 
     def __init__(self, store: StoreReader, search: SearchRecord, config: RunConfig) -> None:
@@ -141,18 +140,18 @@ class Scorer:
         self._fingerprints = {(record.task, record.split): record.task_fingerprint for record in records}
 
     def learn(self, phenotype_evaluations: Sequence[EvaluationRecord]) -> None:
-        """Take over splits that the search doesn't have itself: a `test` evaluated by hand, or of another task."""
+        """Add splits that the search lacks and a user has evaluated: `test`, or those of other tasks."""
         for record in sorted(phenotype_evaluations, key=lambda one: (one.created_at is None, one.created_at)):
             if record.task in self.tasks or record.split == "test":
                 self._fingerprints.setdefault((record.task, record.split), record.task_fingerprint)
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Tasks that were not searched on but tested (`final.held_out`, or evaluated by hand), by name."""
+        """Names of tasks outside the fitness with a `test` split: held out, or evaluated by a user."""
         return tuple(sorted({task for task, split in self._fingerprints if split == "test"} - set(self.tasks)))
 
     def find(self, phenotypes: Sequence[str]) -> dict[tuple[str, str, Split], EvaluationRecord]:
-        """(phenotype, task, split) -> evaluation."""
+        """Evaluations by (phenotype, task, split)."""
         search, wanted = self._search, sorted(set(self._fingerprints.values()))
         found = self._store.evaluations(phenotypes, search.model_fingerprint, search.engine_fingerprint, wanted)
         return {
@@ -162,8 +161,9 @@ class Scorer:
         }
 
     def scores(self, phenotype: str) -> tuple[Score, ...]:
-        """Of a single model; one that broke on a task of a split failed on the tasks after it, which weren't tried."""
+        """Scores of a single model."""
         found = self.find([phenotype])
+        # A candidate that fails on one task of a split isn't evaluated on the tasks after it: all of them failed.
         broken = {split: record.failure for (_, _, split), record in found.items() if record.failure is not None}
         scores = []
         for task, split in self._shown():
@@ -175,9 +175,9 @@ class Scorer:
         return tuple(scores)
 
     def mean_scores(self, rows: Sequence[IndividualRecord]) -> tuple[Score, ...]:
-        """Means over individuals; one that failed scores nothing. A split that one of them lacks is left out."""
+        """Mean scores of individuals; a failure counts as 0, and splits that one of them lacks are left out."""
         found = self.find([row.phenotype_hash for row in rows])
-        # Where one failed on a task of a split, it wasn't tried on the tasks after that.
+        # A candidate that fails on one task of a split isn't evaluated on the tasks after it.
         failed = {(phenotype, split) for (phenotype, _, split), record in found.items() if record.failure is not None}
         scores = []
         for task, split in self._shown():
@@ -197,7 +197,7 @@ class Scorer:
         return tuple(scores)
 
     def ranked(self, rows: Sequence[IndividualRecord], split: Split) -> list[IndividualRecord] | None:
-        """Those that didn't fail on a split, best first; None while one of them isn't measured there."""
+        """The individuals that didn't fail on a split, best first; None if one of them isn't evaluated there."""
         found = self.find([row.phenotype_hash for row in rows])
         ranked = []
         for row in rows:
@@ -213,41 +213,41 @@ class Scorer:
         return [entry[3] for entry in sorted(ranked, key=lambda entry: entry[:3])]
 
     def _ties(self, split: Split) -> tuple[str, ...]:
-        """What breaks ties on a split, task by task; a task that is one of agreement itself does so for itself."""
+        """The tasks whose scores break ties on a split, one per task of the fitness."""
         if self._tie_break != "agreement":
             return ()
         twins = ((task, f"{task}@agreement") for task in self.tasks)
         return tuple(twin if (twin, split) in self._fingerprints else task for task, twin in twins)
 
     def _shown(self) -> list[tuple[str, Split]]:
-        """Tasks and splits that a table has."""
+        """The (task, split) pairs of the table, in order."""
         pairs: list[tuple[str, Split]] = [(task, split) for split in SCORED for task in self.tasks]
         return [*pairs, *((task, "test") for task in self.others)]
 
 
 def score_of(record: EvaluationRecord) -> Score:
-    """What an evaluation amounts to, with the interval that its per-example outcomes allow."""
+    """The score of an evaluation, with the confidence interval of its per-example outcomes."""
     if record.score is None:
         return Score(record.task, record.split, None, failure=record.failure)
     low, high = interval(record) if record.outcomes else (record.score, record.score)
     return Score(record.task, record.split, record.score, low, high)
 
 
-def standings(
+def build_final_table(
     store: StoreReader,
     search: SearchRecord,
     config: RunConfig,
     history: Sequence[IndividualRecord],
     facts: ModelFacts | None = None,
 ) -> FinalTable:
-    """Who won, and the final table, as far as the store holds it; nothing is evaluated.
+    """The winner and the final table, as far as their evaluations are stored.
 
     Args:
-        store: where the search is.
-        search: finished or not.
-        config: its configuration.
-        history: its individuals.
-        facts: its model, which tells what a token uses of the unedited one.
+        store: Store of the search.
+        search: Record of the search, which may be unfinished.
+        config: Configuration of the search.
+        history: Individuals of the search, in order of index.
+        facts: Facts of its model, for the full model's active parameters; None leaves them out.
     """
     scorer = Scorer(store, search, config)
     winner, reranked = winner_of(store, search, config)
@@ -261,18 +261,18 @@ def standings(
         scores = scorer.scores(row.phenotype_hash)
         return Entry(label, detail.ref, scores, *sizes, one.summary, phenotype=row.phenotype_hash)
 
-    best = None if winner is None else single(BEST_LABEL, winner)  # first: it teaches what else was tested
+    best = None if winner is None else single(BEST_LABEL, winner)  # first, because it adds splits to the scorer
     whole = facts.parameters if facts else None
     if facts is None and history:
         whole = store.individual(f"{search.name}:{history[0].index}").individual.parameters_full
     active = None if facts is None else active_parameters(facts, facts.experts, facts.active)
     entries = [Entry(FULL_LABEL, None, scorer.scores(FULL_MODEL), whole, active, phenotype=FULL_MODEL)]
-    draws = drawn(config, history)
+    draws = random_draws(config, history)
     if draws:
         first = store.individual(f"{search.name}:{draws[0].index}").individual
         label, sizes = f"{config.genome.random_title}, {len(draws)} draws", (first.parameters, first.active_parameters)
         entries.append(Entry(label, None, scorer.mean_scores(draws), *sizes, draws=len(draws)))
-    entries += [single(label, row) for label, row in beside(config, history, winner)]
+    entries += [single(label, row) for label, row in auxiliary_entries(config, history, winner)]
     entries += [] if best is None else [best]
     return FinalTable(
         search=search.name,
@@ -288,11 +288,11 @@ def standings(
 
 
 def winner_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> tuple[IndividualRecord | None, bool]:
-    """What the end of the search would pick, or has, and whether `dev` did; looks at the best few only.
+    """The individual that wins the search, and whether scores on `dev` picked it.
 
-    The best few by fitness are ranked again by their weighted mean on `dev` without penalties, ties by the
-    configuration's `tie_break`, then by index; those that failed there are out. Where nothing is ranked again, not all
-    are measured on `dev` yet, or all failed there, it is the best by fitness.
+    The `final.rerank` best by fitness are ranked again by their weighted mean on `dev` without penalties, ties by the
+    configuration's `tie_break`, then by index; those that failed there are left out. Without reranking, or if some
+    aren't evaluated on `dev` yet or all failed there, the best by fitness wins.
     """
     rerank = config.final.rerank
     leaders = store.best_of_search(search.id, max(1, rerank))
@@ -300,19 +300,19 @@ def winner_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> tu
     return (ranked[0], True) if ranked else (leaders[0] if leaders else None, False)
 
 
-def drawn(config: RunConfig, history: Sequence[IndividualRecord]) -> list[IndividualRecord]:
-    """The first random initial individuals, as many as asked for: drawn without looking at any score."""
+def random_draws(config: RunConfig, history: Sequence[IndividualRecord]) -> list[IndividualRecord]:
+    """The first random initial individuals, at most `final.random_baselines`; no score influences the choice."""
     rows = [row for row in history if row.operator == "random"][: config.final.random_baselines]
     return [row for row in rows if row.status != "pending"]
 
 
-def beside(
+def auxiliary_entries(
     config: RunConfig, history: Sequence[IndividualRecord], winner: IndividualRecord | None
 ) -> list[tuple[str, IndividualRecord]]:
-    """Individuals that stand beside the winner in its table, with their labels; none of them failed.
+    """The individuals in the final table other than the winner, with their labels; none of them failed.
 
-    They are the method's own start, the one-shot baselines that phases begin with, and in a search with a repair phase
-    the best of what isn't repaired, but for one that is the winner itself.
+    They are the method's unsearched start, the one-shot baselines that phases begin with, and in a search with a repair
+    phase the best unrepaired individual.
     """
     made_in = [phase for phase in config.phases for _ in range(phase.evaluations)]
     found = [(START_LABEL, row) for row in history if row.operator == START][:1]
@@ -321,15 +321,15 @@ def beside(
         if row.operator in phase.baselines and not row.parents:
             found.append((row.operator if phase.repair is None else f"{row.operator}, repaired", row))
     if any(phase.kind == "repair" for phase in config.phases):
-        bare = [row for row in history if made_in[row.index].repair is None and row.status == "ok"]
-        found += [(BEFORE_LABEL, row) for row in sorted(bare, key=rank_key)[:1]]
+        unrepaired = [row for row in history if made_in[row.index].repair is None and row.status == "ok"]
+        found += [(BEFORE_LABEL, row) for row in sorted(unrepaired, key=rank_key)[:1]]
     return [
         (label, row) for label, row in found if row.status == "ok" and (winner is None or row.index != winner.index)
     ]
 
 
 def _gaps(search: SearchRecord, config: RunConfig, scorer: Scorer, entries: Sequence[Entry]) -> list[Gap]:
-    """What a complete table has and this one hasn't: `search` and `test` of all, `dev` of the best."""
+    """The missing evaluations: `search` and `test` of all entries, and `dev` of the winner."""
     if search.status != "finished":
         whole = f"whatever is left of the search (it is {search.status}), and its final scores"
         return [Gap(whole, f"moevolve resume {shlex.quote(search.name)}")]

@@ -1,4 +1,4 @@
-"""From a candidate's evaluations to the numbers it is ranked by, and to those that tables show."""
+"""Numbers computed from evaluations: a candidate's fitness and tie-break, means over tasks, and intervals."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from moevolve.store.records import EvaluationRecord, SearchRecord
 from moevolve.workers.contract.edits import IdentityEdit
 
 FULL = "full"
-"""What people call the unedited model where individuals are named."""
+"""Name of the unedited model in place of an individual's."""
 
 
 def ranking_values(setup: SearchSetup, evaluations: tuple[EvaluationRecord, ...]) -> tuple[float, float]:
-    """Score and tie-break of a candidate from its evaluations on the splits of one name, in the order of its job."""
+    """Score and tie-break of a candidate from its evaluations on the splits of one name, the tasks' splits first."""
     found = {record.task_fingerprint: record for record in evaluations}
     ties = [found[split.fingerprint] for split in setup.tie_splits(evaluations[0].split)]
     return ranking_of(setup.config.tie_break, setup.weights, evaluations[: len(setup.weights)], ties)
@@ -32,11 +32,11 @@ def ranking_of(
     """Score and tie-break of a candidate.
 
     Args:
-        tie_break: the configuration's: the mean gold log-probability, the mean agreement with the full model, or always
-            0, so that the index decides.
-        weights: of the tasks.
-        evaluations: on each of the tasks.
-        ties: with `agreement`, what it agrees on each of the tasks.
+        tie_break: Criterion of the configuration: `gold_logprob` takes the mean gold log-probability, `agreement` the
+            mean agreement with the full model, and `index` 0.
+        weights: Weights of the tasks.
+        evaluations: One evaluation per task.
+        ties: With `agreement`, one evaluation per task under that fitness.
     """
     score, gold_logprob = weighted_means(evaluations, weights)
     if tie_break == "agreement":
@@ -66,7 +66,7 @@ def with_outcomes(store: StoreReader, record: EvaluationRecord) -> EvaluationRec
 
 
 def full_fitness(store: StoreReader, search: SearchRecord) -> float | None:
-    """Fitness of a search's unedited model, None if it isn't evaluated yet."""
+    """Fitness of a search's unedited model; None if it isn't evaluated yet."""
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
     found = {
         record.task_fingerprint: record

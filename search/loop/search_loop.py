@@ -1,8 +1,9 @@
-"""The population loop: make children as the window allows, evaluate, record, until the schedule is through.
+"""The population loop: it makes children as the window allows, has them evaluated and records them.
 
 Determinism: the strategy makes child i from the evaluations of individuals 0 .. visible(i) - 1 and a generator keyed by
-(seed, i). Evaluations arrive in any order; they are told to the strategy in order of index, and never sooner than the
-child that may see them is made. So neither the number of workers nor their speed, deaths or a restart changes a child.
+(seed, i). Evaluations arrive in any order; the strategy is told them in order of index, and not before it makes the
+first child that may depend on them. So no child changes with the number, the speed or the loss of workers, or with a
+restart of the driver.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from moevolve.store.records import FULL_MODEL, IndividualRecord, Progress
 
 log = logging.getLogger(__name__)
 
-# A pool that evaluates within `poll` never runs dry; this bounds how long its results stay unrecorded.
 _GATHER_S = 0.02
+"""Longest time to collect replies before they are recorded; a pool that evaluates within `poll` always has another."""
 
 
 class SearchLoop:
-    """Runs one search to the end of its schedule; everything it knows can be rebuilt from the store.
+    """Runs one search to the end of its schedule; its state can be rebuilt from the store.
 
     Args:
-        setup: the search.
-        strategy: fresh; the stored history is replayed into it.
-        store: where everything is recorded.
-        cache: where evaluations come from.
-        on_progress: called after every change.
+        setup: The search.
+        strategy: Strategy without state, into which the stored history is replayed.
+        store: Store of the search.
+        cache: Source of evaluations.
+        on_progress: Called after every change.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class SearchLoop:
         self._splits = setup.scored_on("search")
 
     def run(self) -> None:
-        """Replay what is stored, then loop. Whatever ends the loop, all that was found out is recorded first.
+        """Replay the stored history, then loop. New results are recorded even if an error ends the loop.
 
         Raises:
-            StoreError: the stored population is not the one that this configuration gives.
-            UserError: the unedited model can't be evaluated.
-            PoolError: no worker can be had.
+            StoreError: The stored population isn't the one that this configuration produces.
+            UserError: The unedited model can't be evaluated.
+            PoolError: No worker is available.
         """
         try:
             self._replay()
@@ -92,7 +93,7 @@ class SearchLoop:
         self._report()
 
     def _gather(self) -> None:
-        """Wait for evaluations, then take all that are there: one transaction and one look-up serve them together."""
+        """Wait for evaluations, and take all that arrive together, so that they share one transaction."""
         arrived = self._cache.poll(timeout=1.0)
         until = time.monotonic() + _GATHER_S
         while arrived:
@@ -100,22 +101,22 @@ class SearchLoop:
             arrived = self._cache.poll(timeout=0.0) if time.monotonic() < until else []
 
     def _replay(self) -> None:
-        """Rebuild the state from the stored history; individuals without an evaluation are requested again."""
+        """Rebuild the state from the stored history, and request pending individuals again."""
         unfinished: list[tuple[IndividualRecord, Offspring[Any]]] = []
         for row in self._store.history(self._setup.search_id):
             if row.index != self._next:
                 raise StoreError(f"search {self._setup.search_id}: individual {self._next} is missing from the store")
             self._tell_visible()
             if row.status == "pending":
-                unfinished.append((row, self._made_again(row)))
+                unfinished.append((row, self._reproduced(row)))
             else:
                 self._strategy.skip(row.index)
                 self._finish(row)
             self._count(row.depth, row.phenotype_hash)
         self._request([(row, offspring, self._setup.space.describe(offspring.genome)) for row, offspring in unfinished])
 
-    def _made_again(self, row: IndividualRecord) -> Offspring[Any]:
-        """An individual in flight when the driver died must come out of the strategy again."""
+    def _reproduced(self, row: IndividualRecord) -> Offspring[Any]:
+        """Make an individual that was in flight when the driver stopped again, and check that it is the same."""
         offspring = self._strategy.ask(row.index, self._taken)
         made = (offspring.genome.to_bytes(), offspring.genome.content_hash, offspring.parents)
         if made != (row.genome, row.content_hash, row.parents):
@@ -126,7 +127,7 @@ class SearchLoop:
         return offspring
 
     def _fill(self) -> None:
-        """Make every child that the window allows now."""
+        """Make and request every child that the window allows now."""
         schedule = self._setup.schedule
         while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
             batch = []
@@ -146,13 +147,12 @@ class SearchLoop:
         return record, offspring, description
 
     def _count(self, depth: int, phenotype: str) -> None:
-        """One more individual is there."""
         self._next += 1
         self._depths.append(depth)
         self._taken.add(phenotype)
 
     def _tell_visible(self) -> None:
-        """Tell the strategy exactly what the next child may see."""
+        """Tell the strategy the individuals that the next child may depend on."""
         while self._told < self._setup.schedule.visible(self._next):
             if self._told not in self._complete:
                 raise StoreError(
@@ -177,7 +177,7 @@ class SearchLoop:
                 self._take_full(item)
             waiting = self._waiting.pop(phenotype, [])
             self._evaluated += not item.reused
-            # Of several individuals that wait for one evaluation, one has it run.
+            # Several individuals may wait for one evaluation, which is counted for one of them.
             self._reused += len(waiting) if item.reused else max(0, len(waiting) - 1)
             for index in waiting:
                 self._settle(index, item)
@@ -189,13 +189,12 @@ class SearchLoop:
         self._full, _ = ranking_values(self._setup, item.evaluations)
 
     def _settle(self, index: int, item: Settled) -> None:
-        """Decide one individual by what came for its phenotype."""
+        """Complete one individual with the outcome of its phenotype."""
         record, penalty = self._pending.pop(index)
         if item.failure is not None:
             decided = replace(record, status="failed", failure=item.failure, failure_kind=item.failure_kind)
             log.info("individual %d failed: %s", index, item.failure, extra={"individual": index})
         else:
-            # Means over the tasks, weighted, the first less a penalty.
             score, tie_break = ranking_values(self._setup, item.evaluations)
             decided = replace(record, status="ok", fitness=score - penalty, tie_break=tie_break)
             log.info("individual %d: %.4f", index, score - penalty, extra={"individual": index})
@@ -211,7 +210,7 @@ class SearchLoop:
             self._frontier += 1
 
     def _flush(self) -> None:
-        """One transaction for all that is new. Buffers are emptied only when it went through."""
+        """Record all new individuals and evaluations in one transaction."""
         self._cache.record(self._unsaved)
         self._unsaved = []
 
@@ -235,7 +234,7 @@ class SearchLoop:
         )
 
     def _pace(self, done: int, total: int) -> tuple[float | None, float | None]:
-        """Evaluations per second, and seconds left, both measured from the first evaluation on."""
+        """Evaluations per second and seconds left, measured since the first evaluation; None if not known yet."""
         if self._first_arrival is None:
             if self._evaluated:
                 self._first_arrival = time.monotonic(), done
@@ -250,7 +249,7 @@ class SearchLoop:
 def individual_record(
     index: int, phase: str, offspring: Offspring[Any], description: Description, depth: int
 ) -> IndividualRecord:
-    """A new individual as the store keeps it."""
+    """The store's record of a new individual."""
     return IndividualRecord(
         index=index,
         phase=phase,

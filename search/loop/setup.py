@@ -1,4 +1,4 @@
-"""What one search is made of, apart from where it runs."""
+"""The parts of one search that don't depend on where it runs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from moevolve.workers.contract.messages import EvaluationRequest
 
 
 def needs_calibration(space: GenomeSpace[Any]) -> bool:
-    """Whether a search measures something of the unedited model before it begins, on rows that no fitness reads."""
+    """True if the space needs statistics of the unedited model, measured on calibration rows before the search."""
     return space.recipe is not None
 
 
 def set_aside_note(task: str, rows: int | None) -> str:
-    """For people: where the rows are from that a task without a `calibration` split is measured on.
+    """A note for users that a task without a `calibration` split uses `search` rows for calibration.
 
     Args:
-        task: its name.
-        rows: how many they are; None if that isn't known yet.
+        task: Name of the task.
+        rows: Number of rows set aside; None if it isn't known yet.
     """
     are = (
         "a quarter of its `search` rows is"
@@ -46,20 +46,20 @@ class SearchSetup:
     """One search, checked and ready to run.
 
     Attributes:
-        config: its configuration, paths resolved.
-        search_id: id in the store.
-        facts: the model.
-        space: the genomes.
-        schedule: index arithmetic.
-        prepared: the tasks' rendered splits, per split name in the order of the tasks; `calibration` if the search
-            needs it.
-        tie_breakers: with `tie_break: agreement`, the same splits under the fitness that breaks ties, where candidates
-            are ranked; else empty.
-        held_out: `test` splits of tasks that the search doesn't know, for the final table.
-        needed: memory that a worker has to find before it loads anything; None if that isn't known.
+        config: Configuration with resolved paths.
+        search_id: Id in the store.
+        facts: Facts of the model.
+        space: Genome space.
+        schedule: Phases and the history that each individual may depend on.
+        prepared: Rendered splits of the tasks, by split name and in the order of the tasks; with `calibration` if the
+            search needs it.
+        tie_breakers: With `tie_break: agreement`, the splits on which candidates are ranked, under that fitness; else
+            empty.
+        held_out: Rendered `test` splits of tasks outside the fitness, for the final table.
+        needed: Memory that a worker must find before it loads the model; None if it isn't known.
 
     Raises:
-        UserError: two splits have the same name and different examples, so that tables couldn't tell them apart.
+        UserError: Two splits have the same task and name but different examples.
     """
 
     config: RunConfig
@@ -87,11 +87,8 @@ class SearchSetup:
         return tuple(item for group in groups for item in group)
 
     @property
-    def beside(self) -> tuple[SearchTaskRecord, ...]:
-        """What the search is recorded with beside its fitness, each split of weight 0.
-
-        First what is measured on, then what breaks ties, then held-out tasks.
-        """
+    def auxiliary_tasks(self) -> tuple[SearchTaskRecord, ...]:
+        """The recorded splits that don't enter the fitness, with weight 0: calibration, tie-breaks, held-out tasks."""
         scored = [item for name in SCORED for item in self.prepared.get(name, ())]
         found = {(item.task, item.split): item.fingerprint for item in self._all_splits}
         for item in scored:
@@ -105,17 +102,17 @@ class SearchSetup:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know: of each task without rows to measure on, and of each phase of few rounds, a line."""
+        """Notes for users, one line each: tasks without calibration rows, and phases of few rounds."""
         pairs = zip(self.config.tasks, self.prepared.get("calibration", ()), strict=False)
         aside = [set_aside_note(split.task, len(split.examples)) for section, split in pairs if section.sets_aside]
         return (*aside, *rounds_notes(self.config))
 
     def splits(self, split: Split) -> tuple[SplitRef, ...]:
-        """The tasks' splits of one name, in order."""
+        """References to the tasks' splits of one name, in order."""
         return tuple(item.ref for item in self.prepared[split])
 
     def tie_splits(self, split: Split) -> tuple[SplitRef, ...]:
-        """What breaks ties on the splits of one name, task by task; empty if nothing is evaluated for it."""
+        """References to the splits that break ties for one split name, in the order of the tasks; may be empty."""
         return tuple(item.ref for item in self.tie_breakers.get(split, ()))
 
     @property
@@ -124,16 +121,16 @@ class SearchSetup:
         return {item.fingerprint: item for item in self._all_splits}
 
     def scored_on(self, split: Split) -> tuple[SplitRef, ...]:
-        """All that a candidate is evaluated on for the splits of one name."""
+        """References to all splits that a candidate is evaluated on for one split name."""
         return tuple(dict.fromkeys((*self.splits(split), *self.tie_splits(split))))
 
     def request(self, genome: Genome | None, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
-        """Score a genome, or the unedited model, on some splits."""
+        """The request to score a genome, or the unedited model if it is None, on some splits."""
         if genome is None:
             return EvaluationRequest(IdentityEdit(), splits)
         return request_of(genome.express(), self.space.describe(genome), splits)
 
 
 def request_of(edit: Edit, description: Description, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
-    """Score an edit on some splits."""
+    """The request to score an edit on some splits."""
     return EvaluationRequest(edit, splits, description.experts, description.active, description.parameters)

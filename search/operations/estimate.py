@@ -16,7 +16,7 @@ from moevolve.search.estimate.devices import find_gpus
 from moevolve.search.estimate.estimate import UTILISATION, DeviceEstimate, Estimate, EstimateRequest, estimate
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.operations.data import as_data
-from moevolve.search.running.weights import where_model
+from moevolve.search.running.weights import resolved_model_path
 from moevolve.search.strategies.schedule import rounds_notes
 from moevolve.workers.profiling.outline import outline_model
 
@@ -80,7 +80,10 @@ def _settings(
     source: RunConfig | Path | str, overrides: Sequence[str], model: str | None, keep: float | None
 ) -> RunConfig:
     """The run, with another model, and as many of its experts as are to be kept."""
-    changes = [*overrides, *(() if model is None else (as_override("model.path", where_model(find_model(model))),))]
+    changes = [
+        *overrides,
+        *(() if model is None else (as_override("model.path", resolved_model_path(find_model(model))),)),
+    ]
     config = as_run_config(source, changes)
     if keep is None:
         return config

@@ -18,9 +18,9 @@ from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.operations.opening import opened_store
 from moevolve.search.requests import LONGEST_NAME, ImportEepRequest
+from moevolve.search.running.describe import pinned
 from moevolve.search.running.launch import search_record
-from moevolve.search.running.set_up import pinned
-from moevolve.search.running.weights import facts_with_or_without, where_model
+from moevolve.search.running.weights import describe_any, resolved_model_path
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.loading import load_config
@@ -67,7 +67,7 @@ def read_files(request: ImportEepRequest) -> list[ReadFile]:
     """
     loading = changed_loading(*_model_of(request.experts_of), override_lines(request.overrides))
     model, engine = pinned(loading.model), loading.engine
-    facts = facts_with_or_without(model)
+    facts = describe_any(model)
     return [_read(Path(path), model, engine, facts, request.active, request.router_space) for path in request.files]
 
 
@@ -90,7 +90,7 @@ def _model_of(experts_of: str) -> tuple[ModelConfig, EngineConfig]:
         config = load_run_config(Path(experts_of))
         return config.model, config.engine
     # A device has room for the retained experts of a large model, hardly ever for its originals beside them.
-    model = ModelConfig(path=where_model(find_model(experts_of, "--experts-of")), originals="host")
+    model = ModelConfig(path=resolved_model_path(find_model(experts_of, "--experts-of")), originals="host")
     return model, EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
 
 

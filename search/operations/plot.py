@@ -13,7 +13,7 @@ from moevolve.search.figures.style import check_format, drawing
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
-from moevolve.search.loop.final_table import standings
+from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.operations.subject import find_subject, start_of
 from moevolve.search.requests import PlotRequest
@@ -81,7 +81,7 @@ def picture(store: StoreReader, request: PlotRequest) -> bytes:
     history = store.history(record.id)
     config = parse_stored_config(record.config)
     imported = f"{record.name}:0" if config.is_imported else None
-    reference = request.individual or imported or standings(store, record, config, history).winner
+    reference = request.individual or imported or build_final_table(store, record, config, history).winner
     subject = None if reference is None else find_subject(store, reference, weights=False)
     genome, start = (None, None) if subject is None else (subject.genome, start_of(subject, history))
     with TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ from moevolve.search.genomes.registry import make_space
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.running.calibration import calibrated_space
-from moevolve.search.running.weights import facts_for, shapes, where_model
+from moevolve.search.running.weights import describe_shapes, facts_for, resolved_model_path
 from moevolve.search.settings.phases import START
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
@@ -74,7 +74,7 @@ def find_subject(
     """
     detail = None if reference == FULL else store.individual(reference)
     record = _search_of_full(store, search) if detail is None else detail.search
-    config = _at(parse_stored_config(record.config), record.model_path if model is None else where_model(model))
+    config = _at(parse_stored_config(record.config), record.model_path if model is None else resolved_model_path(model))
     if overrides:
         changed = changed_loading(config.model, config.engine, overrides)
         config = config.model_copy(update={"model": changed.model, "engine": changed.engine})
@@ -84,7 +84,7 @@ def find_subject(
             record = replace(record, model_fingerprint=facts.fingerprint, model_path=config.model.path)
             detail = None if detail is None else replace(detail, search=record)
     else:
-        facts = replace(shapes(config.model), fingerprint=record.model_fingerprint)
+        facts = replace(describe_shapes(config.model), fingerprint=record.model_fingerprint)
     space = calibrated_space(uncalibrated_space(config, facts), config, store, record.id, facts.fingerprint)
     genome = None if detail is None else space.from_bytes(detail.individual.genome)
     return Subject(record, config, facts, space, detail, genome)

@@ -11,7 +11,7 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.operations.subject import uncalibrated_space
 from moevolve.search.running.calibration import stored_fingerprint
-from moevolve.search.running.weights import shapes
+from moevolve.search.running.weights import describe_shapes
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
@@ -58,4 +58,4 @@ def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
 
 def _space(search: SearchRecord) -> GenomeSpace[Any]:
     config = parse_stored_config(search.config)
-    return uncalibrated_space(config, replace(shapes(config.model), fingerprint=search.model_fingerprint))
+    return uncalibrated_space(config, replace(describe_shapes(config.model), fingerprint=search.model_fingerprint))

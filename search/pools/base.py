@@ -1,4 +1,4 @@
-"""The pool of workers as the driver sees it."""
+"""The interface of a pool of workers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from moevolve.workers.contract.messages import EvaluationReply, EvaluationReques
 
 
 class PoolError(Exception):
-    """No worker can be had; the search stops and stays resumable."""
+    """No worker is available; the search stops and stays resumable."""
 
 
 class Pool(Protocol):
-    """Where the driver sends requests."""
+    """Evaluates the driver's requests."""
 
     def submit(self, request: EvaluationRequest) -> None:
-        """Queue a request; it is dispatched when a worker is free."""
+        """Queue a request until a worker is free."""
         ...
 
     def poll(self, timeout: float) -> list[EvaluationReply]:
-        """Wait up to `timeout` seconds for at least one reply and return all that are there.
+        """Wait up to `timeout` seconds for at least one reply, and return all that have arrived.
 
         Raises:
-            PoolError: no worker can be had.
+            PoolError: No worker is available.
         """
         ...
 
@@ -35,25 +35,28 @@ class Pool(Protocol):
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """Make a calibration on one of the workers, as a safetensors file; see `EvaluationWorker.calibrate`.
+        """Calibrate on one of the workers; see `EvaluationWorker.calibrate`.
 
         Args:
-            recipe: what is measured.
-            splits: on whose prompts.
-            check: called every second or so while it is waited for; its errors end the calibration.
+            recipe: The statistics to measure.
+            splits: The splits whose prompts are run.
+            check: Called about once a second during the wait; its errors end the calibration.
+
+        Returns:
+            The calibration as a safetensors file.
 
         Raises:
-            NoRoomError: the model doesn't fit on any worker.
-            UserError: the model can't be loaded, or isn't one that the recipe is for.
-            PoolError: no worker can be had, or measuring fails, kills its workers or takes too long.
+            NoRoomError: The model doesn't fit on any worker.
+            UserError: The model can't be loaded, or the recipe isn't for it.
+            PoolError: No worker is available, or calibrating fails, kills its workers or takes too long.
         """
         ...
 
     def resize(self, count: int, at_once: bool = False) -> None:
-        """Have so many workers from now on.
+        """Change the number of workers.
 
-        Those that are too many go when they are done with what they evaluate; `at_once` they go now, and that is
-        evaluated again.
+        Surplus workers finish their evaluation first. With `at_once` they stop now, and their candidates are evaluated
+        again.
         """
         ...
 

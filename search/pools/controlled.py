@@ -1,4 +1,4 @@
-"""A pool that does what is asked of its search from outside: other numbers of workers, none for a while, an end."""
+"""A pool that carries out the desired state of its search: it resizes, pauses or stops."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 
-class StopAsked(KeyboardInterrupt):
-    """The search is to stop, by who isn't at its terminal.
+class StopRequested(KeyboardInterrupt):
+    """The search's desired state is to stop or be cancelled; like Ctrl-C, but not from its terminal.
 
     Attributes:
-        status: that it ends with.
+        status: Status that the search ends with.
     """
 
     def __init__(self, status: SearchStatus) -> None:
@@ -24,25 +24,25 @@ class StopAsked(KeyboardInterrupt):
         self.status = status
 
 
-def unless_ended(control: Control) -> Control:
-    """What is asked of a search, if it is not to end.
+def check_not_ended(control: Control) -> Control:
+    """Return the control of a search that may go on.
 
     Raises:
-        StopAsked: it is.
+        StopRequested: The desired state is `stopped` or `cancelled`.
     """
     if control.desired_state in ("stopped", "cancelled"):
-        raise StopAsked("interrupted" if control.desired_state == "stopped" else "cancelled")
+        raise StopRequested("interrupted" if control.desired_state == "stopped" else "cancelled")
     return control
 
 
 class ControlledPool:
-    """Another pool, under control.
+    """Resizes, pauses and stops another pool as its search's control says.
 
     Args:
-        pool: the pool.
-        due: workers that it is to have while the search isn't paused.
-        control: what is asked now; its errors end the search.
-        on_pause: told when the search pauses and when it goes on.
+        pool: The pool that evaluates.
+        due: Returns the number of workers for a control while the search isn't paused.
+        control: Returns the present control; its errors end the search.
+        on_pause: Called with True when the search pauses, and with False when it goes on.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class ControlledPool:
         self._pool.submit(request)
 
     def poll(self, timeout: float) -> list[EvaluationReply]:
-        """As the pool's; while the search is paused there are no replies.
+        """Poll the inner pool, or wait without replies while the search is paused.
 
         Raises:
-            StopAsked: the search is to stop.
-            StoreError: it is another driver's now.
+            StopRequested: The desired state is to stop or cancel the search.
+            StoreError: Another driver has taken the search over.
         """
-        control = unless_ended(self._control())
+        control = check_not_ended(self._control())
         paused = control.desired_state == "paused"
         self.resize(0 if paused else self._due(control), at_once=paused)
         if paused != self._paused:
@@ -82,19 +82,19 @@ class ControlledPool:
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """As the pool's; a pause waits until it is made, on one worker.
+        """Calibrate with the inner pool; a pause reduces it to one worker, and begins after the calibration.
 
         Raises:
-            StopAsked: the search is to stop.
-            StoreError: it is another driver's now.
+            StopRequested: The desired state is to stop or cancel the search.
+            StoreError: Another driver has taken the search over.
         """
 
-        def fit() -> None:
+        def check_control() -> None:
             check()
-            control = unless_ended(self._control())
+            control = check_not_ended(self._control())
             self.resize(1 if control.desired_state == "paused" else max(1, self._due(control)))
 
-        return self._pool.calibrate(recipe, splits, fit)
+        return self._pool.calibrate(recipe, splits, check_control)
 
     def close(self) -> None:
         self._pool.close()

@@ -1,4 +1,4 @@
-"""A pool without Ray: one evaluator in this process, for single evaluations and for benchmarks."""
+"""A pool without Ray: one evaluator in this process, for single evaluations, tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moevolve.workers.contract.messages import EvaluationReply, EvaluationReques
 
 
 class Evaluator(Protocol):
-    """Scores one request, or makes a calibration, like `EvaluationWorker`."""
+    """Scores a request or calibrates, as `EvaluationWorker` does."""
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply: ...
 
@@ -24,8 +24,8 @@ class LocalPool:
     """Evaluates one request per poll, in order of submission.
 
     Args:
-        make: makes the evaluator; called when it is first needed, so that nothing is loaded in vain.
-        splits: prepared splits by fingerprint.
+        make: Makes the evaluator when it is first needed, so that no model is loaded without use.
+        splits: Prepared splits by fingerprint.
     """
 
     def __init__(self, make: Callable[[], Evaluator], splits: Mapping[str, PreparedSplit]) -> None:
@@ -44,7 +44,7 @@ class LocalPool:
         """Evaluate the next request.
 
         Raises:
-            PoolError: the evaluator is at fault; this process has no other.
+            PoolError: The evaluator is at fault, and this process has no other.
         """
         if not self._queue:
             return []
@@ -61,12 +61,12 @@ class LocalPool:
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """See `Pool`; it is checked once, before."""
+        """See `Pool`; `check` is called once, at the beginning."""
         check()
         return self._made().calibrate(recipe, splits)
 
     def resize(self, count: int, at_once: bool = False) -> None:
-        """Nothing to do: there is one evaluator."""
+        """Do nothing: there is one evaluator."""
 
     def close(self) -> None:
         self._queue.clear()

@@ -1,4 +1,4 @@
-"""Start Ray on this machine, or join a cluster."""
+"""Starting Ray on this machine, or joining a cluster."""
 
 from __future__ import annotations
 
@@ -24,64 +24,60 @@ from moevolve.workers.contract.capacity import CAPACITY
 from moevolve.workers.contract.settings import WORKER_ENV
 
 _ANSWER_S = 10.0
-"""Seconds in which something has to listen at a cluster's address."""
+"""Time limit for connecting to a cluster's address."""
 
 _HINT = (
     "; this machine must be one of its nodes (`ray start --address HEAD:PORT` makes it one; --submit sends the search "
     "to one), and for a cluster with a token RAY_AUTH_MODE=token and the token must be set here"
 )
 
-_brought: dict[str | None, str | None] = {}
-"""Sessions of Ray that this process is in by our doing, and not its user's; with `workers.address` of who wanted in."""
+_our_sessions: dict[str | None, str | None] = {}
+"""Ray sessions that moevolve, and not the user, has connected this process to, with their `workers.address`."""
 
 _users: set[object] = set()
-"""Who uses Ray in this process now."""
+"""Objects that use Ray in this process now."""
 
 
 def start_ray(workers: WorkersSection, user: object) -> None:
     """Start Ray on this machine, or join the cluster at `workers.address`.
 
-    A process is in one Ray at a time. If that isn't the one that is wanted, or too small, it is left for another if it
-    was started here and nobody uses it any more. On this machine it gets as many CPUs as there are, or as are needed to
-    begin with, so that a search may have more workers later on.
-
-    Workers get an empty working directory of their own: the driver's would otherwise stand on their `sys.path`, where
-    our folder `kernels` could shadow the package of that name which `transformers` imports. A driver that is a Ray job
-    has one that was made for it, and its workers have a copy.
+    A process is connected to one Ray at a time. If that is too small or another than asked for, it is replaced,
+    provided that moevolve has connected to it and no object uses it. On this machine Ray gets all CPUs, or as many as
+    the first workers reserve if that is more, so that a search may get more workers later.
 
     Args:
-        workers: what is to have room.
-        user: who needs it, until `leave_ray`.
+        workers: Address, and resources of the workers.
+        user: Object that uses Ray until it is passed to `leave_ray`.
 
     Raises:
-        PoolError: the cluster can't be reached, or doesn't let us in, or this process is in another one.
+        PoolError: The cluster can't be reached or refuses the connection, or this process is connected to another one.
     """
     if ray.is_initialized():
         _leave_unfit(workers)
     if not ray.is_initialized():
         _users.clear()
-        _enter(workers)
-        _brought[cluster_name()] = workers.address
+        _init_ray(workers)
+        _our_sessions[cluster_name()] = workers.address
     _users.add(user)
 
 
 def leave_ray(user: object) -> None:
-    """Use Ray no more; others in this process may."""
+    """Declare that an object uses Ray no longer; others in this process still may."""
     _users.discard(user)
 
 
 def _leave_unfit(workers: WorkersSection) -> None:
-    """Leave the Ray that this process is in if workers want another one.
+    """Disconnect from the present Ray if it doesn't suit the workers.
 
     Raises:
-        PoolError: it is in use, or its user's.
+        PoolError: That Ray is in use, or the user has connected to it.
     """
     session, address = cluster_name(), workers.address
-    ours = session in _brought
-    local = ours and _brought[session] is None
+    ours = session in _our_sessions
+    local = ours and _our_sessions[session] is None
     here, cpus = ray.get_runtime_context().gcs_address, ray.cluster_resources().get("CPU", 0.0)
     if address is not None:
-        fits = address in (here, _brought.get(session)) or (address == "auto" and not local)
+        fits = address in (here, _our_sessions.get(session)) or (address == "auto" and not local)
     else:
         fits = not ours or (local and cpus >= _cpus_needed(workers))
     if fits:
@@ -93,16 +89,16 @@ def _leave_unfit(workers: WorkersSection) -> None:
             f"ray.shutdown() {'when its search has ended' if ours else 'first'}"
         )
     ray.shutdown()
-    del _brought[session]
+    del _our_sessions[session]
 
 
 def _cpus_needed(workers: WorkersSection) -> int:
-    """CPUs that a Ray of this machine alone must have."""
+    """Number of CPUs that a Ray on this machine must have for the first workers."""
     return max(1, math.ceil(workers.least * workers.num_cpus))
 
 
-def _enter(workers: WorkersSection) -> None:
-    # Ray takes SIGTERM for itself, in Python and below it, and dies of it with a stack trace.
+def _init_ray(workers: WorkersSection) -> None:
+    # Ray installs its own SIGTERM handlers, which end the process with a stack trace.
     before = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any]
     if workers.address is None:
@@ -113,10 +109,13 @@ def _enter(workers: WorkersSection) -> None:
             _check_listens(workers.address)
         options = {"address": workers.address}
     try:
+        # Workers get an empty working directory: the driver's would be on their `sys.path`, where our folder `kernels`
+        # could shadow the package of that name which `transformers` imports. Workers of a Ray job get a copy of the
+        # job's own directory.
         with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             ray.init(
                 runtime_env={"env_vars": {**WORKER_ENV, **_capacity()}}
-                | ({} if _has_folder() else {"working_dir": empty}),
+                | ({} if _job_has_working_dir() else {"working_dir": empty}),
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 **options,
@@ -125,22 +124,22 @@ def _enter(workers: WorkersSection) -> None:
         said = str(error).strip().split("\n", 1)[0]
         raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {said}{_HINT}") from error
     finally:
-        _handle(signal.SIGTERM, before)
+        _restore_handler(signal.SIGTERM, before)
 
 
 def _capacity() -> dict[str, str]:
-    """What workers may take of their devices, where this process's environment says so."""
+    """The environment variable that limits the device memory of workers, if this process has it."""
     return {CAPACITY: os.environ[CAPACITY]} if CAPACITY in os.environ else {}
 
 
 def cluster_name() -> str | None:
-    """What tells the cluster that this process has joined from others; None if it has joined none."""
+    """Name of the Ray session that this process is connected to; None if there is none."""
     node = ray._private.worker.global_worker.node  # noqa: SLF001 - the session's name is public in later versions only
     return None if node is None else str(node.session_name)
 
 
 def cluster_nodes() -> list[Node] | None:
-    """What the nodes of the cluster have, used or not; None if its head doesn't answer."""
+    """Total resources of the cluster's living nodes; None if its head doesn't answer."""
     try:
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     except (GetTimeoutError, RayError):
@@ -149,10 +148,10 @@ def cluster_nodes() -> list[Node] | None:
 
 
 def _check_listens(address: str) -> None:
-    """Refuse an address where nothing listens, which Ray would try for minutes; it is asked for `auto` itself.
+    """Check that something listens at HOST:PORT, since Ray would try to connect for minutes.
 
     Raises:
-        PoolError: nothing listens there, or it isn't HOST:PORT.
+        PoolError: Nothing listens there, or the address has another form.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -161,13 +160,13 @@ def _check_listens(address: str) -> None:
         raise PoolError(f"workers.address {address}: no Ray cluster answers there: {error}") from None
 
 
-def _has_folder() -> bool:
-    """Whether this process is a Ray job with a working directory, in whose place Ray takes no other."""
+def _job_has_working_dir() -> bool:
+    """True in a Ray job that has a working directory, which Ray doesn't let a driver replace."""
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
     return "working_dir" in (job.get("runtime_env") or {})
 
 
-def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal's handler back; only the main thread can, and only it had one changed."""
+def _restore_handler(number: signal.Signals, handler: Any) -> None:
+    # Python sets signal handlers in the main thread only; in other threads Ray has changed none.
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(number, handler)

@@ -1,9 +1,8 @@
-"""A pool of worker actors on Ray: keeps them busy, replaces the dead, bounds every candidate's tries."""
+"""A pool of worker actors on Ray: it keeps them busy, replaces lost ones, and bounds each candidate's attempts."""
 
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -12,19 +11,21 @@ from itertools import islice
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    GetTimeoutError,
-    ObjectLostError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import RayError, RayTaskError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
+from moevolve.search.pools.ray_actor import (
+    FirstWorker,
+    kill,
+    no_room,
+    node_alive,
+    out_of_reach,
+    reason_of,
+    worker_actor,
+)
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
 from moevolve.workers.contract.edits import CalibrationRecipe, Edit, LayeredEdit
@@ -34,63 +35,60 @@ from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Mode
 log = logging.getLogger(__name__)
 
 _MAX_LOSSES = 10
-"""Workers a candidate may lose to nodes that go away before it is given up."""
+"""Number of workers that a candidate may lose to lost nodes before it fails."""
 
 _FAILED_STARTS = 3
-"""Starts in a row that fail on every worker before no more are tried."""
+"""Number of failed starts in a row, on every worker, after which the pool gives up."""
 
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-"""Until a worker that failed to start is started again: the first time, and at most; every time twice as long."""
+"""First and longest pause before a worker that failed to start is started again; each is twice the one before."""
 
 _CHECK_S = 1.0
-"""How often who waits for a calibration looks whether the search is to go on."""
+"""Interval at which the wait for a calibration calls its `check`."""
 
 _CALIBRATION = "the calibration"
-"""What a calibration is counted under, in place of a request's ticket."""
+"""Key of a calibration's attempts, in place of a request's ticket."""
 
 _OVERTAKEN = 4
-"""How often later candidates may be taken before the first in the queue, which everything may soon wait for."""
+"""Number of later candidates that may overtake the first in the queue, for which the whole window may soon wait."""
 
 _CANDIDATES = 64
-"""Candidates of a worker that are taken into account; what older ones left is mostly gone."""
+"""Number of a worker's last candidates that are compared; the hidden states of older ones are mostly evicted."""
 
 _LOOK_AHEAD = 32
-"""Waiting candidates among which is chosen."""
-
-_LINE = 500
-"""Characters of an error that are told."""
+"""Number of waiting candidates that are compared."""
 
 
-class Recent:
-    """What one worker evaluated lately, to find the waiting candidate that suits it.
+class RecentEdits:
+    """The candidates that one worker evaluated last, to choose the waiting candidate that is cheapest for it.
 
-    A worker starts candidates from hidden states that others left (`moevolve.workers.engine.reuse`): the one with most
-    of its first layers in common with earlier ones takes least. Who evaluates what changes no result.
+    A worker starts a candidate from the cached hidden states of earlier ones (`moevolve.workers.engine.reuse`), so the
+    cheapest candidate shares the most leading layers with them. The choice of worker changes no result.
     """
 
     def __init__(self) -> None:
         self._layers: list[tuple[str, ...]] = []
 
     def add(self, edit: Edit) -> None:
-        """Note a candidate that the worker gets."""
+        """Record a candidate that is sent to the worker."""
         if isinstance(edit, LayeredEdit):
             self._layers = [*self._layers[1 - _CANDIDATES :], edit.layer_hashes]
 
     def common(self, edit: Edit) -> int:
-        """Leading layers, all but the last, that a candidate has in common with any of them."""
+        """Number of leading layers, except the last, that a candidate shares with any recorded one."""
         if not isinstance(edit, LayeredEdit):
             return 0
         own = edit.layer_hashes[:-1]
-        return max((_leading(own, other) for other in self._layers), default=0)
+        return max((_shared_layers(own, other) for other in self._layers), default=0)
 
     def best(self, waiting: Iterable[Edit]) -> int:
-        """Place of the waiting candidate, among the first few, that has most in common; the first of those that tie."""
+        """Position of the waiting candidate, among the first few, that shares the most layers; ties go to the first."""
         shared = [self.common(edit) for edit in islice(waiting, _LOOK_AHEAD)]
         return shared.index(max(shared))
 
 
-def _leading(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+def _shared_layers(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     for count, (mine, theirs) in enumerate(zip(one, other, strict=False)):
         if mine != theirs:
             return count
@@ -98,29 +96,29 @@ def _leading(one: tuple[str, ...], other: tuple[str, ...]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """A calibration that is wanted: what is measured, and on whose prompts."""
+class _CalibrationJob:
+    """A calibration to make: its statistics, and the splits whose prompts are run."""
 
     recipe: CalibrationRecipe
     splits: tuple[PreparedSplit, ...]
 
 
 @dataclass(eq=False)
-class _Slot:
-    """One worker actor and what it is doing.
+class _Seat:
+    """A worker's place in the pool: its actor, from creation to loss, and what that is doing.
 
     Attributes:
-        actor: None until it may be started.
-        start_at: when that is, by the monotonic clock.
-        failed_starts: of this worker, in a row.
-        no_room: why its last start was refused, if it was for lack of memory.
-        pending: the object reference that it is waiting for, if any: its place, its loaded model, or a reply.
-        node, host: where Ray has found room for it; empty until then.
-        info: of the loaded worker.
-        request: what it evaluates.
-        job: the calibration that it makes.
-        since: when it began what it does: to wait for room, to load, to evaluate, or to calibrate.
-        recent: what it evaluated before.
+        actor: Ray's handle; None until the actor may be created.
+        start_at: Monotonic time at which the actor may be created.
+        failed_starts: Number of failed starts in a row.
+        no_room: Error of the last start, if there was too little memory.
+        pending: Ray's reference to the present call's result: the actor's node, the loaded worker, or a reply.
+        node, host: Ray's node id and the host name of the actor; empty until Ray has found room for it.
+        info: Description of the worker; None until its model is loaded.
+        request: Request under evaluation, if any.
+        job: Calibration in progress, if any.
+        since: Monotonic time at which the present call began.
+        recent: Candidates that the worker evaluated last.
     """
 
     actor: Any = None
@@ -132,42 +130,42 @@ class _Slot:
     host: str = ""
     info: WorkerInfo | None = None
     request: EvaluationRequest | None = None
-    job: _Job | None = None
+    job: _CalibrationJob | None = None
     since: float = field(default_factory=time.monotonic)
-    recent: Recent = field(default_factory=Recent)
+    recent: RecentEdits = field(default_factory=RecentEdits)
 
     @property
     def busy(self) -> bool:
         return self.request is not None or self.job is not None
 
     def wait_for(self, pending: Any) -> None:
-        """Begin what ends with an object reference."""
+        """Begin a call whose result is the reference."""
         self.pending, self.since = pending, time.monotonic()
 
 
 class RayPool:
-    """The pool on Ray.
+    """A pool of workers that are Ray actors.
 
-    A worker that dies, that finds itself at fault (`WorkerFault`) or that outruns `timeout_s` is replaced, and its
-    candidate evaluated again. That is counted against the candidate unless the worker's node is gone; after
-    `max_attempts` the candidate fails with that reason, as a failure of kind `worker` or `timeout`. A node that is
-    lost or out of reach counts against nobody, up to a bound that only a broken cluster reaches. A calibration is tried
-    again likewise, and gets `start_timeout_s`, like a model that is loaded.
+    A worker that dies, reports a fault of its own (`WorkerFault`) or exceeds `timeout_s` is replaced, and its candidate
+    is evaluated again. This counts as an attempt of the candidate, unless the worker's node is lost or out of reach.
+    After `max_attempts` the candidate fails, with the kind `worker` or `timeout`. Lost nodes have a bound of their own,
+    which only a broken cluster reaches. A calibration is attempted again likewise; its time limit is `start_timeout_s`.
 
-    A worker that can't start, or isn't loaded `start_timeout_s` after Ray has found room for it, is started again,
-    after a pause that grows. The pool goes on with those that are ready; it gives up if none is and no start succeeds.
+    A worker that can't start, or hasn't loaded its model `start_timeout_s` after Ray has found room for it, is started
+    again after a growing pause. Meanwhile the pool works with those that are ready. If none is ready and every start
+    fails, it gives up.
 
     Args:
-        workers: how many, and what each reserves.
-        model: checkpoint every worker loads.
-        engine: how prompts are run.
-        splits: prepared splits by fingerprint; shipped to each worker once.
-        worker: makes the worker, in its actor's process; by default an `EvaluationWorker`, which that process alone
-            imports (tests inject faults through a subclass).
-        shortcuts: which ways to compute less the workers take.
-        needed: memory that each has to find before it loads the model, if that is known.
+        workers: Number of workers, their resources and time limits.
+        model: Checkpoint that every worker loads.
+        engine: Settings of the workers' engines.
+        splits: Prepared splits by fingerprint; each worker fetches them once.
+        worker: Makes the worker in its actor's process; None makes an `EvaluationWorker` (tests inject faults).
+        shortcuts: Lossless shortcuts that the workers take.
+        needed: Memory that a worker must find before it loads the model; None skips the check.
+        first: Source of the first worker's actor.
 
-    `poll` raises NoRoomError where no worker is ready and each that was placed has found too little.
+    `poll` raises NoRoomError if no worker is ready and every worker that got a node has found too little memory.
     """
 
     def __init__(
@@ -179,26 +177,28 @@ class RayPool:
         worker: Callable[..., Any] | None = None,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         needed: NeededMemory | None = None,
+        first: FirstWorker | None = None,
     ) -> None:
         start_ray(workers, self)
         self._workers = workers
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
-        self._actor_class: Any = ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(actor_class(worker))
-        self._actor_args = (model, engine, shortcuts, workers.activation_cache_bytes, needed)
+        self._actor_class: Any = worker_actor(workers, worker)
+        self._first = None if first is None else first.take()
+        self._load_args: tuple[Any, ...] = (model, engine, shortcuts, workers.activation_cache_bytes, needed)
         self._queue: deque[EvaluationRequest] = deque()
-        # By ticket: workers that died or were retired under a request, those that nodes took along, and how often
-        # later requests went first.
+        # By ticket: workers that died or were replaced during the request, workers lost with their nodes, and later
+        # requests that overtook it.
         self._deaths: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
         self._overtaken: Counter[str] = Counter()
         self._failed: list[EvaluationReply] = []
-        # A calibration that waits for a worker, and one that is made.
-        self._job: _Job | None = None
+        # The calibration that waits for a worker, and the finished one.
+        self._job: _CalibrationJob | None = None
         self._calibrated: bytes | None = None
         self._count = workers.least
-        self._slots: list[_Slot] = []
-        self._fit()
+        self._seats: list[_Seat] = []
+        self._resize_now()
 
     def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
         for fingerprint in splits.keys() - self._splits.keys():
@@ -209,7 +209,7 @@ class RayPool:
         self._dispatch()
 
     def poll(self, timeout: float) -> list[EvaluationReply]:
-        pending = {slot.pending: slot for slot in self._slots if slot.pending is not None}
+        pending = {seat.pending: seat for seat in self._seats if seat.pending is not None}
         replies: list[EvaluationReply] = []
         if pending:
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=timeout)
@@ -218,8 +218,8 @@ class RayPool:
                 replies += self._collect(pending[reference])
         elif not self._failed:
             time.sleep(timeout)
-        self._expire()
-        self._fit()
+        self._check_time_limits()
+        self._resize_now()
         self._dispatch()
         replies += self._failed
         self._failed = []
@@ -231,9 +231,9 @@ class RayPool:
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """See `Pool`. The first worker that is free makes it, while others load."""
+        """See `Pool`. The first free worker calibrates while others load."""
         replies: list[EvaluationReply] = []
-        self._job, self._calibrated = _Job(recipe, splits), None
+        self._job, self._calibrated = _CalibrationJob(recipe, splits), None
         self._dispatch()
         try:
             while self._calibrated is None:
@@ -242,172 +242,173 @@ class RayPool:
             return self._calibrated
         finally:
             self._job = self._calibrated = None
-            self._tries(_CALIBRATION)
+            self._pop_attempts(_CALIBRATION)
             self._failed = replies + self._failed
-            for slot in [slot for slot in self._slots if slot.job is not None]:  # it was given up
-                self._replace(slot, _Slot())
+            for seat in [seat for seat in self._seats if seat.job is not None]:  # the calibration was interrupted
+                self._replace(seat, _Seat())
 
     @property
     def ready(self) -> int:
-        """Workers whose model is loaded."""
-        return sum(slot.info is not None for slot in self._slots)
+        """Number of workers whose model is loaded."""
+        return sum(seat.info is not None for seat in self._seats)
 
     def resize(self, count: int, at_once: bool = False) -> None:
-        """See `Pool`. Workers that aren't loaded yet go first; candidates aren't charged for a worker that goes."""
+        """See `Pool`. Workers without a loaded model stop first; a stopped worker is no attempt of its candidate."""
         self._count = count
         if at_once:
-            for slot in [slot for slot in self._slots if slot.request is not None][count:]:
-                assert slot.request is not None
-                self._queue.appendleft(slot.request)
-                slot.request = slot.pending = None
-        self._fit()
+            for seat in [seat for seat in self._seats if seat.request is not None][count:]:
+                assert seat.request is not None
+                self._queue.appendleft(seat.request)
+                seat.request = seat.pending = None
+        self._resize_now()
 
     def close(self) -> None:
-        for slot in self._slots:
-            _kill(slot.actor)
-        self._slots = []
+        for actor in (self._first, *(seat.actor for seat in self._seats)):
+            kill(actor)
+        self._first, self._seats = None, []
         leave_ray(self)
 
-    def _fit(self) -> None:
-        """Have as many workers as wanted, or on the way there as few as have work; start those due."""
-        idle = sorted((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.info is not None)
-        for slot in idle[: max(0, len(self._slots) - self._count)]:
-            _kill(slot.actor)
-            self._slots.remove(slot)
-        self._slots += [_Slot() for _ in range(self._count - len(self._slots))]
-        for slot in self._slots:
-            if slot.actor is None and slot.start_at <= time.monotonic():
-                slot.actor = self._new_actor()
-                slot.wait_for(slot.actor.place.remote())
+    def _resize_now(self) -> None:
+        """Stop idle surplus workers, add missing ones, and create the actors whose pause is over."""
+        idle = sorted((seat for seat in self._seats if not seat.busy), key=lambda seat: seat.info is not None)
+        for seat in idle[: max(0, len(self._seats) - self._count)]:
+            kill(seat.actor)
+            self._seats.remove(seat)
+        self._seats += [_Seat() for _ in range(self._count - len(self._seats))]
+        for seat in self._seats:
+            if seat.actor is None and seat.start_at <= time.monotonic():
+                seat.actor = self._new_actor()
+                seat.wait_for(seat.actor.place.remote())
 
     def _new_actor(self) -> Any:
-        return self._actor_class.remote(*self._actor_args)
+        first, self._first = self._first, None
+        return first or self._actor_class.remote()
 
     def _dispatch(self) -> None:
-        for slot in self._slots:
-            if slot.info is None or slot.busy:
+        for seat in self._seats:
+            if seat.info is None or seat.busy:
                 continue
             if self._job is not None:
                 job, self._job = self._job, None
-                slot.job = job
-                slot.wait_for(slot.actor.calibrate.remote(job.recipe, job.splits))
+                seat.job = job
+                seat.wait_for(seat.actor.calibrate.remote(job.recipe, job.splits))
                 continue
             if not self._queue:
                 return
-            request = slot.request = self._next_for(slot)
-            slot.wait_for(slot.actor.evaluate_refs.remote(request, self._refs(request)))
+            request = seat.request = self._next_for(seat)
+            seat.wait_for(seat.actor.evaluate_refs.remote(request, self._refs(request)))
 
     def _refs(self, request: EvaluationRequest) -> list[Any]:
-        """A request's splits in Ray's object store."""
+        """Ray's references to the request's splits."""
         return [self._splits[key] for key in request.fingerprints]
 
-    def _next_for(self, slot: _Slot) -> EvaluationRequest:
-        """Take the waiting candidate that can start from most of what the worker keeps."""
+    def _next_for(self, seat: _Seat) -> EvaluationRequest:
+        """Dequeue the waiting candidate that is cheapest for a worker, see `RecentEdits`."""
         first = self._queue[0].ticket
         if not self._workers.activation_cache_bytes or self._overtaken[first] >= _OVERTAKEN:
             place = 0
         else:
-            place = slot.recent.best(request.edit for request in self._queue)
+            place = seat.recent.best(request.edit for request in self._queue)
         self._overtaken[first] += place > 0
         request = self._queue[place]
         del self._queue[place]
-        slot.recent.add(request.edit)
+        seat.recent.add(request.edit)
         return request
 
-    def _collect(self, slot: _Slot) -> list[EvaluationReply]:
-        """Take a slot's finished reference: a place for its worker, a loaded worker, work that is done, or a death.
+    def _collect(self, seat: _Seat) -> list[EvaluationReply]:
+        """Take the result of a seat's finished call, or replace its worker if the call failed.
 
         Raises:
-            UserError: the model that is to be calibrated can't be.
-            PoolError: the calibration failed, or no start succeeds.
-            NoRoomError: see `RayPool`.
+            UserError: The model can't be calibrated.
+            PoolError: The calibration failed, or no worker can start.
+            NoRoomError: See `RayPool`.
         """
         try:
-            value = ray.get(slot.pending)
+            value = ray.get(seat.pending)
         except RayError as error:
-            if slot.job is not None and isinstance(error, RayTaskError):
+            if seat.job is not None and isinstance(error, RayTaskError):
                 if isinstance(error.cause, UserError):
                     raise UserError(str(error.cause)) from error
                 raise PoolError(f"{_CALIBRATION} failed: {reason_of(error)}") from error
-            self._bury(slot, error)
+            self._replace_lost(seat, error)
             return []
-        slot.pending = None
-        if not slot.node:
-            slot.node, slot.host = value
-            slot.wait_for(slot.actor.load.remote())
+        seat.pending = None
+        if not seat.node:
+            seat.node, seat.host = value
+            seat.wait_for(seat.actor.load.remote(*self._load_args))
             return []
-        if slot.info is None:
-            slot.info, slot.failed_starts = value, 0
+        if seat.info is None:
+            seat.info, seat.failed_starts = value, 0
             return []
-        if slot.job is not None:
-            slot.job, self._calibrated = None, value
+        if seat.job is not None:
+            seat.job, self._calibrated = None, value
             return []
-        assert slot.request is not None and isinstance(value, EvaluationReply)
-        slot.request = None
-        return [replace(value, attempts=self._tries(value.ticket) + 1)]
+        assert seat.request is not None and isinstance(value, EvaluationReply)
+        seat.request = None
+        return [replace(value, attempts=self._pop_attempts(value.ticket) + 1)]
 
-    def _bury(self, slot: _Slot, error: Exception) -> None:
-        """Replace a worker that is dead or at fault, and decide what becomes of its candidate or calibration."""
-        fresh = _Slot()
-        if slot.info is None:
-            fresh = self._after_failed_start(slot, error)
-        elif slot.request is not None:
-            self._charge(slot.request, slot.info, error)
-        elif slot.job is not None:
-            if (reason := self._given_up(_CALIBRATION, slot.info, error)) is not None:
+    def _replace_lost(self, seat: _Seat, error: Exception) -> None:
+        """Replace a worker that is lost or at fault, and attempt its candidate or calibration again or fail it."""
+        fresh = _Seat()
+        if seat.info is None:
+            fresh = self._after_failed_start(seat, error)
+        elif seat.request is not None:
+            self._retry_or_fail(seat.request, seat.info, error)
+        elif seat.job is not None:
+            if (reason := self._reason_to_give_up(_CALIBRATION, seat.info, error)) is not None:
                 raise PoolError(f"{_CALIBRATION} failed: it {reason}") from error
-            self._job = slot.job
-        self._replace(slot, fresh)
+            self._job = seat.job
+        self._replace(seat, fresh)
 
-    def _replace(self, slot: _Slot, fresh: _Slot) -> None:
-        # Harmless if it is dead; one at fault, or that only can't be reached, must not come back and hold resources.
-        _kill(slot.actor)
-        self._slots[self._slots.index(slot)] = fresh
+    def _replace(self, seat: _Seat, fresh: _Seat) -> None:
+        # A worker that is at fault or out of reach must not return and hold resources; killing a dead one is harmless.
+        kill(seat.actor)
+        self._seats[self._seats.index(seat)] = fresh
 
-    def _after_failed_start(self, slot: _Slot, error: Exception) -> _Slot:
-        """What takes the place of a worker that has not come to evaluate anything.
+    def _after_failed_start(self, seat: _Seat, error: Exception) -> _Seat:
+        """The replacement of a worker whose model isn't loaded, after a pause.
 
         Raises:
-            NoRoomError: no worker is ready, and all that were placed have found too little memory.
-            UserError: no worker is ready to calibrate the model, which can't be loaded.
-            PoolError: no worker is ready, and all have failed to start again and again.
+            NoRoomError: No worker is ready, and all that got a node have found too little memory.
+            UserError: No worker is ready to calibrate, and the model can't be loaded.
+            PoolError: No worker is ready, and all have failed to start several times.
         """
-        lost = _out_of_reach(error) or (slot.node != "" and not node_alive(slot.node))
-        slot.failed_starts += not lost
-        slot.no_room = _no_room(error)
-        if slot.no_room is not None and not self.ready and all(each.no_room for each in self._slots if each.node):
-            raise NoRoomError(str(slot.no_room)) from error
+        lost = out_of_reach(error) or (seat.node != "" and not node_alive(seat.node))
+        seat.failed_starts += not lost
+        seat.no_room = no_room(error)
+        if seat.no_room is not None and not self.ready and all(each.no_room for each in self._seats if each.node):
+            raise NoRoomError(str(seat.no_room)) from error
         cause = error.cause if isinstance(error, RayTaskError) else None
-        if self._job is not None and not self.ready and slot.no_room is None and isinstance(cause, UserError):
+        if self._job is not None and not self.ready and seat.no_room is None and isinstance(cause, UserError):
             raise UserError(str(cause)) from error
-        if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._slots):
+        if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._seats):
             raise PoolError(f"workers can't start: {reason_of(error)}") from error
-        pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(slot.failed_starts - 1, 16)) if slot.failed_starts else 0.0
+        pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(seat.failed_starts - 1, 16)) if seat.failed_starts else 0.0
         log.warning(
             "worker %d of %d can't start%s: %s; tried again in %.0f s, %d are ready meanwhile",
-            self._slots.index(slot) + 1,
-            len(self._slots),
-            slot.host and f" on {slot.host}",
+            self._seats.index(seat) + 1,
+            len(self._seats),
+            seat.host and f" on {seat.host}",
             reason_of(error),
             pause,
             self.ready,
         )
-        return _Slot(start_at=time.monotonic() + pause, failed_starts=slot.failed_starts, no_room=slot.no_room)
+        return _Seat(start_at=time.monotonic() + pause, failed_starts=seat.failed_starts, no_room=seat.no_room)
 
-    def _charge(self, request: EvaluationRequest, info: WorkerInfo, error: Exception) -> None:
-        """Evaluate the candidate of a worker that is gone again, or let it fail."""
+    def _retry_or_fail(self, request: EvaluationRequest, info: WorkerInfo, error: Exception) -> None:
+        """Queue the request of a lost worker again, or fail it after too many attempts."""
         ticket = request.ticket
-        failure = self._given_up(ticket, info, error)
+        failure = self._reason_to_give_up(ticket, info, error)
         if failure is None:
             self._queue.appendleft(request)
             return
         kind: FailureKind = "timeout" if isinstance(error, TimeoutError) else "worker"
-        tries = self._tries(ticket)
+        tries = self._pop_attempts(ticket)
         self._failed.append(EvaluationReply(ticket, {}, failure, 0.0, info.name, kind, attempts=tries))
 
-    def _given_up(self, ticket: str, info: WorkerInfo, error: Exception) -> str | None:
-        """Count a worker's end against what it did or its node; why that isn't tried again, None if it is."""
-        lost = _out_of_reach(error) or not node_alive(info.node)
+    def _reason_to_give_up(self, ticket: str, info: WorkerInfo, error: Exception) -> str | None:
+        """Count a lost worker; the reason not to attempt its work again, None to attempt it again."""
+        lost = out_of_reach(error) or not node_alive(info.node)
         (self._losses if lost else self._deaths)[ticket] += 1
         log.warning("worker %s was lost evaluating %s: %s", info.name, ticket, reason_of(error))
         if self._deaths[ticket] >= self._workers.max_attempts:
@@ -417,35 +418,35 @@ class RayPool:
             return f"lost its worker {self._losses[ticket]} times, last: {reason_of(error)}"
         return None
 
-    def _tries(self, ticket: str) -> int:
-        """How often a request that has ended was tried in vain; nothing more will be asked about it."""
+    def _pop_attempts(self, ticket: str) -> int:
+        """Number of failed attempts of a request that has ended; its counts are removed."""
         self._overtaken.pop(ticket, None)
         return self._deaths.pop(ticket, 0) + self._losses.pop(ticket, 0)
 
-    def _expire(self) -> None:
-        """Replace workers whose evaluation, or loading, outran its limit.
+    def _check_time_limits(self) -> None:
+        """Replace workers whose evaluation or start exceeds its time limit.
 
         Raises:
-            PoolError: none gets ready in time, or the calibration isn't made in time.
+            PoolError: No worker is ready in time, or the calibration takes too long.
         """
         now, limit = time.monotonic(), self._workers.start_timeout_s
-        late = [slot for slot in self._slots if slot.info is None and now - slot.since > limit]
-        if late and len(late) == len(self._slots):
-            raise PoolError(_none_ready(self._workers, any(slot.node for slot in late)))
-        for slot in late:
-            if slot.node:
-                self._bury(
-                    slot, TimeoutError(f"the model took longer to load than workers.start_timeout_s = {limit:g}")
+        late = [seat for seat in self._seats if seat.info is None and now - seat.since > limit]
+        if late and len(late) == len(self._seats):
+            raise PoolError(_none_ready(self._workers, any(seat.node for seat in late)))
+        for seat in late:
+            if seat.node:
+                self._replace_lost(
+                    seat, TimeoutError(f"the model took longer to load than workers.start_timeout_s = {limit:g}")
                 )
-        if any(slot.job is not None and now - slot.since > limit for slot in self._slots):
+        if any(seat.job is not None and now - seat.since > limit for seat in self._seats):
             raise PoolError(
                 f"measuring the model before the search took longer than {limit:g} s; raise workers.start_timeout_s, "
                 "or measure on fewer tokens (genome.calibration_tokens)"
             )
         limit = self._workers.timeout_s
-        for slot in self._slots:
-            if slot.request is not None and now - slot.since > limit:
-                self._bury(slot, TimeoutError(f"evaluation took longer than workers.timeout_s = {limit:g}"))
+        for seat in self._seats:
+            if seat.request is not None and now - seat.since > limit:
+                self._replace_lost(seat, TimeoutError(f"evaluation took longer than workers.timeout_s = {limit:g}"))
 
 
 def _none_ready(workers: WorkersSection, placed: bool) -> str:
@@ -453,85 +454,3 @@ def _none_ready(workers: WorkersSection, placed: bool) -> str:
     if not placed:
         why = f"the cluster has no room for num_cpus={workers.num_cpus:g}, num_gpus={workers.num_gpus:g}"
     return f"no worker was ready after {workers.start_timeout_s:g} s (workers.start_timeout_s): {why}"
-
-
-def actor_class(worker: Callable[..., Any] | None = None) -> type:
-    """An actor that holds a worker.
-
-    It says where it is before it loads the model, so that one without room, one that loads and one whose node is lost
-    are told apart. Splits are fetched once from the object store. Ray sends its code along, so that workers import
-    nothing for it but the worker; and the driver doesn't import that, nor torch and transformers with it.
-    """
-
-    class Actor:
-        def __init__(self, *args: Any) -> None:
-            self._args = args
-            self._splits: dict[str, PreparedSplit] = {}
-
-        def place(self) -> tuple[str, str]:
-            return ray.get_runtime_context().get_node_id(), socket.gethostname()
-
-        def load(self) -> WorkerInfo:
-            self._worker: Any
-            if worker is None:
-                from moevolve.workers.worker import EvaluationWorker
-
-                self._worker = EvaluationWorker(*self._args)
-            else:
-                self._worker = worker(*self._args)
-            info: WorkerInfo = self._worker.info(ray.get_runtime_context().get_node_id())
-            return info
-
-        def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
-            return bytes(self._worker.calibrate(recipe, splits))
-
-        def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
-            for key, reference in zip(request.fingerprints, references, strict=True):
-                if key not in self._splits:
-                    self._splits[key] = ray.get(reference)
-            reply: EvaluationReply = self._worker.evaluate(
-                request, tuple(self._splits[key] for key in request.fingerprints)
-            )
-            return reply
-
-    Actor.__name__ = "EvaluationWorker"  # what processes and Ray's own tools show
-    return Actor
-
-
-def _kill(actor: Any) -> None:
-    if actor is not None:
-        ray.kill(actor)
-
-
-def _no_room(error: Exception) -> NoRoomError | None:
-    """Of a worker that has found too little memory, what it says."""
-    cause = error.cause if isinstance(error, RayTaskError) else None
-    return cause if isinstance(cause, NoRoomError) else None
-
-
-def _out_of_reach(error: Exception) -> bool:
-    """Whether a connection broke: the first sign of a lost node, long before the cluster declares the node dead."""
-    return isinstance(error, ActorUnavailableError | ObjectLostError)
-
-
-def node_alive(node: str) -> bool:
-    """Whether a node, by its id, is still of the cluster."""
-    try:
-        return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
-    except (RayError, GetTimeoutError):
-        return False
-
-
-def reason_of(error: Exception) -> str:
-    """The cause in one line, without Ray's wrapping and traceback."""
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return _line_of(cause) if cause is not None else str(error).strip().splitlines()[-1]
-    if isinstance(error, ActorDiedError):
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if "Error" in line), lines[0])[:_LINE]
-    return _line_of(error)
-
-
-def _line_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LINE]

@@ -1,7 +1,8 @@
-"""Who gets how many of a cluster's workers: decided by every driver for itself, from what all of them say in the store.
+"""The number of workers of each search on a shared cluster.
 
-Ray itself has no notion of priority between jobs. Drivers that see the same nodes and searches decide the same; while
-they don't, for a second, Ray lets workers wait that there is no room for. No individual changes by any of it.
+Ray has no priorities between jobs. So every driver computes all shares itself, from the cluster's nodes and the
+requests that all drivers write to the store; drivers that read the same compute the same. While they differ, for about
+a second, Ray queues workers that have no room. No individual depends on the shares.
 """
 
 from __future__ import annotations
@@ -12,16 +13,12 @@ from dataclasses import dataclass
 from moevolve.store.records import Control, ResourceRequest
 
 _GRAIN = 1e-6
-"""Shares of a CPU or a GPU that are not told apart; Ray counts in 1e-4."""
+"""Tolerance for fractions of a CPU or a GPU; Ray counts in 1e-4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one node has, or has left.
-
-    Attributes:
-        cpus, gpus: in Ray's units.
-    """
+    """Total or free CPUs and GPUs of one node, in Ray's units."""
 
     cpus: float
     gpus: float
@@ -32,11 +29,11 @@ class Contender:
     """A search that shares a cluster.
 
     Attributes:
-        search: its id.
-        priority: before searches of lower ones, it gets what it takes beyond `least`.
-        least: workers that it keeps, whether there is room for them or not.
-        most: workers that it takes.
-        cpus, gpus: that each of them reserves.
+        search: Id of the search.
+        priority: Searches with a higher priority get workers beyond `least` first.
+        least: Number of workers that the search keeps, even without room for them.
+        most: Largest number of workers that the search can use.
+        cpus, gpus: CPUs and GPUs that each worker reserves.
     """
 
     search: str
@@ -47,40 +44,40 @@ class Contender:
     gpus: float
 
 
-def contender(search: str, control: Control, claim: ResourceRequest) -> Contender:
-    """A search as it stands: none of its workers is wanted while it is paused, and just so many if that was asked."""
-    least, most = claim.least, claim.most
+def contender_of(search: str, control: Control, request: ResourceRequest) -> Contender:
+    """A search's present demand: no workers unless it runs, and the exact number that its user has set, if any."""
+    least, most = request.least, request.most
     if control.desired_state != "running":
         least = most = 0
     elif control.workers is not None:
         least = most = control.workers
-    return Contender(search, control.priority, least, most, claim.cpus, claim.gpus)
+    return Contender(search, control.priority, least, most, request.cpus, request.gpus)
 
 
 def shares(nodes: Sequence[Node], contenders: Sequence[Contender]) -> Mapping[str, int]:
-    """How many workers each search is to have.
+    """Divide a cluster's workers among its searches.
 
-    First everybody gets `least`. What is left goes to the highest priority, one worker at a time to the search that has
-    the fewest, until none of them takes more or no node has room; then to the next one.
+    First every search gets `least`. The remaining room goes to the highest priority, one worker at a time to the search
+    that has the fewest, until none can use more or no node has room; then to the next priority.
 
     Args:
-        nodes: of the cluster; a worker is on one of them.
-        contenders: in any order.
+        nodes: Total resources of the cluster's nodes; a worker needs room on a single one.
+        contenders: The searches, in any order.
 
     Returns:
-        Workers by search.
+        Number of workers by search id.
     """
-    room = _Room(nodes)
+    free = _FreeResources(nodes)
     order = sorted(contenders, key=lambda one: (-one.priority, one.search))
     for one in order:
         for _ in range(one.least):
-            room.take(one)
+            free.take(one)
     given = {one.search: one.least for one in order}
     for priority in dict.fromkeys(one.priority for one in order):
         takers = [one for one in order if one.priority == priority and given[one.search] < one.most]
         while takers:
             one = min(takers, key=lambda each: given[each.search])
-            if room.take(one):
+            if free.take(one):
                 given[one.search] += 1
             else:
                 takers.remove(one)
@@ -88,14 +85,14 @@ def shares(nodes: Sequence[Node], contenders: Sequence[Contender]) -> Mapping[st
     return given
 
 
-class _Room:
-    """What is left of the nodes."""
+class _FreeResources:
+    """Resources of the nodes that no worker has reserved."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._left = list(nodes)
 
     def take(self, one: Contender) -> bool:
-        """Put a worker on the fullest node that has room for it; whether there is one."""
+        """Reserve a worker on the fullest node with room for it; False if there is none."""
         fitting = [
             (node.gpus, node.cpus, place)
             for place, node in enumerate(self._left)

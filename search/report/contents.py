@@ -17,7 +17,7 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.figures.lineage import main_line
 from moevolve.search.genomes.contract.base import Genome
-from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, standings
+from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import set_aside_note
 from moevolve.search.operations.analyse import Analysis
@@ -119,7 +119,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
     if analysis is not None and analysis.search_id != search.id:
         raise UserError(f"the analysis is of {analysis.ref}, which is no individual of search {search.name}")
     history = store.history(search.id)
-    table = standings(store, search, config, history)
+    table = build_final_table(store, search, config, history)
     subject, start, notes = _subject(store, table.winner, history)
     graph = None if table.winner is None else store.ancestors(table.winner)
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}

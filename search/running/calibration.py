@@ -1,4 +1,4 @@
-"""The calibration a genome kind starts from: found in the store, or made once by a worker and stored."""
+"""The calibration that a genome space needs: read from the store, or made once by a worker and stored."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, cali
 from moevolve.workers.contract.settings import engine_fingerprint
 
 Calibrate = Callable[[CalibrationRecipe, tuple[PreparedSplit, ...]], bytes]
-"""Makes a calibration, as a safetensors file; see `Pool.calibrate`."""
+"""Makes a calibration and returns it as a safetensors file; see `Pool.calibrate`."""
 
 
 def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> SearchSetup:
-    """The setup with a space that can breed; it must be registered.
+    """The setup of a recorded search with its space calibrated.
 
     Args:
-        setup: of the search.
-        store: where its calibration is, or goes.
-        calibrate: makes it where the store doesn't have it.
+        setup: Setup of the search.
+        store: Store of the search, which keeps calibrations.
+        calibrate: Makes the calibration if the store doesn't have it.
 
     Raises:
-        UserError: the calibration can't be made.
-        PoolError: no worker can be had.
+        UserError: The model can't be calibrated.
+        PoolError: No worker is available.
     """
     recipe = setup.space.recipe
     if recipe is None:
@@ -47,10 +47,10 @@ def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> 
 def calibrated_space(
     space: GenomeSpace[G], config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> GenomeSpace[G]:
-    """The space of a recorded search, with its stored calibration.
+    """The space of a recorded search with its stored calibration.
 
     Raises:
-        UserError: the search stopped before its calibration was made.
+        UserError: The search stopped before its calibration was stored.
     """
     if space.recipe is None:
         return space
@@ -63,7 +63,7 @@ def calibrated_space(
 def stored_calibration(
     recipe: CalibrationRecipe, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> Calibration | None:
-    """The calibration of a recorded search (what it cost is noted in it), None if it isn't made yet."""
+    """The calibration of a recorded search, with its cost; None if it isn't stored yet."""
     content = store.calibration(stored_fingerprint(recipe, config, store, search_id, model_fingerprint))
     return None if content is None else Calibration.from_bytes(content)
 
@@ -71,7 +71,7 @@ def stored_calibration(
 def stored_fingerprint(
     recipe: CalibrationRecipe, config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> str:
-    """What the calibration of a recorded search is stored under."""
+    """The key of a recorded search's calibration in the store."""
     tasks = tuple(
         task.task_fingerprint for task in store.search_tasks(search_id, auxiliary=True) if task.split == "calibration"
     )

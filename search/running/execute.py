@@ -1,4 +1,4 @@
-"""Running a recorded search from wherever it stands to its end."""
+"""Running a recorded search from its present state to its end."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from functools import partial
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
-from moevolve.search.loop.final_table import FinalTable, standings
+from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
-from moevolve.search.pools.controlled import ControlledPool, StopAsked
+from moevolve.search.pools.controlled import ControlledPool, StopRequested
+from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
 from moevolve.search.running.observer import Observer, logged_as
-from moevolve.search.running.sharing import Share
-from moevolve.search.running.webhooks import telling_the_end
+from moevolve.search.running.sharing import ClusterShare
+from moevolve.search.running.webhooks import posting_webhooks
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError
 from moevolve.store.records import Lease, Progress, SearchRecord
@@ -34,52 +35,61 @@ _PAUSED = "paused"
 PoolFactory = Callable[[SearchSetup], Pool]
 
 
-def ray_pool(setup: SearchSetup) -> RayPool:
-    """The pool of a search's configuration on Ray."""
+def ray_pool(setup: SearchSetup, first: FirstWorker | None = None) -> RayPool:
+    """The pool of a search's configuration on Ray; `first` hands over its first worker, if that is there already."""
     config = setup.config
-    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed)
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed, first=first)
 
 
 def execute(
     setup: SearchSetup,
     store: Store,
     observer: Observer,
-    make_pool: PoolFactory = ray_pool,
+    make_pool: PoolFactory | None = None,
+    first: FirstWorker | None = None,
 ) -> FinalTable:
-    """Run a recorded search from wherever it stands; its status in the store tells how it ended.
+    """Run a recorded search from its present state to its end, and record its status.
 
-    A finished one is not replayed: only final scores are taken, and measured where some are missing. The store keeps
-    the `final` settings that the setup has now, for whoever asks for the winner later.
+    A finished search isn't replayed; only missing final scores are evaluated. The store keeps the setup's `final`
+    settings, which later queries for the winner use. During the run, this process holds the search's lease and carries
+    out its desired state.
 
-    While it runs, this process has its lease, and does what it is asked through the store.
+    Args:
+        setup: The search.
+        store: Store of the search.
+        observer: Observer of the search.
+        make_pool: Makes the pool; None makes a pool on Ray.
+        first: Source of that pool's first worker.
 
     Raises:
-        CancelledError: it was cancelled.
-        LeaseHeldError: another process runs it.
-        LeaseLostError: another process has taken it over.
-        NoRoomError: the model doesn't fit on any worker; the search has failed, and is resumable with other `workers`.
-        PoolError: no worker can be had; the search stays resumable.
-        KeyboardInterrupt: the user stopped it; the search stays resumable, unless it was cancelled.
+        CancelledError: The search was cancelled.
+        LeaseHeldError: Another process runs the search.
+        LeaseLostError: Another process has taken the search over.
+        NoRoomError: The model doesn't fit on any worker; the search has failed, and can be resumed with other
+            `workers`.
+        PoolError: No worker is available; the search stays resumable.
+        KeyboardInterrupt: The user stopped the search, which stays resumable unless it was cancelled.
     """
     workers = setup.config.workers
-    share = Share(workers, setup.schedule.in_flight)
+    share = ClusterShare(workers, setup.schedule.in_flight)
     with (
         logged_as(setup.config.name),
-        LeaseHeartbeat(store, setup.search_id, workers.lease_s, workers.priority, share.claim) as driving,
-        telling_the_end(store, setup.search_id),
+        LeaseHeartbeat(store, setup.search_id, workers.lease_s, workers.priority, share.request) as heartbeat,
+        posting_webhooks(store, setup.search_id),
     ):
-        lease = driving.lease
-        record = check_goes_on(store, lease)  # as the driver before left it
+        lease = heartbeat.lease
+        record = check_not_cancelled(store, lease)  # its status is the last driver's
         log.info("%s runs it from now on, for the %d. time", lease.owner, lease.epoch)
         finished = record.status == "finished"
-        store.amend_search(lease, setup.config.stored_over(record.config), setup.beside)
+        store.amend_search(lease, setup.config.stored_over(record.config), setup.auxiliary_tasks)
         if not finished:
             for note in setup.notes:
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            _run(setup, store, driving, share, observer, make_pool, finished)
-        except StopAsked as asked:
+            make_pool = make_pool or partial(ray_pool, first=first)
+            _run(setup, store, heartbeat, share, observer, make_pool, finished)
+        except StopRequested as asked:
             store.set_status(lease, asked.status, "asked for from outside")
             raise
         except KeyboardInterrupt:
@@ -92,14 +102,16 @@ def execute(
             raise
         store.set_status(lease, "finished")
         log.info("finished")
-    return standings(store, store.search(setup.search_id), setup.config, store.history(setup.search_id), setup.facts)
+    return build_final_table(
+        store, store.search(setup.search_id), setup.config, store.history(setup.search_id), setup.facts
+    )
 
 
-def check_goes_on(store: Store, lease: Lease) -> SearchRecord:
-    """The record of a search that this process has the lease of.
+def check_not_cancelled(store: Store, lease: Lease) -> SearchRecord:
+    """The record of a search whose lease this process holds.
 
     Raises:
-        CancelledError: it was since it was last looked at, or a driver that was asked to died before it heard it.
+        CancelledError: The search was cancelled meanwhile, or its last driver ended before it read the request.
     """
     if store.control(lease.search_id).desired_state == "cancelled":
         store.set_status(lease, "cancelled", "asked for from outside")
@@ -109,7 +121,7 @@ def check_goes_on(store: Store, lease: Lease) -> SearchRecord:
 
 
 def refuse_cancelled(record: SearchRecord) -> None:
-    """Raises CancelledError if a search was cancelled, which is for good."""
+    """Raise CancelledError if a search was cancelled, which is final."""
     if record.status == "cancelled":
         raise CancelledError(
             f"search {record.name} was cancelled: what it evaluated is in the store; launch another one"
@@ -119,8 +131,8 @@ def refuse_cancelled(record: SearchRecord) -> None:
 def _run(
     setup: SearchSetup,
     store: Store,
-    driving: LeaseHeartbeat,
-    share: Share,
+    heartbeat: LeaseHeartbeat,
+    share: ClusterShare,
     observer: Observer,
     make_pool: PoolFactory,
     finished: bool,
@@ -132,19 +144,19 @@ def _run(
         if stage != _PAUSED:
             last = stage
         log.info(stage)
-        driving.tell_stage(stage)
+        heartbeat.publish_stage(stage)
         observer.on_stage(stage)
 
     def on_progress(progress: Progress) -> None:
-        driving.tell_progress(progress)
+        heartbeat.publish_progress(progress)
         observer.on_progress(progress)
 
     def on_pause(paused: bool) -> None:
         on_stage(_PAUSED if paused else last)
-        store.set_status(driving.lease, "paused" if paused else "running")
+        store.set_status(heartbeat.lease, "paused" if paused else "running")
 
     on_stage("starting workers")
-    pool = ControlledPool(make_pool(setup), partial(share.due, driving), lambda: driving.control, on_pause)
+    pool = ControlledPool(make_pool(setup), partial(share.workers_due, heartbeat), lambda: heartbeat.control, on_pause)
 
     def measure(recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
         on_stage("calibrating")
@@ -153,7 +165,7 @@ def _run(
     try:
         setup = calibrated_setup(setup, store, measure)
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
-        cache = EvaluationCache(store, pool, driving.lease, setup.facts.fingerprint, engine)
+        cache = EvaluationCache(store, pool, heartbeat.lease, setup.facts.fingerprint, engine)
         if not finished:
             strategy = make_strategy(setup.config, setup.space, setup.schedule)
             on_stage("evaluating")

@@ -1,4 +1,4 @@
-"""Launching a search: from a configuration to a finished store."""
+"""Launching a new search: recording it and running it to its end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.running.describe import Call, call_here
 from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
@@ -23,9 +25,9 @@ from moevolve.store.session import without_password
 from moevolve.workers.contract.settings import engine_fingerprint
 
 
-def set_up_new(config: RunConfig, search_id: str | None = None) -> SearchSetup:
-    """`set_up` for a search that is yet to be recorded, under a fresh id if none is given."""
-    return set_up(config, search_id or new_search_id())
+def set_up_new(config: RunConfig, search_id: str | None = None, call: Call = call_here) -> SearchSetup:
+    """Set up a search that isn't recorded yet, with a new id if none is given; see `set_up`."""
+    return set_up(config, search_id or new_search_id(), call)
 
 
 def launch(
@@ -35,39 +37,41 @@ def launch(
     or_resume: bool = False,
     source: str = "this configuration",
     only_this: bool = False,
+    first: FirstWorker | None = None,
 ) -> FinalTable:
     """Record a new search and run it to its end.
 
     Args:
-        setup: the search, see `set_up_new`.
-        store: where it goes.
-        observer: told what happens.
-        or_resume: continue the search of this name if there is one.
-        source: where the configuration is from, for people.
-        only_this: continue it only if it has the setup's id.
+        setup: The search, see `set_up_new`.
+        store: Store in which it is recorded.
+        observer: Observer of the search.
+        or_resume: Continue the search of this name if there is one.
+        source: Origin of the configuration, for error messages.
+        only_this: Continue that search only if it has the setup's id.
+        first: Process that described the model for the setup; becomes the first worker.
 
     Raises:
-        UserError: the name is taken, with `or_resume` by a search with other settings.
-        CancelledError: with `or_resume`, the search was cancelled.
-        PoolError: no worker can be had; the search stays resumable.
-        KeyboardInterrupt: the user stopped it; the search stays resumable.
+        UserError: The name is taken; with `or_resume`, by a search with other settings.
+        CancelledError: With `or_resume`, the search was cancelled.
+        PoolError: No worker is available; the search stays resumable.
+        KeyboardInterrupt: The user stopped the search, which stays resumable.
     """
     if or_resume:
         try:
             _record(setup, store)
         except NameTakenError:
-            setup = _relaunched(setup, store, source, only_this)
+            setup = _relaunched(setup, store, source, only_this, call_here if first is None else first.call)
     else:
         register(setup, store)
     observer.on_begin(setup.config)
-    return execute(setup, store, observer)
+    return execute(setup, store, observer, first=first)
 
 
 def register(setup: SearchSetup, store: Store) -> None:
     """Record a new search.
 
     Raises:
-        UserError: the name is taken.
+        UserError: The name is taken.
     """
     try:
         _record(setup, store)
@@ -89,11 +93,11 @@ def _record(setup: SearchSetup, store: Store) -> None:
         for task, item in zip(config.tasks, group, strict=True)
     ]
     record = search_record(config, setup.search_id, setup.facts.fingerprint)
-    store.create_search(record, [*tasks, *setup.beside])
+    store.create_search(record, [*tasks, *setup.auxiliary_tasks])
 
 
-def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: bool) -> SearchSetup:
-    """The setup of the stored search of this name, if that is what the configuration describes."""
+def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: bool, call: Call) -> SearchSetup:
+    """The setup of the stored search of this name, if it has the same settings."""
     config = setup.config
     record = store.search(config.name)
     if only_this and record.id != setup.search_id:
@@ -106,11 +110,11 @@ def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: 
             f"--or-resume: search {record.name} is in the store with other settings than {source} has now; give this "
             f"one another name with --name, or continue that one with `moevolve resume {record.name}`"
         )
-    return set_up_stored(store, record.id, lambda _: config)
+    return set_up_stored(store, record.id, lambda _: config, call)
 
 
 def search_record(config: RunConfig, search_id: str, model_fingerprint: str) -> SearchRecord:
-    """A configuration as the store keeps it."""
+    """The store's record of a new search."""
     return SearchRecord(
         id=search_id,
         name=config.name,

@@ -1,4 +1,4 @@
-"""Holding a search while it runs: the lease is renewed in the background, and what is asked of the driver is heard."""
+"""Holding the lease of a search: it is renewed in the background, and the desired state is read with it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from moevolve.store.repository import Store
 log = logging.getLogger(__name__)
 
 _BEAT_S = 1.0
-"""How often a lease is renewed, and looked whether something is asked."""
-_BRIEFLY_S = 30.0
-"""How long a lease for a few writes lasts if its owner dies over them."""
+"""Interval between renewals of a lease."""
+_BRIEF_S = 30.0
+"""Duration of a lease for a few writes, in case its owner dies."""
 _LOCKED_S = 600.0
-"""How long a driver waits for another process that writes to its SQLite file, where nobody can take its lease then."""
+"""Longest wait for another process that writes to the SQLite file; meanwhile nobody can take the lease."""
 _LEAVING_S = 5.0
-"""How long it waits for such a file to give its lease back, which runs out by itself otherwise."""
+"""Longest wait for a SQLite file to release the lease, which otherwise expires."""
 
 
 class LeaseHeartbeat:
-    """A search's lease, for the length of a `with` block.
+    """A search's lease within a `with` block, renewed every second.
+
+    Within the block the store waits for a database that restarts as long as the lease lasts, and for a SQLite file
+    that another process writes to up to ten minutes.
 
     Args:
-        store: where the search is.
-        search_id: of the search.
-        seconds: that the lease lasts when it isn't renewed.
-        priority: of the search from now on.
-        claim: what it could use of a cluster; asked with every renewal.
-
-    Meanwhile the store waits for a database that restarts, as long as the lease lasts; for a SQLite file that another
-    process writes to ten minutes, for until it ends nobody else can have the lease either.
+        store: Store of the search.
+        search_id: Id of the search.
+        seconds: Duration of the lease if it isn't renewed.
+        priority: New priority of the search.
+        claim: Returns the cluster resources that the search could use; called before every renewal.
 
     Raises:
-        LeaseHeldError: on entering, if another driver runs the search.
-        StoreError: on entering, if a driver on another machine writes to the same SQLite file.
+        LeaseHeldError: On entry, if another driver runs the search.
+        StoreError: On entry, if a driver on another machine writes to the same SQLite file.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LeaseHeartbeat:
 
     def __enter__(self) -> Self:
         self.lease = _acquire(self._store, self._search_id, self._seconds, self._priority)
-        # From here on every write is fenced, so none does harm that is tried again after a lost connection.
+        # From here on every write is fenced, so writes can be repeated safely after a lost connection.
         self._patience_before = self._store.retry_timeout_s
         self._store.retry_timeout_s = _LOCKED_S if self._store.is_file else self._seconds
         self._control = Control(self.lease.owner, self.lease.epoch, True, "running", None, self._priority)
@@ -76,7 +76,9 @@ class LeaseHeartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._store.retry_timeout_s = _LEAVING_S if self._store.is_file else self._seconds  # the beat's wait, too
+        self._store.retry_timeout_s = (
+            _LEAVING_S if self._store.is_file else self._seconds
+        )  # also for a renewal in progress
         try:
             self._thread.join()
             if self._lost is None:
@@ -89,11 +91,11 @@ class LeaseHeartbeat:
 
     @property
     def control(self) -> Control:
-        """What is asked of this driver.
+        """The search's control (desired state, workers, priority) as last read.
 
         Raises:
-            LeaseLostError: the search is another one's.
-            StoreError: the store could not be reached for as long as the lease lasts.
+            LeaseLostError: Another driver has taken the search over.
+            StoreError: The store was unavailable for longer than the lease lasts.
         """
         if self._lost is not None:
             raise self._lost
@@ -101,15 +103,15 @@ class LeaseHeartbeat:
 
     @property
     def running_searches(self) -> dict[str, Control] | None:
-        """The searches that are being run, this one among them; None as long as it has joined no cluster."""
+        """The controls of all running searches, including this one, by id; None before this one joins a cluster."""
         return self._running
 
-    def tell_stage(self, stage: str) -> None:
-        """Let everybody who reaches the store know what this driver does, with the next renewal."""
+    def publish_stage(self, stage: str) -> None:
+        """Publish the driver's current stage with the next renewal."""
         self._stage = stage
 
-    def tell_progress(self, progress: Progress) -> None:
-        """Let everybody who reaches the store know where the search stands, with the next renewal."""
+    def publish_progress(self, progress: Progress) -> None:
+        """Publish the search's progress with the next renewal."""
         self._progress = progress
 
     def _beat(self) -> None:
@@ -125,20 +127,20 @@ class LeaseHeartbeat:
                 self._lost = error
                 return
             except StoreError as error:
-                # A database that restarts comes back; only after the lease ran out may somebody else have the search.
+                # A restarting database returns; another driver can take the search only after the lease has expired.
                 if time.monotonic() - renewed > self._seconds:
                     self._lost = error
                     return
 
 
 @contextmanager
-def held(store: Store, search_id: str) -> Iterator[Lease]:
-    """A search's lease for a few writes that take no time.
+def brief_lease(store: Store, search_id: str) -> Iterator[Lease]:
+    """A search's lease for a few quick writes.
 
     Raises:
-        LeaseHeldError: a driver runs it.
+        LeaseHeldError: A driver runs the search.
     """
-    lease = _acquire(store, search_id, _BRIEFLY_S)
+    lease = _acquire(store, search_id, _BRIEF_S)
     try:
         yield lease
     finally:
@@ -146,7 +148,7 @@ def held(store: Store, search_id: str) -> Iterator[Lease]:
 
 
 def _acquire(store: Store, search_id: str, seconds: float, priority: int | None = None) -> Lease:
-    """A search's lease for this process, unless the store is a file that another machine writes to."""
+    """Acquire a search's lease, unless another machine writes to the store's SQLite file."""
     for other, control in store.running().items() if store.is_file else ():
         if is_on_another_machine(str(control.owner)):
             raise StoreError(

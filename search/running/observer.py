@@ -1,4 +1,4 @@
-"""Who watches a search. Apart from what runs one, so that a command can watch from its first moment on without Ray."""
+"""Callbacks of a running search. This module imports no Ray, so that a command can watch from its start."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from moevolve.store.records import Progress
 
 SEARCH: ContextVar[str | None] = ContextVar("search", default=None)
-"""Name of the search that the present thread runs, for logs."""
+"""Name of the search that the current thread runs, for log records."""
 
 
 @contextmanager
 def logged_as(search: str) -> Iterator[None]:
-    """Let what is logged here say which search it is about."""
+    """Add a search's name to the log records of the block."""
     before = SEARCH.set(search)
     try:
         yield
@@ -28,13 +28,13 @@ def logged_as(search: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """What a search tells whoever watches it.
+    """Callbacks that a running search calls.
 
     Attributes:
-        on_begin: the configuration of a search that is in the store and runs from now on.
-        on_note: a line worth keeping (what a retry takes back, rows set aside).
-        on_stage: a line about what happens now (loading, re-ranking ...).
-        on_progress: where the population stands.
+        on_begin: Takes the configuration of the recorded search before it runs.
+        on_note: Takes a line of lasting interest (failures that a retry resets, rows set aside).
+        on_stage: Takes a line about the present stage (calibrating, re-ranking ...).
+        on_progress: Takes the state of the population after every change.
     """
 
     on_begin: Callable[[RunConfig], None] = lambda _: None

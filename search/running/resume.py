@@ -1,4 +1,4 @@
-"""Continuing a stored search."""
+"""Continuing a stored search, or retrying its failures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from moevolve.search.config.files import changed_config, override_lines, parse_s
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.requests import ResumeRequest
-from moevolve.search.running.execute import execute, refuse_cancelled
+from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.requests import ResumeRequest, RetryRequest
+from moevolve.search.running.describe import Call, call_here
+from moevolve.search.running.execute import check_not_cancelled, execute, refuse_cancelled
+from moevolve.search.running.lease_heartbeat import brief_lease
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
-from moevolve.search.running.steer import unpaused
+from moevolve.search.running.steer import unpause
 from moevolve.search.running.weights import check_checkpoint
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
@@ -23,39 +26,49 @@ def resume(store: Store, request: ResumeRequest, observer: Observer) -> FinalTab
     """See `ResumeRequest`.
 
     Raises:
-        KeyboardInterrupt: the user stopped it; the search stays resumable.
+        KeyboardInterrupt: The user stopped the search, which stays resumable.
     """
-    if unpaused(store, request.search):
+    if unpause(store, request.search):
         return None
-    setup = changed_setup(store, request)
-    observer.on_begin(setup.config)
-    return execute(setup, store, observer)
+    with FirstWorker() as first:
+        setup = changed_setup(store, request, first.call)
+        observer.on_begin(setup.config)
+        return execute(setup, store, observer, first=first)
 
 
-def changed_setup(store: StoreReader, request: ResumeRequest) -> SearchSetup:
-    """The setup of a stored search, with the settings changed that the request changes.
+def changed_setup(store: StoreReader, request: ResumeRequest, call: Call) -> SearchSetup:
+    """The setup of a stored search with the overrides of a request.
 
     Raises:
-        UserError: as `set_up_stored`, or an override isn't `KEY=VALUE`.
-        StoreError: no such search.
+        UserError: The same errors as `set_up_stored`, or an override isn't `KEY=VALUE`.
+        StoreError: There is no such search.
     """
-    # It is in this store now, whatever the store was called when it was launched.
+    # The store's URL may be another than at launch.
     changes = [*override_lines({"store": store.url}), *override_lines(request.overrides)]
     if request.address:
         changes += override_lines({"workers.address": request.address})
     where = f"search {request.search}"
-    return set_up_stored(store, request.search, lambda stored: changed_config(stored, changes, where))
+    return set_up_stored(store, request.search, lambda stored: changed_config(stored, changes, where), call)
 
 
 def set_up_stored(
-    store: StoreReader, name: str, adjust: Callable[[RunConfig], RunConfig] = lambda config: config
+    store: StoreReader,
+    name: str,
+    adjust: Callable[[RunConfig], RunConfig] = lambda config: config,
+    call: Call = call_here,
 ) -> SearchSetup:
-    """The setup of a stored search, with settings adjusted that don't change the population.
+    """The setup of a stored search, whose model and tasks must be those it was launched with.
+
+    Args:
+        store: Store of the search.
+        name: Name or id of the search.
+        adjust: Changes settings that don't affect the population.
+        call: Calls what imports torch.
 
     Raises:
-        UserError: model, tasks or configuration are not what the search was launched with.
-        CancelledError: it was cancelled.
-        StoreError: no such search.
+        UserError: The model, the tasks or other settings have changed since the launch.
+        CancelledError: The search was cancelled.
+        StoreError: There is no such search.
     """
     record = store.search(name)
     stored = parse_stored_config(record.config)
@@ -65,7 +78,7 @@ def set_up_stored(
     config = adjust(stored)
     if (config.config_hash, config.name) != (stored.config_hash, stored.name):
         raise UserError("resume: only `workers` and `final` settings may change; others would make it another search")
-    setup = set_up(config, record.id)
+    setup = set_up(config, record.id, call)
     check_checkpoint(config.model.path, setup.facts, record)
     tasks = store.search_tasks(record.id, auxiliary=True)
     launched = {(task.task, task.split): task.task_fingerprint for task in tasks}
@@ -80,3 +93,41 @@ def set_up_stored(
             if there != item.fingerprint:
                 raise UserError(f"task {item.task}, split {item.split}: not the data that search {record.name} ran on")
     return setup
+
+
+def retry(store: Store, request: RetryRequest, observer: Observer) -> FinalTable | None:
+    """See `RetryRequest`."""
+    with FirstWorker() as first:
+        setup = changed_setup(store, request, first.call)
+        observer.on_begin(setup.config)
+        failures, later = take_back_failures(setup, store)
+        if not failures:
+            observer.on_note("nothing to retry: no individual failed by fault of a worker or of time")
+            return None
+        observer.on_note(f"failures to retry: {failures}, later individuals to make again: {later}")
+        return execute(setup, store, observer, first=first)
+
+
+def take_back_failures(setup: SearchSetup, store: Store) -> tuple[int, int]:
+    """Reset the individuals of a search that failed by fault of a worker or of time.
+
+    They become pending. Individuals that may depend on such a failure are removed, since other scores may change them;
+    their evaluations stay in the store.
+
+    Returns:
+        The numbers of reset failures and of later individuals to make again.
+
+    Raises:
+        CancelledError: The search was cancelled.
+        LeaseHeldError: Another driver runs the search.
+    """
+    with brief_lease(store, setup.search_id) as lease:
+        check_not_cancelled(store, lease)
+        history = store.history(setup.search_id)
+        blameless = [row.index for row in history if row.status == "failed" and row.failure_kind != "candidate"]
+        if not blameless:
+            return 0, 0
+        schedule, span = setup.schedule, range(setup.schedule.total)
+        first = next((index for index in span if schedule.visible(index) > blameless[0]), schedule.total)
+        store.retry(lease, first)
+    return len(blameless), sum(row.index >= first for row in history)

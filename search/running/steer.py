@@ -1,10 +1,10 @@
-"""Asking a search's driver for something, from wherever its store is reached."""
+"""Changing the desired state of a search through its store."""
 
 from __future__ import annotations
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.requests import CancelRequest, PauseRequest, ScaleRequest, StopRequest
-from moevolve.search.running.lease_heartbeat import held
+from moevolve.search.running.lease_heartbeat import brief_lease
 from moevolve.store.records import Control, DesiredState
 from moevolve.store.repository import Store
 
@@ -25,25 +25,25 @@ def cancel(store: Store, request: CancelRequest) -> Control:
 
 
 def steer(store: Store, search: str, desired_state: DesiredState) -> Control:
-    """Ask the driver of a search to pause, stop or cancel it. It does so within seconds.
+    """Ask the driver of a search to pause, stop or cancel it, which it does within seconds.
 
-    A search that no driver runs can be cancelled, too.
+    A search that no driver runs can also be cancelled.
 
     Args:
-        store: where it is.
-        search: name or id.
-        desired_state: what is to become of it.
+        store: Store of the search.
+        search: Name or id of the search.
+        desired_state: New desired state.
 
     Raises:
-        StoreError: no such search, or no driver runs it.
-        UserError: it has come to its end.
+        StoreError: There is no such search, or no driver runs it.
+        UserError: The search is finished or cancelled.
     """
     record = store.search(search)
     if desired_state != "cancelled" or store.control(record.id).alive:
         return store.ask(record.id, desired_state)
     if record.status in ("finished", "cancelled"):
         raise UserError(f"search {record.name} is {record.status} already")
-    with held(store, record.id) as lease:
+    with brief_lease(store, record.id) as lease:
         store.set_status(lease, "cancelled", "asked for from outside")
     return store.control(record.id)
 
@@ -55,8 +55,8 @@ def scale(store: Store, request: ScaleRequest) -> Control:
     return store.ask(store.search(request.search).id, workers=request.workers, priority=request.priority)
 
 
-def unpaused(store: Store, search: str) -> bool:
-    """Let a paused search go on where it runs; whether it is one."""
+def unpause(store: Store, search: str) -> bool:
+    """Let the driver of a paused search go on; False if the search isn't paused or has no driver."""
     search_id = store.search(search).id
     control = store.control(search_id)
     if not control.alive or control.desired_state != "paused":

@@ -1,9 +1,9 @@
-"""Telling others how a search ended: the driver that holds its lease posts a signed JSON body.
+"""Webhooks at the end of a search: the driver that holds its lease posts a signed JSON body.
 
 The header `X-Moevolve-Signature: t=SECONDS,v1=HEX` holds the HMAC-SHA256, with the target's key, of the seconds (since
-1970), a dot and the body: a receiver that checks it, and that the time is near, knows who sent it. `winner` is the
-individual that the final table of a finished search ends with, which `dev` may have picked, and `best_on_search` the
-one with the highest fitness.
+1970), a dot and the body. A receiver verifies the sender by the signature and a recent time. In the body, `winner` is
+the winner in the final table of a finished search, which `dev` may have picked, and `best_on_search` the individual
+with the highest fitness.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from moevolve.store.records import Event
 log = logging.getLogger(__name__)
 
 VARIABLE = "MOEVOLVE_WEBHOOKS"
-"""Environment variable with the targets of this process's searches, as JSON; URLs may be secrets, which a run's
-settings, in the store for everybody to read, can't hold."""
+"""Environment variable with the targets of this process's searches, as JSON. Their URLs may be secrets, so they are not
+among a run's settings, which every reader of the store sees."""
 SIGNATURE = "x-moevolve-signature"
 PAUSES_S = (0.0, 2.0, 8.0)
-"""Before each attempt."""
+"""Pauses before the attempts."""
 _TIMEOUT_S = 10.0
 
 
 class WebhookSection(Section):
-    """Who is told how a search ended.
+    """A webhook's target.
 
     Attributes:
-        url: that a JSON body is posted to.
-        secret_env: environment variable with the key that the body is signed with (HMAC-SHA256).
-        on: statuses of a search that are told.
+        url: URL that the JSON body is posted to.
+        secret_env: Environment variable with the key of the signature (HMAC-SHA256).
+        on: Final statuses of a search that are posted.
     """
 
     url: str = Field(pattern=r"^https?://")
@@ -55,10 +55,10 @@ class WebhookSection(Section):
 
     @property
     def secret(self) -> bytes:
-        """The key.
+        """The signature's key.
 
         Raises:
-            UserError: the environment variable isn't set.
+            UserError: The environment variable isn't set.
         """
         value = os.environ.get(self.secret_env)
         if not value:
@@ -70,15 +70,15 @@ _TARGETS = TypeAdapter(tuple[WebhookSection, ...])
 
 
 def targets_of_environment() -> tuple[WebhookSection, ...]:
-    """The targets of this process's searches, whose keys are there.
+    """The targets of this process's searches, checked to have their keys.
 
     Raises:
-        UserError: they aren't written as they should be, or a key isn't in the environment.
+        UserError: The variable isn't valid, or a key isn't in the environment.
     """
     try:
         targets = _TARGETS.validate_json(os.environ.get(VARIABLE) or "[]")
     except ValidationError as error:
-        # Not its message, which quotes what was given.
+        # The error's own message would quote the URL.
         where = ".".join(map(str, error.errors()[0]["loc"])) or "JSON"
         raise UserError(
             f'{VARIABLE}: {where} is wrong; expected [{{"url": "https://...", "secret_env": "NAME"}}, ...]'
@@ -89,30 +89,30 @@ def targets_of_environment() -> tuple[WebhookSection, ...]:
 
 
 def environment_of(targets: Sequence[WebhookSection]) -> dict[str, str]:
-    """What a process is started with so that it tells these targets."""
+    """Environment variables of a process whose searches post to these targets."""
     return {VARIABLE: _TARGETS.dump_json(tuple(targets)).decode()} if targets else {}
 
 
 @contextmanager
-def telling_the_end(store: StoreReader, search_id: str, pauses: Sequence[float] = PAUSES_S) -> Iterator[None]:
-    """Tell this process's targets of the status that a search got in the `with` block, which its driver is in.
+def posting_webhooks(store: StoreReader, search_id: str, pauses: Sequence[float] = PAUSES_S) -> Iterator[None]:
+    """Post the status that a search gets within the `with` block to this process's targets.
 
-    Whoever can't be told is named in the log after the last attempt; that is no error, and nobody tries again.
+    Targets that fail every attempt are logged; they cause no error.
 
     Args:
-        store: where the search is.
-        search_id: id of the search.
-        pauses: seconds before each attempt.
+        store: Store of the search.
+        search_id: Id of the search.
+        pauses: Seconds before each attempt.
 
     Raises:
-        UserError: on entering, as `targets_of_environment`.
+        UserError: On entry, the same errors as `targets_of_environment`.
     """
     targets = targets_of_environment()
     before = _last_status(store, search_id) if targets else None
     lost = False
     try:
         yield
-    except LeaseLostError:  # how the search ends is for another driver to tell
+    except LeaseLostError:  # another driver runs the search now, and posts its end
         lost = True
         raise
     finally:
@@ -151,7 +151,7 @@ def _body(store: StoreReader, event: Event) -> bytes:
     status, _, reason = event.text.partition(": ")
     best = store.best_of_search(search.id)
     winner = winner_of(store, search, parse_stored_config(search.config))[0] if status == "finished" else None
-    said = {
+    content = {
         "event": f"search.{status}",
         "search": search.name,
         "id": search.id,
@@ -161,17 +161,17 @@ def _body(store: StoreReader, event: Event) -> bytes:
         "best_on_search": f"{search.name}:{best[0].index}" if best else None,
         "at": event.at.isoformat(),
     }
-    return json.dumps(said).encode()
+    return json.dumps(content).encode()
 
 
 def signed(body: bytes, key: bytes, at: int) -> str:
-    """The signature's header for a body sent at a time (seconds since 1970)."""
+    """The value of the signature's header for a body sent at a time (seconds since 1970)."""
     digest = hmac.new(key, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at},v1={digest}"
 
 
 def _post(target: WebhookSection, body: bytes) -> str | None:
-    """Send a body; why it failed, None if it didn't. Redirections aren't followed: the settings say where to."""
+    """Post a body; the reason of a failure, None for success. Redirects aren't followed."""
     import httpx2
 
     headers = {"content-type": "application/json", SIGNATURE: signed(body, target.secret, int(time.time()))}
@@ -183,6 +183,6 @@ def _post(target: WebhookSection, body: bytes) -> str | None:
 
 
 def _host(url: str) -> str:
-    """A target as logs name it: the rest of its URL is a secret where it is all that a chat service asks for."""
+    """Scheme and host of a target, for logs. The rest of the URL may be a secret, as for chat services."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{re.split('[/?#]', rest)[0].rpartition('@')[2]}"

@@ -1,4 +1,4 @@
-"""Which weights a search is about: of one imported with a model's config alone, the first ones that it is used with."""
+"""The checkpoint of a search. An imported search may have only a config; it then accepts any weights of its shapes."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
     from moevolve.workers.profiling.outline import ModelOutline
 
 _describing = threading.Lock()
-"""Transformers' parts are imported when they are first used, which several threads of a server must not do at once."""
+"""Transformers imports its parts on first use, which isn't safe in several threads of a server at once."""
 
 
-def facts_with_or_without(model: ModelConfig) -> ModelFacts:
-    """Facts of a checkpoint; or of a config.json alone, whose fingerprint then is `config:` and a hash of them.
+def describe_any(model: ModelConfig) -> ModelFacts:
+    """Facts of a checkpoint, or of a config.json without weights, whose fingerprint is `config:` and a hash of them.
 
     Raises:
-        UserError: the config can't be read, or the family isn't supported.
+        UserError: The config can't be read, or the family isn't supported.
     """
     if _has_weights(model):
         return describe_model(model)
-    facts = shapes(model)
+    facts = describe_shapes(model)
     return replace(facts, fingerprint=_unbound(facts))
 
 
-def shapes(config: ModelConfig) -> ModelFacts:
-    """What a model's config.json says of it, weights or no weights; the fingerprint is empty.
+def describe_shapes(config: ModelConfig) -> ModelFacts:
+    """Facts of a model from its config.json alone, with an empty fingerprint.
 
     Raises:
-        UserError: the config can't be read, or the family isn't supported.
+        UserError: The config can't be read, or the family isn't supported.
     """
     with _describing:
         return describe_config(meta_model(config), config)
 
 
-def outline_here(config: ModelConfig) -> ModelOutline | None:
-    """Outline a checkpoint that is in a folder of this machine; None for a hub id, which nobody is asked about.
+def outline_local(config: ModelConfig) -> ModelOutline | None:
+    """Outline a checkpoint in a local folder; None for a hub id, since this makes no request to the hub.
 
     Raises:
-        UserError: there is no such folder, its config can't be read, or the family isn't supported.
+        UserError: There is no such folder, its config can't be read, or the family isn't supported.
     """
     from moevolve.workers.checkpoints.loading import local_directory
     from moevolve.workers.profiling.outline import outline_model
@@ -57,20 +57,20 @@ def outline_here(config: ModelConfig) -> ModelOutline | None:
         return None if local_directory(config) is None else outline_model(config)
 
 
-def where_model(path: str) -> str:
-    """A folder's whole path, so that it is found from anywhere; a hub id as it is."""
+def resolved_model_path(path: str) -> str:
+    """The absolute path of a local folder; a hub id stays unchanged."""
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
 def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
-    """Facts of the weights that a search is about; of any that it could be about, if that is open.
+    """Facts of a search's checkpoint.
 
     Args:
-        search: the search.
-        model: where its weights are.
+        search: Record of the search.
+        model: The checkpoint to use with it.
 
     Raises:
-        UserError: there are no weights, or they are others than the search's.
+        UserError: There are no weights, or the checkpoint isn't the search's.
     """
     if not search.is_bound and not _has_weights(model):
         raise UserError(
@@ -88,10 +88,10 @@ def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
 
 
 def check_checkpoint(path: str, facts: ModelFacts, search: SearchRecord) -> None:
-    """Refuse a model that isn't the one that a search ran on.
+    """Check that a model is the one that a search ran on.
 
     Raises:
-        UserError: its fingerprint is another.
+        UserError: Its fingerprint differs.
     """
     if facts.fingerprint != search.model_fingerprint:
         raise UserError(
@@ -101,7 +101,7 @@ def check_checkpoint(path: str, facts: ModelFacts, search: SearchRecord) -> None
 
 
 def _unbound(facts: ModelFacts) -> str:
-    """Stands for whatever weights are of these shapes."""
+    """A fingerprint that stands for all weights of these shapes."""
     content = asdict(replace(facts, fingerprint="", dtype="", notes=()))
     return UNBOUND + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -20,7 +20,7 @@ from moevolve.search.config.files import as_override, load_run_config, parse_sto
 from moevolve.search.config.run import RunConfig, SearchName
 from moevolve.search.estimate.counts import ModelSize, PhaseCount, count_run, final_evaluations
 from moevolve.search.report.contents import settings_text
-from moevolve.search.running.weights import outline_here
+from moevolve.search.running.weights import outline_local
 from moevolve.search.server.service import Service
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.errors import NameTakenError, NotFoundError
@@ -124,7 +124,7 @@ def make_plan(asked: LaunchRequest, service: Service) -> Plan:
     status = status_of(service.store, config)
     phases = tuple(PhaseCount(phase.kind, phase.evaluations, phase.evaluations) for phase in config.phases)
     sizes: tuple[ModelSize, ...] = ()
-    outline = outline_here(config.model)
+    outline = outline_local(config.model)
     if outline is not None:
         sizes, phases = count_run(config, outline)
     ranked, tested = final_evaluations(config)

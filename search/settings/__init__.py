@@ -1,1 +1,1 @@
-"""Settings that genomes are made with: phases, and the base of all sections."""
+"""Settings that genome kinds read: the phases of a search, and the base class of all sections."""

@@ -1,4 +1,4 @@
-"""Phases of a search, who may become a parent, and strategies."""
+"""Settings of phases: their operators and rates, rules of parent selection, and strategies."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class TopKParents(Section):
 
 
 class ThresholdParents(Section):
-    """Parents are all individuals whose fitness is near enough to the best; one margin per operator.
+    """Parents are all individuals whose fitness is within a margin of the best; each operator has its own margin.
 
-    The EEP authors' code has this rule, with these numbers (there in points of 100).
+    The rule and its numbers are those of the EEP authors' code (there in percentage points).
 
     Attributes:
-        crossover_margin: how much less than the best the two parents of a crossover may have.
-        crossover_least: the best so many may be crossed, however much less they have.
-        mutation_margin: how much less than the best the parent of a mutation may have.
+        crossover_margin: Largest distance in fitness, in [0, 1], between the best individual and a crossover's parents.
+        crossover_least: Number of best individuals that may be crossed whatever their distance.
+        mutation_margin: Largest distance in fitness between the best individual and a mutation's parent.
     """
 
     rule: Literal["threshold"] = "threshold"
@@ -35,7 +35,7 @@ class ThresholdParents(Section):
 
 
 def _by_rule(value: Any) -> Any:
-    """A mapping that names no rule is about the default one."""
+    """Give a mapping without `rule` the default one."""
     return {"rule": "top_k"} | value if isinstance(value, dict) else value
 
 
@@ -47,7 +47,7 @@ class EvolutionSection(Section):
 
     Attributes:
         mode: `steady` makes a child as soon as the window allows; `generations` waits for each generation.
-        generation: individuals per generation in `generations` mode.
+        generation: Individuals per generation in `generations` mode.
     """
 
     kind: Literal["evolution"] = "evolution"
@@ -59,8 +59,8 @@ class NevergradSection(Section):
     """An optimiser of nevergrad on the flattened genome.
 
     Attributes:
-        optimizer: its name in nevergrad's registry, `DiagonalCMA` for example.
-        sigma: standard deviation of its first steps; None takes what suits the phase.
+        optimizer: Name in nevergrad's registry, for example `DiagonalCMA`.
+        sigma: Standard deviation of the first steps; None takes the default of the phase's kind.
     """
 
     kind: Literal["nevergrad"] = "nevergrad"
@@ -69,19 +69,19 @@ class NevergradSection(Section):
 
 
 class SurrogateSection(Section):
-    """A Bayesian linear model of the fitness proposes children where genomes are a choice among parts.
+    """A Bayesian linear model of the fitness proposes children in phases whose genomes choose parts, such as experts.
 
-    Which experts stay is one. Other phases are evolution's. See `moevolve.search.strategies.surrogate`.
+    In other phases evolution makes all children. See `moevolve.search.strategies.surrogate`.
 
-    `signal` and `noise` are round numbers near those that made the histories of pruning a small MoE likeliest (6
-    layers, 2 of 8 experts, 31 to 190 individuals; marginal likelihood); the other defaults are from trials on it, too.
+    The defaults come from pruning a small MoE (6 layers, 2 of 8 experts, 31 to 190 individuals): `signal` and `noise`
+    are near the maximum of the marginal likelihood, the others were tried.
 
     Attributes:
-        bred: share of the children that evolution makes.
-        signal: prior standard deviation of what the model says of an individual, whatever the number of features; the
-            targets' own is between 1.4 and 2.
-        noise: standard deviation of the targets about the model: what a sum over parts can't say, mostly.
-        memory: the model is fitted to the newest this many individuals, which bounds what a child takes to make.
+        bred: Share of the children that evolution makes.
+        signal: Prior standard deviation of the model's prediction, for any number of features. The targets' own
+            standard deviation is between 1.4 and 2.
+        noise: Standard deviation of the targets around the model; mostly interactions, which a sum over parts lacks.
+        memory: Number of newest individuals that the model is fitted to; bounds the time to make a child.
     """
 
     kind: Literal["surrogate"] = "surrogate"
@@ -92,7 +92,7 @@ class SurrogateSection(Section):
 
 
 def _by_name(value: Any) -> Any:
-    """`evolution`, `surrogate` and `nevergrad:<Optimizer>` for their sections; one without a kind is evolution's."""
+    """Read `evolution`, `surrogate` and `nevergrad:<Optimizer>` as sections; the default kind is `evolution`."""
     if isinstance(value, dict):
         return {"kind": "evolution"} | value
     if not isinstance(value, str):
@@ -107,7 +107,7 @@ StrategySection = Annotated[
 
 
 def _by_default(value: Any) -> Any:
-    """`true` for a recipe with its defaults, `false` for none."""
+    """Read `true` as a recipe with its defaults, and `false` as none."""
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
@@ -116,15 +116,15 @@ Matrices = Literal["independent", "joint"]
 
 
 START = "start"
-"""Name in `init` of the method's own unsearched start, which genomes of dense models have."""
+"""Name in `init` of the unsearched genome that a method for dense models starts from."""
 
 
 class PhaseBase(Section):
-    """What the phases of all kinds have.
+    """Settings that phases of all kinds have.
 
-    `repair` is how every candidate of the phase is repaired before it is scored, if it is. A child that is an earlier
-    individual again is drawn anew, operator and parents too, since it would tell nothing; with `repeats` it stays, and
-    counts among the parents as often as it comes (its evaluation is the earlier one's).
+    With `repair`, every candidate of the phase is repaired before it is scored. A child that repeats an earlier
+    individual gives no new score, so its operator and parents are drawn again. With `repeats` it stays, reuses the
+    earlier evaluation, and counts among the parents each time it occurs.
     """
 
     evaluations: int = Field(ge=1)
@@ -138,12 +138,12 @@ class PhaseBase(Section):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """What the phase begins with before random individuals, in order: baselines, and the method's own start."""
+        """Names of the phase's first individuals, before the random ones: baselines and the method's own start."""
         return tuple(name for name in self.init if name != "random")
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The baselines among these."""
+        """The names in `named` that are baselines of the genome kind."""
         return tuple(name for name in self.named if name != START)
 
     @model_validator(mode="after")
@@ -168,23 +168,23 @@ class PhaseBase(Section):
 
 
 class PrunePhase(PhaseBase):
-    """One-hot matrices: which experts stay.
+    """A search of the experts to keep: both matrices are equal and one-hot.
 
-    Rates are from the EEP authors' released configuration; of crossover the paper says nothing that is for merging
-    only, but their code crosses nothing before.
+    Rates are from the EEP authors' released configuration. The paper describes crossover for both phases; the authors'
+    code uses it only for merging.
 
     Attributes:
-        evaluations: individuals of the phase, the initial ones included.
-        strategy: for this phase, if not the search's.
-        initial: individuals at the start: the baselines of `init`, then random ones.
-        init: names of baselines of the genome kind, and `random`, which fills the rest in any case.
-        crossover_rate: probability that a child has two parents.
-        group_rate: probability that mutation touches a group.
-        matrices: `independent` draws groups of the router mapping and of the expert merging until there is one of
-            either, as the authors' code does; the latter are touched, possibly none. `joint` touches at least one.
-        row_rate: probability that a retained expert of a touched group is replaced.
-        redraw: whether it may be drawn again itself, as in the authors' code.
-        force_change: replace at least one expert in every touched group (off in the paper).
+        evaluations: Individuals of the phase, including the initial ones.
+        strategy: Strategy of this phase; None takes the search's.
+        initial: Number of initial individuals: the baselines of `init`, then random ones.
+        init: Baselines of the genome kind, and `random`; random individuals fill the rest in any case.
+        crossover_rate: Probability that a child has two parents.
+        group_rate: Probability that mutation changes a group.
+        matrices: `independent` draws groups of the router mapping and of the expert merging until one of either is
+            drawn, as the authors' code does, and changes the latter, which may be none. `joint` changes at least one.
+        row_rate: Probability that a retained expert of a changed group is replaced.
+        redraw: True if the replacement may be the same expert, as in the authors' code.
+        force_change: Replace at least one expert in every changed group (off in the paper).
     """
 
     kind: Literal["prune"] = "prune"
@@ -204,29 +204,30 @@ class PrunePhase(PhaseBase):
 
 
 class MergePhase(PhaseBase):
-    """Continuous matrices, router mapping and expert merging decoupled.
+    """A search of continuous matrices: router mapping and expert merging are decoupled.
 
-    Operators are those of EEP's Sec. 4.3 and App. C; rates, and what the paper leaves open, are the authors' code's.
+    Operators are those of EEP's Sec. 4.3 and App. C. The rates, and what the paper leaves open, follow the authors'
+    code.
 
     Attributes:
-        evaluations: individuals of the phase.
-        strategy: for this phase, if not the search's.
-        initial, init: as in the prune phase; they stand beside what `start` says.
-        start: who may become a parent besides the phase's own individuals: the `best` of the phase before (the paper),
-            or `all` individuals of the phases before (the authors' code).
-        group_rate: probability that a group's matrix is touched.
-        matrices: whether the router mapping and the expert merging are touched in the same groups (`together`, at least
-            one) or in groups of their own (`apart`, drawn until there is one of either).
-        crossover_rate: probability that a child has two parents.
-        crossover: what of two parents is combined in a touched matrix: its `rows` (App. C) or its `entries` (Sec. 4.3).
-            Other matrices come whole from one of them.
-        first_parent_rate: probability that a row, entry or whole matrix is the first parent's; which of the two is
-            first is drawn.
-        entry_rate: probability that an entry of a touched matrix is perturbed.
-        sigma: standard deviation of the perturbation.
-        normalise: what is scaled with `normalise_rate`: the expert merging of `all` groups at once, or that of each
-            `touched` group by a draw of its own.
-        normalise_rate: probability that rows of the expert merging are scaled to sum 1.
+        evaluations: Individuals of the phase.
+        strategy: Strategy of this phase; None takes the search's.
+        initial, init: Initial individuals as in the prune phase, in addition to those of `start`.
+        start: Parents in addition to the phase's own individuals: the `best` of the previous phase (the paper), or
+            `all` individuals of the previous phases (the authors' code).
+        group_rate: Probability that a group's matrix is changed.
+        matrices: `joint` changes the router mapping and the expert merging in the same groups, at least one;
+            `independent` draws groups for each until one of either is drawn.
+        crossover_rate: Probability that a child has two parents.
+        crossover: The unit that a changed matrix takes from either parent: `rows` (App. C) or `entries` (Sec. 4.3).
+            Other matrices come whole from one parent.
+        first_parent_rate: Probability that a row, entry or whole matrix is the first parent's; the order of the parents
+            is drawn.
+        entry_rate: Probability that an entry of a changed matrix is perturbed.
+        sigma: Standard deviation of the perturbation.
+        normalise: Scope of one draw with `normalise_rate`: the expert mergings of `all` groups, or that of each
+            `touched` group.
+        normalise_rate: Probability that rows of the expert merging are scaled to sum 1.
     """
 
     kind: Literal["merge"] = "merge"
@@ -243,19 +244,19 @@ class MergePhase(PhaseBase):
 
 
 class TunePhase(PhaseBase):
-    """The genomes of dense models: continuous coordinates in units that suit them, and discrete choices.
+    """A search of genomes of dense models: continuous coordinates, each in its own unit, and discrete choices.
 
     Attributes:
-        evaluations: individuals of the phase, the initial ones included.
-        initial: individuals at the start: those that `init` names, then random ones.
-        init: names of baselines of the genome kind, `start`, the method's own, and `random`, which fills the rest in
-            any case.
-        strategy: for this phase, if not the search's.
-        crossover_rate: probability that a child has two parents.
-        group_rate: probability that mutation touches a layer (at least one is).
-        entry_rate: probability that a coordinate of a touched layer is perturbed.
-        sigma: standard deviation of the perturbation.
-        swap_rate: probability that a discrete choice of a touched layer is changed.
+        evaluations: Individuals of the phase, including the initial ones.
+        initial: Number of initial individuals: those that `init` names, then random ones.
+        init: Baselines of the genome kind, `start` (the method's unsearched genome), and `random`; random individuals
+            fill the rest in any case.
+        strategy: Strategy of this phase; None takes the search's.
+        crossover_rate: Probability that a child has two parents.
+        group_rate: Probability that mutation changes a layer; at least one is changed.
+        entry_rate: Probability that a coordinate of a changed layer is perturbed.
+        sigma: Standard deviation of the perturbation.
+        swap_rate: Probability that a discrete choice of a changed layer is changed.
     """
 
     kind: Literal["tune"] = "tune"
@@ -268,15 +269,15 @@ class TunePhase(PhaseBase):
 
 
 class RepairPhase(PhaseBase):
-    """How the best of the phases before are repaired: their genomes stay, the recipe varies.
+    """A search of repair recipes for the best individuals of the previous phases, whose genomes stay as they are.
 
-    Not to repair needs no individual of its own: those that the phase starts from are ranked beside its own.
+    The unrepaired individuals that the phase starts from are ranked together with its own.
 
     Attributes:
-        evaluations: individuals of the phase, the initial ones included.
-        initial: at first so many different ones of the best before it are repaired as `repair` says.
-        repair: how; children have other values. Its `tokens` are the most that any takes.
-        crossover_rate: probability that a child has two parents: one's genome, the other's recipe.
+        evaluations: Individuals of the phase, including the initial ones.
+        initial: Number of different genomes, the best of the previous phases, that are repaired with `repair` first.
+        repair: Recipe of the initial individuals; children vary it. No child fits on more than its `tokens`.
+        crossover_rate: Probability that a child takes its genome from one parent and its recipe from another.
     """
 
     kind: Literal["repair"] = "repair"

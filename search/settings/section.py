@@ -1,4 +1,4 @@
-"""What all sections of a configuration have in common."""
+"""The base class of a configuration's sections."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, unknown keys refused."""
+    """Base of all sections: values are immutable, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

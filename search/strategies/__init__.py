@@ -1,1 +1,1 @@
-"""Strategies: how the next individual is made from the visible history."""
+"""Strategies: they make the next individual from the history that it may depend on."""

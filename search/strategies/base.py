@@ -1,4 +1,4 @@
-"""The contract of strategies, what they share, and who makes initial individuals."""
+"""The contract of strategies, and initial individuals, which all strategies make alike."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ from moevolve.search.settings.phases import START, PhaseConfig
 from moevolve.store.records import IndividualRecord
 
 DRAWS = 32
-"""Draws for one individual before it may repeat an earlier one."""
+"""Number of draws for one individual; if all of them repeat earlier individuals, the last is taken."""
 
 
 class Strategy(Protocol):
-    """Makes individuals.
+    """Makes the individuals of a search.
 
-    The caller promises: before `ask(i)` exactly the individuals 0 .. visible(i) - 1 have been told, in order, and every
-    index is asked for once, in order. So a strategy's answers are a function of (config, seed, evaluations of those
-    individuals), and repeating the same calls rebuilds its state: resume is replay. What the individuals before i are,
-    unlike how they score, is such a function too, so `taken` may be looked at.
+    Before `ask(i)` the caller tells exactly the individuals 0 .. visible(i) - 1, in order, and it asks for every index
+    once, in order. So a strategy's answers are a function of (config, seed, evaluations of those individuals), and
+    repeating the same calls rebuilds its state: resume is replay. The genomes of all individuals before i, unlike their
+    scores, are such a function too, so a strategy may use `taken`.
     """
 
     def tell(self, individual: IndividualRecord) -> None:
-        """Take in one evaluated individual."""
+        """Add one evaluated individual to the history."""
         ...
 
     def ask(self, index: int, taken: Container[str]) -> Offspring[Any]:
         """Make individual `index`.
 
         Args:
-            taken: phenotype hashes of all individuals before it, evaluated or not.
+            index: Index of the individual in its search.
+            taken: Phenotype hashes of all individuals before it, evaluated or not.
         """
         ...
 
     def skip(self, index: int) -> None:
-        """Like `ask`, for an individual that is stored already: only the state changes, as if it had been asked for."""
+        """Change the state as `ask` does, for an individual that is stored already."""
         ...
 
 
 class PhaseStrategy(Protocol):
-    """Makes the individuals of one phase, under the same promise.
+    """Makes the individuals of one phase; calls come in the same order as those of `Strategy`.
 
-    `initial` says whether the individual is one of the phase's initial ones, `start` is the best visible individual of
-    the nearest earlier phase that has one.
+    `initial` is true for the phase's initial individuals. `start` is the best visible individual of the nearest earlier
+    phase that has one.
     """
 
     def tell(self, individual: IndividualRecord) -> None:
-        """Take in one evaluated individual of this phase."""
+        """Add one evaluated individual of this phase to the history."""
         ...
 
     def tell_before(self, individual: IndividualRecord) -> None:
-        """Take in one evaluated individual of an earlier phase."""
+        """Add one evaluated individual of an earlier phase to the history."""
         ...
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
@@ -62,17 +63,17 @@ class PhaseStrategy(Protocol):
         ...
 
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
-        """Like `ask`, for an individual that is stored already."""
+        """Change the state as `ask` does, for an individual that is stored already."""
         ...
 
 
 def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, place: int) -> Offspring[Any] | None:
-    """One of the individuals that the phase names to begin with: a baseline, or the method's own start; else None.
+    """The individual that the phase's `init` names for a position: a baseline or the method's own start, else None.
 
     Args:
-        space: where genomes come from; calibrated, if it has a recipe.
-        phase: the phase.
-        place: of the individual in its phase.
+        space: Genome space, calibrated if it has a recipe.
+        phase: Settings of the phase.
+        place: Position of the individual in its phase.
     """
     if place >= len(phase.named):
         return None
@@ -83,5 +84,5 @@ def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, place: int) -> 
 def initial_offspring(
     space: GenomeSpace[Any], phase: PhaseConfig, rng: np.random.Generator, place: int, initial: bool
 ) -> Offspring[Any] | None:
-    """`fixed_offspring`, or a random one if it is to be an `initial` one; `rng` is the individual's generator."""
+    """The individual of `fixed_offspring`, else a random one if it is an initial one, else None."""
     return fixed_offspring(space, phase, place) or (space.sample(rng, phase) if initial else None)

@@ -2,8 +2,8 @@
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.3 and Alg. 1: random initial individuals, parents among the
 best, crossover and mutation; the merge phase starts from the best of the prune phase. Unless a phase has `repeats`,
-individuals of the same genome count once among the parents, and a child that repeats an earlier individual is drawn
-again: it would tell nothing new.
+individuals with the same genome count once among the parents, and a child that repeats an earlier individual is drawn
+again, because its score is known.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from moevolve.store.records import IndividualRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """Who may become a parent, by what is done to it; both in order of rank."""
+class Parents:
+    """The individuals that may become parents, by operator; both are sorted by rank, best first."""
 
     crossover: Sequence[IndividualRecord]
     mutation: Sequence[IndividualRecord]
@@ -35,19 +35,13 @@ class Evolution:
     """The strategy `evolution` in one phase.
 
     Args:
-        space: where genomes come from.
-        phase: its settings.
-        seed: the search's seed.
-        first: index of the phase's first individual.
+        space: Genome space, calibrated if it has a recipe.
+        phase: Settings of the phase.
+        seed: Seed of the search.
+        first: Index of the phase's first individual.
     """
 
-    def __init__(
-        self,
-        space: GenomeSpace[Any],
-        phase: PhaseConfig,
-        seed: int,
-        first: int = 0,
-    ) -> None:
+    def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
         self._space = space
         self._phase = phase
         self._seed = seed
@@ -63,45 +57,45 @@ class Evolution:
             self._ranking.add(individual)
 
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
-        """Nothing to do: what is made leaves no trace here."""
+        """Do nothing: asking changes no state."""
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """Draw until the individual is new, but not for ever: small spaces run out of new ones."""
+        """Draw until the individual is new, at most `DRAWS` times: a small space runs out of new individuals."""
         rng = generator(self._seed, index)
         fixed = fixed_offspring(self._space, self._phase, index - self._first)
         if fixed is not None:
             return fixed
-        pool = None if initial else self._pool(start)
+        parents = None if initial else self._parents(start)
         for draw in range(DRAWS):
-            offspring = self._bred(rng, pool) if pool else self._sampled(rng, draw)
-            if (pool and self._phase.repeats) or offspring.genome.express().phenotype_hash not in taken:
+            offspring = self._bred(rng, parents) if parents else self._sampled(rng, draw)
+            if (parents and self._phase.repeats) or offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
 
-    def _bred(self, rng: np.random.Generator, pool: Pool) -> Offspring[Any]:
-        """A child of two different individuals of the pool, or of one; all drawn uniformly."""
-        drawn = rng.choice(len(pool.crossover), size=min(2, len(pool.crossover)), replace=False)
-        parents = [pool.crossover[position] for position in drawn]
-        if len(parents) == 1 or rng.random() >= self._phase.crossover_rate:
-            same = pool.mutation == pool.crossover
-            parents = [parents[0] if same else pool.mutation[int(rng.integers(len(pool.mutation)))]]
-        genomes = tuple(self._space.from_bytes(parent.genome) for parent in parents)
+    def _bred(self, rng: np.random.Generator, parents: Parents) -> Offspring[Any]:
+        """A child of one parent or of two different ones, drawn uniformly."""
+        drawn = rng.choice(len(parents.crossover), size=min(2, len(parents.crossover)), replace=False)
+        chosen = [parents.crossover[position] for position in drawn]
+        if len(chosen) == 1 or rng.random() >= self._phase.crossover_rate:
+            same = parents.mutation == parents.crossover
+            chosen = [chosen[0] if same else parents.mutation[int(rng.integers(len(parents.mutation)))]]
+        genomes = tuple(self._space.from_bytes(parent.genome) for parent in chosen)
         offspring = self._space.breed(rng, self._phase, genomes)
-        return replace(offspring, parents=tuple(parents[position].index for position in offspring.parents))
+        return replace(offspring, parents=tuple(chosen[position].index for position in offspring.parents))
 
     def _sampled(self, rng: np.random.Generator, draw: int) -> Offspring[Any]:
         offspring = self._space.sample(rng, self._phase)
         if draw >= DRAWS // 2:
-            # Where random genomes are all alike (without pruning: the identity), mutants of them start the phase.
+            # Random genomes may all be equal (without pruning: the identity); then their mutants start the phase.
             offspring = replace(self._space.breed(rng, self._phase, (offspring.genome,)), parents=())
         return offspring
 
-    def _pool(self, start: IndividualRecord | None) -> Pool | None:
-        """Possible parents: the phase's own individuals and what it starts from; None if there are none."""
+    def _parents(self, start: IndividualRecord | None) -> Parents | None:
+        """The possible parents: the phase's own individuals and `start`; None if there are none."""
         own = list(self._ranking)
         if start is not None and all(one.content_hash != start.content_hash for one in own):
             insort(own, start, key=rank_key)
         if not own:
             return None
         rule = self._phase.parents
-        return Pool(eligible(own, rule, "crossover"), eligible(own, rule, "mutation"))
+        return Parents(eligible(own, rule, "crossover"), eligible(own, rule, "mutation"))

@@ -1,4 +1,4 @@
-"""The part of the history that can still matter: individuals ranked by fitness, ties broken the same way everywhere."""
+"""Individuals ranked by fitness and tie-break, and the rules of parent selection."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from moevolve.search.settings.phases import ThresholdParents, TopKParents
 from moevolve.store.records import IndividualRecord
 
 _ROUNDING = 1e-9
-"""A score that is a margin below the best is within it, though 0.9 - 0.87 > 0.03 in floats."""
+"""Tolerance of margins: in floats 0.9 - 0.87 > 0.03."""
 RankKey = tuple[float, float, int]
 
 
 def rank_key(one: IndividualRecord) -> RankKey:
-    """Sorts best first: by fitness, then the tie-break, then the earlier individual.
+    """Sort key that puts the best individual first: by fitness, then the tie-break, then the smaller index.
 
     Raises:
-        ValueError: it failed, or is pending.
+        ValueError: The individual failed or is pending.
     """
     if one.fitness is None or one.tie_break is None:
         raise ValueError(f"individual {one.index} is {one.status}, it has no rank")
@@ -30,7 +30,7 @@ def eligible(
     rule: TopKParents | ThresholdParents,
     operator: Literal["crossover", "mutation"],
 ) -> list[IndividualRecord]:
-    """The leading part of `ranked` (best first) that may become parents under `rule`, by what is done to them."""
+    """The individuals that may become parents of an operator under a rule: a leading part of `ranked`, best first."""
     if isinstance(rule, TopKParents):
         return ranked[: rule.k]
     values = [-rank_key(one)[0] for one in ranked]
@@ -40,16 +40,16 @@ def eligible(
 
 
 def _within(values: Sequence[float], margin: float) -> int:
-    """How many of these, best first, are at most `margin` less than the best."""
+    """Number of values, best first, that are at most `margin` below the best."""
     return sum(values[0] - value <= margin + _ROUNDING for value in values)
 
 
 class Ranking:
-    """Distinct individuals of one phase, best first, cut to those that can still become parents.
+    """The individuals of one phase that can still become parents, best first.
 
-    They arrive in order of index. A failed one never enters; neither does a repeat of a genome that is in already,
-    unless there may be `repeats`. With either rule one that falls out can't come back, since the best only rises.
-    `top_k` keeps k of them; a threshold keeps all within its wider margin, however many they are.
+    Individuals are added in order of index. Failed ones are ignored, and so are repeated genomes unless `repeats` is
+    true. `top_k` keeps the k best; a threshold keeps all within its wider margin, however many they are. With either
+    rule an individual that is dropped can't become a parent later, since the best fitness only rises.
     """
 
     def __init__(self, rule: TopKParents | ThresholdParents, repeats: bool = False) -> None:
@@ -66,7 +66,7 @@ class Ranking:
         return (self._individuals[key[2]] for key in self._keys)
 
     def add(self, one: IndividualRecord) -> None:
-        """Take in one individual and drop what can no longer be a parent."""
+        """Add one individual, and drop those that can't become parents."""
         if one.fitness is None or (not self._repeats and one.content_hash in self._hashes):
             return
         insort(self._keys, rank_key(one))

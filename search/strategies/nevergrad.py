@@ -1,8 +1,8 @@
 """Any optimiser of nevergrad as a strategy, through ask and tell on the flattened genome.
 
 Library: nevergrad (https://facebookresearch.github.io/nevergrad/). An optimiser's state can't be stored, so resume
-repeats every ask and tell; that is exact because each call gets random numbers of its own, numpy's global generator
-included, which several optimisers draw from.
+repeats every ask and tell. The result is the same because each call has its own seed, also for numpy's global
+generator, from which several optimisers draw.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from moevolve.search.strategies.base import initial_offspring
 from moevolve.store.records import IndividualRecord
 
 _TIE_BREAK = 1e-4
-"""Weight of the tie-break in the loss: below one example in 10,000, so that it only decides between equal scores."""
+"""Weight of the tie-break in the loss: less than one example in 10,000, so it decides only between equal scores."""
 _LIMIT = 1e6
-"""Coordinates beyond this are cut: some optimisers run away, and float32 has an end."""
+"""Largest absolute value of a coordinate: some optimisers diverge, and genomes are float32."""
 _WORST = 1e6
 """Loss of a candidate that failed before any other was evaluated."""
 
@@ -34,21 +34,21 @@ _WORST = 1e6
 class NevergradPhase:
     """The strategy `nevergrad:<Optimizer>` in one phase.
 
-    It starts at the best individual of the phases before, or else at the method's own start or a random one. Initial
-    individuals, baselines and random ones, are suggested to the optimiser. The loss is minus the fitness, ties broken
-    by the gold log-probability; a failed candidate is told as the worst seen so far.
+    It starts at the best individual of the earlier phases, or else at the method's own start or a random one. Initial
+    individuals are suggested to the optimiser. The loss is minus the fitness, with ties broken by the tie-break; a
+    failed candidate gets the largest loss so far.
 
     Args:
-        space: where genomes come from.
-        position: of the phase among the phases.
-        phase: its settings.
-        section: which optimiser, and the standard deviation of its first steps.
-        seed: the search's seed.
-        in_flight: most candidates that are asked for before the first of them is told.
-        first: index of the phase's first individual.
+        space: Genome space, calibrated if it has a recipe.
+        position: Position of the phase in the search.
+        phase: Settings of the phase.
+        section: Name of the optimiser and standard deviation of its first steps.
+        seed: Seed of the search.
+        in_flight: Largest number of candidates that are asked for before the first of them is told.
+        first: Index of the phase's first individual.
 
     Raises:
-        UserError: nevergrad has no such optimiser, it can't make that many candidates at once, or the genome has no
+        UserError: Nevergrad has no such optimiser, it can't make that many candidates at once, or the genome has no
             coordinates to search.
     """
 
@@ -78,7 +78,7 @@ class NevergradPhase:
         self._open: dict[int, Any] = {}
         self._worst = -np.inf
         if space.recipe is None:
-            self._point(generator(seed, 0), None)  # only to see that there is one
+            self._point(generator(seed, 0), None)  # raises if the genome has no coordinates
 
     def tell(self, individual: IndividualRecord) -> None:
         candidate = self._open.pop(individual.index)
@@ -91,13 +91,13 @@ class NevergradPhase:
             self._optimizer.tell(candidate, float(loss))
 
     def tell_before(self, individual: IndividualRecord) -> None:
-        """Nothing: an optimiser begins at one point, the phase's start."""
+        """Do nothing: an optimiser starts from one point, which `ask` is given."""
 
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
         self.ask(index, initial, start, ())
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """See `PhaseStrategy`; a repeat is told to the optimiser like anything else, so `taken` changes nothing."""
+        """See `PhaseStrategy`; `taken` is ignored, since the optimiser is told repeats like other candidates."""
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)
@@ -124,7 +124,7 @@ class NevergradPhase:
             self._optimizer = self._factory(point, budget=self._phase.evaluations, num_workers=self._in_flight)
 
     def _point(self, rng: np.random.Generator, start: IndividualRecord | None) -> NDArray[np.float64]:
-        """Where the optimiser begins."""
+        """The optimiser's starting point: float64 [coordinates]."""
         own = self._space.start(self._phase) or self._space.sample(rng, self._phase)
         genome = own.genome if start is None else self._space.from_bytes(start.genome)
         point = self._space.flatten(genome, self._phase)
@@ -137,7 +137,7 @@ class NevergradPhase:
 
     @contextmanager
     def _calling(self, number: int, what: str) -> Iterator[None]:
-        """Run nevergrad on global random numbers of this call's own; its own exceptions name the optimiser."""
+        """Seed the global random numbers of one call to nevergrad, and name the optimiser in its exceptions."""
         try:
             with _global_numbers(_word(self._seed, number, f"nevergrad {what}")):
                 yield
@@ -146,11 +146,11 @@ class NevergradPhase:
 
 
 _SIGMA = {"prune": 1.0, "merge": 0.1, "tune": 0.1}
-"""First standard deviation per kind of phase: scores of retained experts are 1 and 0, matrix entries move less."""
+"""Standard deviation of the first steps per kind of phase. Experts are flattened to scores of 0 and 1 for pruning."""
 
 
 def _find(name: str) -> Any:
-    # Importing it draws the settings of a few optimisers at random.
+    # On import, nevergrad draws settings of a few optimisers at random.
     with _global_numbers(0):
         import nevergrad as ng
     registry = ng.optimizers.registry
@@ -163,7 +163,7 @@ def _find(name: str) -> Any:
 
 @contextmanager
 def _global_numbers(seed: int) -> Iterator[None]:
-    """Numpy's global generator seeded with `seed` inside, and as it was outside."""
+    """Seed numpy's global generator within the block, and restore its state afterwards."""
     before = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
     try:

@@ -1,4 +1,4 @@
-"""A strategy per phase: each phase starts from the best that the phases before it found."""
+"""The strategy of a search: one per phase, each starting from the best individual of the earlier phases."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from moevolve.search.strategies.base import PhaseStrategy, Strategy
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.history import rank_key
 from moevolve.search.strategies.nevergrad import NevergradPhase
-from moevolve.search.strategies.repairing import Repairing
+from moevolve.search.strategies.repairing import RepairStrategy
 from moevolve.search.strategies.schedule import Schedule
 from moevolve.search.strategies.surrogate import Surrogate
 from moevolve.store.records import IndividualRecord
 
 
-class Phased:
-    """The strategy of a whole search.
-
-    Args:
-        strategies: one per phase, in order.
-        schedule: index arithmetic of the same phases.
-    """
+class PhasedStrategy:
+    """The strategy of a whole search: the strategies of its phases, in order."""
 
     def __init__(self, strategies: Sequence[PhaseStrategy], schedule: Schedule) -> None:
         self._strategies = tuple(strategies)
@@ -54,26 +49,21 @@ class Phased:
 
 
 def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule) -> Strategy:
-    """The strategy of a configuration: each phase's own, or the search's.
-
-    Args:
-        config: the configuration.
-        space: where genomes come from.
-        schedule: index arithmetic of its phases.
+    """The strategy of a configuration; phases that name none use the search's.
 
     Raises:
-        UserError: a strategy isn't there, or can't do what the configuration asks for.
+        UserError: There is no such strategy, or it doesn't suit the phase.
     """
     phases: list[PhaseStrategy] = []
     for position, phase in enumerate(config.phases):
         section, first = phase.strategy or config.strategy, schedule.spans[position].start
         if isinstance(phase, RepairPhase):
             assert isinstance(space, RepairedSpace), "a search with a repair phase has a space for it"
-            phases.append(Repairing(space, phase, config.phases[position - 1], config.seed))
+            phases.append(RepairStrategy(space, phase, config.phases[position - 1], config.seed))
         elif isinstance(section, EvolutionSection):
             phases.append(Evolution(space, phase, config.seed, first))
         elif isinstance(section, NevergradSection):
             phases.append(NevergradPhase(space, position, phase, section, config.seed, schedule.in_flight, first))
         else:
             phases.append(Surrogate(space, phase, section, config.seed, first))
-    return Phased(phases, schedule)
+    return PhasedStrategy(phases, schedule)

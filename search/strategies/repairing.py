@@ -1,4 +1,4 @@
-"""The strategy of a repair phase: the best of the phases before, repaired, and the recipes that suit them varied."""
+"""The strategy of a repair phase: it repairs the best individuals of the earlier phases, and varies their recipes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from moevolve.search.strategies.history import Ranking, eligible
 from moevolve.store.records import IndividualRecord
 
 
-class Repairing:
-    """Individuals of a repair phase.
+class RepairStrategy:
+    """Makes the individuals of a repair phase.
 
-    The initial ones are the best before the phase, each repaired as the phase says. A child varies the recipe of one of
-    the phase's best; now and then it takes another base than that one's.
+    The initial individuals are the bases, the best individuals of the earlier phases, repaired with the phase's recipe.
+    A child mutates the recipe of one of the phase's best; with `crossover_rate` it applies it to another base.
 
     Args:
-        space: where genomes come from.
-        phase: its settings.
-        before: those of the phase before it.
-        seed: the search's seed.
+        space: Genome space, calibrated if it has a recipe.
+        phase: Settings of the phase.
+        before: Settings of the phase before it.
+        seed: Seed of the search.
     """
 
     def __init__(self, space: RepairedSpace, phase: RepairPhase, before: PhaseConfig, seed: int) -> None:
@@ -36,31 +36,31 @@ class Repairing:
         self._bases = Ranking(TopKParents(k=phase.initial))
 
     def tell_before(self, individual: IndividualRecord) -> None:
-        """Take in one evaluated individual of an earlier phase."""
         self._bases.add(individual)
 
     def tell(self, individual: IndividualRecord) -> None:
         self._ranking.add(individual)
 
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
-        """Nothing to do: what is made leaves no trace here."""
+        """Do nothing: asking changes no state."""
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """Draw until the individual is new, but not for ever."""
+        """Draw until the individual is new, at most `DRAWS` times."""
         rng, bases = generator(self._seed, index), list(self._bases)
         own = eligible(list(self._ranking), self._phase.parents, "mutation")
         first = self._repaired_base(bases, taken) if initial else None
         if first is not None:
             return first
         for _ in range(DRAWS):
-            # Nothing that was evaluated before may be seen yet, or all of it failed.
+            # With neither parents nor bases, no earlier individual is visible yet, or all of them failed.
             offspring = self._child(rng, bases, own or bases) if own or bases else self._sampled(rng)
             if offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
 
     def _repaired_base(self, bases: Sequence[IndividualRecord], taken: Container[str]) -> Offspring[Any] | None:
-        """The best of the bases that isn't repaired as the phase says; which come to be seen may change until then."""
+        """The best base that isn't yet an individual with the phase's recipe."""
+        # Better bases may become visible while initial individuals are made.
         for base in bases:
             genome = self._space.repaired(self._genome(base), self._phase.repair)
             if genome.express().phenotype_hash not in taken:

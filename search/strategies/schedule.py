@@ -1,4 +1,4 @@
-"""The schedule of a search: which phase an individual belongs to, and which history it may see."""
+"""The schedule of a search: the phase of each individual, and the history it may depend on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moevolve.search.settings.phases import EvolutionSection
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """Indices [start, stop) of one phase; the first `initial` of them are initial individuals."""
+    """Indices [start, stop) of one phase, the first `initial` of which are initial individuals."""
 
     position: int
     kind: str
@@ -24,13 +24,13 @@ class PhaseSpan:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Pure arithmetic on indices; the determinism of a search rests on it.
+    """Arithmetic on indices alone, on which the determinism of a search rests.
 
     Attributes:
-        spans: the phases in order, without gaps.
-        window: steady-state: child i sees individuals 0 .. i - window.
-        generation: if set, generational instead: child i sees everything before its own generation, a phase's initial
-            individuals being its first generation.
+        spans: Phases in order, without gaps.
+        window: Without `generation`, child i depends on individuals 0 .. i - window.
+        generation: Individuals per generation. Child i depends on all individuals before its own generation; a phase's
+            initial individuals are its first generation. None for steady state.
     """
 
     spans: tuple[PhaseSpan, ...]
@@ -39,7 +39,7 @@ class Schedule:
 
     @classmethod
     def of(cls, phases: Sequence[tuple[str, int, int]], window: int, generation: int | None = None) -> Schedule:
-        """Build from (kind, evaluations, initial) triples."""
+        """Build a schedule from (kind, evaluations, initial) triples."""
         stops = list(accumulate(evaluations for _, evaluations, _ in phases))
         starts = [0, *stops][:-1]
         spans = tuple(
@@ -50,7 +50,7 @@ class Schedule:
 
     @property
     def total(self) -> int:
-        """Individuals of the whole search."""
+        """Number of individuals of the whole search."""
         return self.spans[-1].stop
 
     def span(self, index: int) -> PhaseSpan:
@@ -58,12 +58,12 @@ class Schedule:
         return self.spans[bisect_right([span.stop for span in self.spans], index)]
 
     def is_initial(self, index: int) -> bool:
-        """Whether individual `index` is one of its phase's initial ones."""
+        """True if individual `index` is one of its phase's initial individuals."""
         span = self.span(index)
         return index < span.start + span.initial
 
     def visible(self, index: int) -> int:
-        """How many leading individuals child `index` is made from: it sees exactly 0 .. visible - 1."""
+        """Number of leading individuals that child `index` depends on: exactly 0 .. visible - 1."""
         if self.generation is None:
             return max(0, index - self.window + 1)
         span = self.span(index)
@@ -74,7 +74,7 @@ class Schedule:
 
     @property
     def in_flight(self) -> int:
-        """Most individuals that can be under evaluation at once."""
+        """Largest number of individuals under evaluation at once."""
         if self.generation is None:
             return self.window
         return max(self.generation, *(span.initial for span in self.spans))
@@ -90,15 +90,15 @@ def make_schedule(config: RunConfig) -> Schedule:
 
 
 FEWEST_ROUNDS = 8
-"""A phase with fewer rounds has hardly anybody to learn from; see the README's table of windows."""
+"""Phases with fewer rounds have few evaluated parents; see the table of windows in `search/loop/README.md`."""
 
 
 def rounds_notes(config: RunConfig) -> tuple[str, ...]:
-    """For people: a warning for each phase that is over after a few rounds.
+    """A warning, for users, for each phase with fewer than `FEWEST_ROUNDS` rounds.
 
-    A round is as many individuals as are made before the first of them can be a parent: a window, or a generation; the
-    last one may be short. A phase that breeds nothing has none to count, and a `repair` phase has little use for them,
-    since it starts from candidates that are good already and varies how they are repaired.
+    A round is the number of individuals that are made before the first of them can be a parent: a window or a
+    generation. Phases without children have no rounds. `repair` phases need few, since they start from good candidates
+    and vary only the recipe.
     """
     schedule = make_schedule(config)
     waits = schedule.generation is not None

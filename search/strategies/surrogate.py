@@ -1,14 +1,13 @@
-"""A strategy that learns which parts of genomes are worth having: Thompson sampling in a Bayesian linear model.
+"""A strategy that learns the value of each part of a genome: Thompson sampling in a Bayesian linear model.
 
-The model is of what individuals scored, on features of their genomes: which parts they have, where genomes are a choice
-among parts (`SubsetSpace`); phases of other genomes are evolution's. A child is the best one
-by a draw of the weights from their posterior, so that uncertain parts are tried as often as they may be the best ones.
+The model predicts scores from the parts that a genome has, in phases whose genomes choose parts (`SubsetSpace`), such as
+kept experts. A child is the best genome under weights drawn from their posterior, so each part is tried as often as it
+may be among the best.
 
 Sources: Bayesian linear regression as in Bishop, Pattern Recognition and Machine Learning (2006), Sec. 3.3; with
-Thompson sampling of binary choices it is BOCS (Baptista and Poloczek, arXiv 1806.08838), there on products of pairs,
-too. Weights are drawn as in Bhattacharya, Chakraborty and Mallick (arXiv 1506.04778), which takes as many equations as
-there are individuals or features, whichever are fewer. The target and the shares of bred children are from trials of
-our own.
+Thompson sampling of binary choices it is BOCS (Baptista and Poloczek, arXiv 1806.08838), which also has products of
+pairs. Weights are drawn as in Bhattacharya, Chakraborty and Mallick (arXiv 1506.04778), by solving as many equations as
+there are individuals or features, whichever are fewer. The target and the share of bred children were chosen by trials.
 """
 
 from __future__ import annotations
@@ -33,20 +32,18 @@ from moevolve.store.records import IndividualRecord
 Floats = NDArray[np.float64]
 Made = Offspring[Any] | None
 _WIDER = 1.2
-"""How much further from the mean every draw goes that follows a repeat."""
+"""Factor by which each draw after a repeated individual deviates further from the mean."""
 
 
 @dataclass(frozen=True)
 class LinearPosterior:
-    """Weights w of `targets = features @ w + noise`, known up to a normal distribution.
-
-    A priori they are independent, N(0, 1 / precision).
+    """The normal posterior of the weights w in `targets = features @ w + noise`, with the prior N(0, 1 / precision).
 
     Attributes:
-        features: float64 [individuals, features].
-        targets: float64 [individuals].
-        precision: of the prior.
-        noise: standard deviation of the noise.
+        features: Float64 [individuals, features].
+        targets: Float64 [individuals].
+        precision: Prior precision of each weight.
+        noise: Standard deviation of the noise.
     """
 
     features: Floats
@@ -56,18 +53,19 @@ class LinearPosterior:
 
     @property
     def mean(self) -> Floats:
-        """Expected weights: float64 [features]."""
+        """The expected weights: float64 [features]."""
         return self._fit(self.targets)
 
     def draw(self, rng: np.random.Generator) -> Floats:
         """Weights drawn from the posterior: float64 [features].
 
-        A draw of weights and noise from the prior, moved by what the targets say otherwise, is one of the posterior.
+        A draw of weights and noise from the prior, corrected by the fit of its residual to the targets, is a draw from
+        the posterior (arXiv 1506.04778).
         """
         individuals, features = self.features.shape
         weights = rng.standard_normal(features) / np.sqrt(self.precision)
-        said = self.features @ weights + self.noise * rng.standard_normal(individuals)
-        return weights + self._fit(self.targets - said)
+        predicted = self.features @ weights + self.noise * rng.standard_normal(individuals)
+        return weights + self._fit(self.targets - predicted)
 
     def _fit(self, targets: Floats) -> Floats:
         """Ridge regression: (X'X + r)^-1 X't = X'(XX' + r)^-1 t."""
@@ -90,14 +88,14 @@ class LinearPosterior:
 class Surrogate:
     """The strategy `surrogate` in one phase.
 
-    Initial individuals, a share of the children, and all children as long as nothing is known, are evolution's.
+    Evolution makes the initial individuals, a share of the children, and all children before two scores are known.
 
     Args:
-        space: where genomes come from.
-        phase: its settings.
-        section: the strategy's.
-        seed: the search's seed.
-        first: index of the phase's first individual.
+        space: Genome space, calibrated if it has a recipe.
+        phase: Settings of the phase.
+        section: Settings of the strategy.
+        seed: Seed of the search.
+        first: Index of the phase's first individual.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class Surrogate:
         self._features: dict[int, Floats] = {}
 
     def tell(self, individual: IndividualRecord) -> None:
-        """A failed one says nothing: what it would have scored is unknown."""
+        """Add one evaluated individual to the history; failed ones have no score to learn from."""
         self._evolution.tell(individual)
         if individual.fitness is None:
             return
@@ -122,14 +120,14 @@ class Surrogate:
         self._told.append(individual)
 
     def tell_before(self, individual: IndividualRecord) -> None:
-        """The model is of its own phase; evolution's parents may be of others."""
+        """Pass individuals of earlier phases to evolution; the model is fitted to its own phase only."""
         self._evolution.tell_before(individual)
 
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
-        """Nothing to do: what is made leaves no trace here."""
+        """Do nothing: asking changes no state."""
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """See `PhaseStrategy`; what would repeat an earlier individual is left to evolution."""
+        """See `PhaseStrategy`; evolution makes the child if the model only repeats earlier individuals."""
         rng = generator(self._seed, index, "surrogate")
         made = None
         if self._chooses and not initial and len(self._told) > 1 and rng.random() >= self._section.bred:
@@ -137,10 +135,7 @@ class Surrogate:
         return made or self._evolution.ask(index, initial, start, taken)
 
     def _learned(self, rng: np.random.Generator, taken: Container[str]) -> Made:
-        """The best genome of all by a draw of the weights. It is made from no one in particular, so has no parents.
-
-        Draws that repeat an earlier individual are followed by ones ever further from the mean.
-        """
+        """The best genome under drawn weights, without parents; None if all draws repeat earlier individuals."""
         features = np.stack([self._features_of(one) for one in self._told])
         centred = features - features.mean(axis=0)
         precision = float(centred.var(axis=0).sum() or 1.0) / self._section.signal**2
@@ -162,11 +157,11 @@ class Surrogate:
 
 
 def targets_of(individuals: Sequence[IndividualRecord]) -> Floats:
-    """What the model is fitted to: normal scores of fitness plus those of the tie-break; float64 [individuals].
+    """The targets of the model: normal scores of fitness plus those of the tie-break, float64 [individuals].
 
-    The normal score of a value is the normal quantile of its rank among all (ties: the mean rank): a few broken
-    candidates far below the others would take most of a standard deviation for themselves. The tie-break, mostly the
-    mean gold log-probability, tells apart what the fitness doesn't.
+    The normal score of a value is the normal quantile of its rank among all (ties: the mean rank). Unlike standardised
+    values, it keeps a few broken candidates from dominating the scale. The tie-break, usually the mean gold
+    log-probability, separates equal fitnesses.
     """
     return _normal_scores([one.fitness for one in individuals]) + _normal_scores([one.tie_break for one in individuals])
 

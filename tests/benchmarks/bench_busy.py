@@ -53,15 +53,15 @@ class CrowdedPool(RayPool):
     """A pool whose workers share a few processes."""
 
     def __init__(self, workers: WorkersSection, seconds: float) -> None:
-        self._seconds = seconds
         self._processes: Any = None
         super().__init__(workers, ModelConfig("nowhere"), EngineConfig(), {SPLIT.fingerprint: SPLIT}, SleepingWorker)
+        self._load_args = (*self._load_args, seconds)
 
     def _new_actor(self) -> Any:
         if self._processes is None:
             crowd = self._workers.count // PROCESSES + 1
             actor = self._actor_class.options(max_concurrency=crowd)
-            self._processes = cycle([actor.remote(*self._actor_args, self._seconds) for _ in range(PROCESSES)])
+            self._processes = cycle([actor.remote() for _ in range(PROCESSES)])
         return next(self._processes)
 
 

@@ -13,12 +13,12 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final import Finaliser
-from moevolve.search.loop.final_table import FinalTable, standings
+from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
-from moevolve.search.running.lease_heartbeat import held
+from moevolve.search.running.lease_heartbeat import brief_lease
 from moevolve.search.running.set_up import set_up
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.records import Lease
@@ -90,8 +90,10 @@ def complete(setup: SearchSetup, store: Store) -> FinalTable:
     """All of `running.execute` but Ray: the search and its final scores."""
     if setup.space.recipe is not None:
         setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
-    with held(store, setup.search_id) as lease:
+    with brief_lease(store, setup.search_id) as lease:
         cache = local_cache(setup, store, writer=lease)
         SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
         Finaliser(setup, store, cache).run()
-    return standings(store, store.search(setup.search_id), setup.config, store.history(setup.search_id), setup.facts)
+    return build_final_table(
+        store, store.search(setup.search_id), setup.config, store.history(setup.search_id), setup.facts
+    )

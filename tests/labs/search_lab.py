@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from replies import answers, failure, result
+from scripted_pool import ScriptedPool
 from search_samples import mixtral
 from store_samples import decided, evaluation, search, split
 
@@ -91,68 +91,53 @@ def make_lab_setup(config: RunConfig, search_id: str = "lab-1") -> SearchSetup:
     )
 
 
-class Stopped(Exception):
-    """The driver's process is gone."""
+def scored(score: Callable[[Edit], Outcome]) -> Callable[[EvaluationRequest], EvaluationReply]:
+    """The replies of workers for which a function of the edit is the fitness."""
 
-
-@dataclass
-class UnrulyPool:
-    """At most `workers` requests are under way; which of them complete at a poll, and in which order, is random.
-
-    Attributes:
-        seed: of the order of events.
-        score: the fitness.
-        workers: how many requests are under way at once.
-        repeat: probability that a reply comes a second time.
-        stop_at: the poll that raises `Stopped`; None never stops.
-        submitted: phenotype hashes in order of submission.
-        delivered: phenotype hashes in order of delivery.
-        busiest: most requests that were open at once.
-    """
-
-    seed: int
-    score: Callable[[Edit], Outcome] = smooth
-    workers: int = 3
-    repeat: float = 0.2
-    stop_at: int | None = None
-    submitted: list[str] = field(default_factory=list)
-    delivered: list[str] = field(default_factory=list)
-    busiest: int = 0
-
-    def __post_init__(self) -> None:
-        self._rng = np.random.default_rng(self.seed)
-        self._open: list[EvaluationRequest] = []
-        self._polls = 0
-        self._past: list[EvaluationReply] = []
-
-    def submit(self, request: EvaluationRequest) -> None:
-        self.submitted.append(request.edit.phenotype_hash)
-        self._open.append(request)
-        self.busiest = max(self.busiest, len(self._open))
-
-    def poll(self, timeout: float) -> list[EvaluationReply]:
-        if self._polls == self.stop_at:
-            raise Stopped
-        self._polls += 1
-        under_way = min(self.workers, len(self._open))
-        finished = self._rng.permutation(under_way)[: self._rng.integers(under_way + 1)]
-        requests = [self._open[position] for position in finished]
-        self._open = [request for position, request in enumerate(self._open) if position not in finished]
-        fresh = [self.reply(request) for request in requests]
-        self.delivered += [request.edit.phenotype_hash for request in requests]
-        again = [reply for reply in self._past if self._rng.random() < self.repeat]
-        self._past = fresh
-        return [*again, *fresh] if self._rng.random() < 0.5 else [*fresh, *again]
-
-    def close(self) -> None:
-        self._open.clear()
-
-    def reply(self, request: EvaluationRequest) -> EvaluationReply:
-        outcome = self.score(request.edit)
+    def reply(request: EvaluationRequest) -> EvaluationReply:
+        outcome = score(request.edit)
         if outcome is None:
             return failure(request)
         phenotype = request.edit.phenotype_hash
         return answers(request, {key: _result(outcome, phenotype, key) for key in request.fingerprints})
+
+    return reply
+
+
+class UnrulyPool(ScriptedPool):
+    """Works on the first few requests at once; a random part of them completes at a poll, in random order.
+
+    Args:
+        seed: Seed of the order of events.
+        score: Fitness of an edit.
+        workers: Largest number of requests under evaluation at once.
+        repeat: Probability that a reply comes a second time.
+        stop_at: Number of the poll that raises `Stopped`; None never stops.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        score: Callable[[Edit], Outcome] = smooth,
+        workers: int = 3,
+        repeat: float = 0.2,
+        stop_at: int | None = None,
+    ) -> None:
+        super().__init__(scored(score), self._finished, stop_at)
+        self._rng = np.random.default_rng(seed)
+        self._workers, self._repeat = workers, repeat
+        self._past: list[EvaluationReply] = []
+
+    def poll(self, timeout: float) -> list[EvaluationReply]:
+        fresh = super().poll(timeout)
+        again = [reply for reply in self._past if self._rng.random() < self._repeat]
+        self._past = fresh
+        return [*again, *fresh] if self._rng.random() < 0.5 else [*fresh, *again]
+
+    def _finished(self, waiting: Sequence[EvaluationRequest]) -> list[EvaluationRequest]:
+        under_way = min(self._workers, len(waiting))
+        finished = self._rng.permutation(under_way)[: self._rng.integers(under_way + 1)]
+        return [waiting[position] for position in finished]
 
 
 def _result(outcome: tuple[float, float], phenotype: str, fingerprint: str) -> SplitResult:
@@ -173,7 +158,7 @@ def start(store: Store, config: RunConfig, search_id: str = "lab-1") -> SearchSe
     return setup
 
 
-def drive(store: Store, setup: SearchSetup, pool: UnrulyPool) -> list[Progress]:
+def drive(store: Store, setup: SearchSetup, pool: ScriptedPool) -> list[Progress]:
     """One driver, as `running.execute` would set it up; returns what it reported."""
     reports: list[Progress] = []
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")

@@ -103,9 +103,9 @@ def exit_with_message(
     try:
         yield
     except KeyboardInterrupt as error:
-        from moevolve.search.pools.controlled import StopAsked
+        from moevolve.search.pools.controlled import StopRequested
 
-        asked = error if isinstance(error, StopAsked) else None
+        asked = error if isinstance(error, StopRequested) else None
         told = _CANCELLED if asked is not None and asked.status == "cancelled" else interrupted
         errors.print(told, soft_wrap=True)
         raise typer.Exit(_INTERRUPTED if asked is None else stopped) from None

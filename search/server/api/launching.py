@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.running.steer import unpaused
+from moevolve.search.running.steer import unpause
 from moevolve.search.server.api.parameters import RefPath, SearchPath
 from moevolve.search.server.drivers import Launch
 from moevolve.search.server.planning import LaunchRequest, Plan, make_plan, resolve, status_of
@@ -66,7 +66,7 @@ def check(service: ServiceDep, asked: LaunchRequest) -> Plan:
 def resume(service: ServiceDep, search: SearchPath) -> Launch | None:
     """Let a paused search go on where it runs (null), or continue one that nobody runs, here."""
     record = service.store.search(search)
-    if unpaused(service.writer, record.id):
+    if unpause(service.writer, record.id):
         return None
     if record.status in ("finished", "cancelled"):
         raise UserError(f"search {record.name} is {record.status}")

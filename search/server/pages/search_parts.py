@@ -7,7 +7,7 @@ from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.loop.final_table import standings
+from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.report.contents import settings_text
 from moevolve.search.server.api.parameters import SearchPath
 from moevolve.search.server.pages.rendering import render
@@ -30,7 +30,7 @@ def show_standings(request: Request, service: ServiceDep, search: SearchPath) ->
     """The final table."""
     record = service.store.search(search)
     config = parse_stored_config(record.config)  # fails before all individuals are read
-    found = standings(service.store, record, config, service.store.history(record.id))
+    found = build_final_table(service.store, record, config, service.store.history(record.id))
     return render(request, "standings.jinja", search=record, found=found, splits=SCORED)
 
 

@@ -22,7 +22,7 @@ from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
-from moevolve.search.running.weights import shapes
+from moevolve.search.running.weights import describe_shapes
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule, rounds_notes
 from moevolve.store.repository import Store
@@ -54,7 +54,7 @@ def load(table: str, *overrides: str) -> Comparison:
 
 @cache
 def facts_of(model: str) -> ModelFacts:
-    return shapes(ModelConfig(str(CONFIGS / "models" / SHAPES[model])))
+    return describe_shapes(ModelConfig(str(CONFIGS / "models" / SHAPES[model])))
 
 
 def section_of(cell: Cell) -> EepSection:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from replies import answer, failure, loss
+from scripted_pool import ScriptedPool, none_of
 from search_lab import run_config, start
 from search_samples import PRUNE, eep_space
 
@@ -22,30 +24,9 @@ from moevolve.store.errors import StoreError
 from moevolve.store.records import FULL_MODEL, EvaluationRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, FailureKind
+from moevolve.workers.contract.messages import EvaluationRequest, FailureKind
 
 ONE, TWO = SplitRef("one", "search", "f-one", "accuracy"), SplitRef("two", "search", "f-two", "accuracy")
-
-
-@dataclass
-class HandPool:
-    """Completes what the test says, when it says."""
-
-    requests: list[EvaluationRequest] = field(default_factory=list)
-    ready: list[EvaluationReply] = field(default_factory=list)
-
-    def submit(self, request: EvaluationRequest) -> None:
-        self.requests.append(request)
-
-    def poll(self, timeout: float) -> list[EvaluationReply]:
-        ready, self.ready = self.ready, []
-        return ready
-
-    def close(self) -> None:
-        self.requests.clear()
-
-    def answer(self, request: EvaluationRequest, score: float = 0.5, attempts: int = 1) -> None:
-        self.ready.append(answer(request, score, attempts=attempts))
 
 
 @pytest.fixture
@@ -56,16 +37,16 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def pool() -> HandPool:
-    return HandPool()
+def pool() -> ScriptedPool:
+    return ScriptedPool(arriving=none_of)
 
 
 @pytest.fixture
-def cache(store: Store, pool: HandPool) -> EvaluationCache:
+def cache(store: Store, pool: ScriptedPool) -> EvaluationCache:
     return make_cache(store, pool)
 
 
-def make_cache(store: Store, pool: HandPool, model: str = "model", engine: str = "engine") -> EvaluationCache:
+def make_cache(store: Store, pool: ScriptedPool, model: str = "model", engine: str = "engine") -> EvaluationCache:
     return EvaluationCache(store, pool, "lab-1", model, engine)
 
 
@@ -85,14 +66,14 @@ def recorded(store: Store, cache: EvaluationCache) -> list[EvaluationRecord]:
     return store.evaluations([*phenotypes, FULL_MODEL], "model", "engine", fingerprints)
 
 
-def test_a_job_goes_to_the_pool_once_and_settles_with_its_record(cache: EvaluationCache, pool: HandPool) -> None:
+def test_a_job_goes_to_the_pool_once_and_settles_with_its_record(cache: EvaluationCache, pool: ScriptedPool) -> None:
     job = EvaluationRequest(edit(), (ONE, TWO), experts=4, active=2, parameters=100)
     assert cache.request([job, job]) == []
     assert cache.request([job]) == []
     (request,) = pool.requests
     assert request.fingerprints == ("f-one", "f-two") and cache.in_flight == 1
     assert cache.poll(0.0) == []
-    pool.answer(request, 0.75, attempts=2)
+    pool.ready.append(answer(request, 0.75, attempts=2))
     (settled,) = cache.poll(0.0)
     assert settled.request == job and not settled.reused and settled.failure is None
     record = settled.evaluations[1]
@@ -103,7 +84,7 @@ def test_a_job_goes_to_the_pool_once_and_settles_with_its_record(cache: Evaluati
 
 
 def test_an_interval_is_of_the_metric_that_the_task_is_scored_by(
-    store: Store, cache: EvaluationCache, pool: HandPool
+    store: Store, cache: EvaluationCache, pool: ScriptedPool
 ) -> None:
     """Outcomes alone don't tell: here both means give the score, and an interval of their own."""
     for metric, expected in (("mean", (0.5, 0.5)), ("geometric_mean", (0.5, 0.5))):
@@ -119,45 +100,47 @@ def test_an_interval_is_of_the_metric_that_the_task_is_scored_by(
     assert high == 1.0 and low == pytest.approx(9 / (9 + 1.959964**2)), "Wilson's interval of 9 right answers of 9"
 
 
-def test_a_repeated_or_unknown_reply_is_ignored(store: Store, cache: EvaluationCache, pool: HandPool) -> None:
+def test_a_repeated_or_unknown_reply_is_ignored(store: Store, cache: EvaluationCache, pool: ScriptedPool) -> None:
     cache.request([EvaluationRequest(edit(), (ONE,))])
     (request,) = pool.requests
-    pool.answer(request, 0.5)
-    pool.answer(request, 0.9)
-    pool.answer(EvaluationRequest(edit(), (ONE,), ticket="stranger"))
+    pool.ready.append(answer(request, 0.5))
+    pool.ready.append(answer(request, 0.9))
+    pool.ready.append(answer(EvaluationRequest(edit(), (ONE,), ticket="stranger")))
     (settled,) = cache.poll(0.0)
     assert settled.evaluations[0].score == 0.5
     assert len(recorded(store, cache)) == 1
 
 
-def test_what_was_settled_is_reused_at_once(store: Store, cache: EvaluationCache, pool: HandPool) -> None:
+def test_what_was_settled_is_reused_at_once(store: Store, cache: EvaluationCache, pool: ScriptedPool) -> None:
     job = EvaluationRequest(edit(), (ONE,))
     cache.request([job])
-    pool.answer(pool.requests[0])
+    pool.ready.append(answer(pool.requests[0]))
     cache.poll(0.0)
     (again,) = cache.request([job])
     assert again.reused and again.evaluations[0].score == 0.5
     assert len(pool.requests) == 1 and len(recorded(store, cache)) == 1
 
 
-def test_only_the_splits_that_are_missing_are_asked_for(cache: EvaluationCache, pool: HandPool) -> None:
+def test_only_the_splits_that_are_missing_are_asked_for(cache: EvaluationCache, pool: ScriptedPool) -> None:
     cache.request([EvaluationRequest(edit(), (ONE,))])
-    pool.answer(pool.requests[0], 0.25)
+    pool.ready.append(answer(pool.requests[0], 0.25))
     cache.poll(0.0)
     cache.request([EvaluationRequest(edit(), (ONE, TWO))])
     assert pool.requests[1].fingerprints == ("f-two",)
-    pool.answer(pool.requests[1], 0.75)
+    pool.ready.append(answer(pool.requests[1], 0.75))
     (settled,) = cache.poll(0.0)
     assert [record.score for record in settled.evaluations] == [0.25, 0.75]
     assert not settled.reused
 
 
-def test_stored_evaluations_are_found_by_another_cache(store: Store, cache: EvaluationCache, pool: HandPool) -> None:
+def test_stored_evaluations_are_found_by_another_cache(
+    store: Store, cache: EvaluationCache, pool: ScriptedPool
+) -> None:
     cache.request([EvaluationRequest(edit(), (ONE,))])
-    pool.answer(pool.requests[0], 0.25)
+    pool.ready.append(answer(pool.requests[0], 0.25))
     (settled,) = cache.poll(0.0)
     cache.record()
-    later = HandPool()
+    later = ScriptedPool(arriving=none_of)
     (found,) = make_cache(store, later).request([EvaluationRequest(edit(), (ONE,))])
     assert found.reused and later.requests == []
     assert found.evaluations[0].score == settled.evaluations[0].score
@@ -169,18 +152,18 @@ def test_stored_evaluations_are_found_by_another_cache(store: Store, cache: Eval
 
 @pytest.mark.parametrize(("model", "engine"), [("other", "engine"), ("model", "other")])
 def test_evaluations_of_other_weights_or_settings_are_not_reused(
-    store: Store, cache: EvaluationCache, pool: HandPool, model: str, engine: str
+    store: Store, cache: EvaluationCache, pool: ScriptedPool, model: str, engine: str
 ) -> None:
     cache.request([EvaluationRequest(edit(), (ONE,))])
-    pool.answer(pool.requests[0])
+    pool.ready.append(answer(pool.requests[0]))
     cache.poll(0.0)
     cache.record()
-    later = HandPool()
+    later = ScriptedPool(arriving=none_of)
     assert make_cache(store, later, model, engine).request([EvaluationRequest(edit(), (ONE,))]) == []
     assert len(later.requests) == 1
 
 
-def test_a_failure_belongs_to_its_split_alone(store: Store, cache: EvaluationCache, pool: HandPool) -> None:
+def test_a_failure_belongs_to_its_split_alone(store: Store, cache: EvaluationCache, pool: ScriptedPool) -> None:
     three = SplitRef("three", "search", "f-three", "accuracy")
     job = EvaluationRequest(edit(), (ONE, TWO, three))
     cache.request([job])
@@ -191,7 +174,7 @@ def test_a_failure_belongs_to_its_split_alone(store: Store, cache: EvaluationCac
         ("one", 0.25, None),
         ("two", None, "NaN"),
     ]
-    later = HandPool()
+    later = ScriptedPool(arriving=none_of)
     other = make_cache(store, later)
     # The whole fails again without running; each split is what it was; what was never tried is tried.
     (whole,) = other.request([job])
@@ -203,7 +186,7 @@ def test_a_failure_belongs_to_its_split_alone(store: Store, cache: EvaluationCac
 
 @pytest.mark.parametrize("kind", ["worker", "timeout"])
 def test_a_failure_that_is_not_the_candidates_is_no_evaluation(
-    store: Store, cache: EvaluationCache, pool: HandPool, kind: FailureKind
+    store: Store, cache: EvaluationCache, pool: ScriptedPool, kind: FailureKind
 ) -> None:
     job = EvaluationRequest(edit(), (ONE, TWO))
     cache.request([job])
@@ -214,30 +197,20 @@ def test_a_failure_that_is_not_the_candidates_is_no_evaluation(
     assert cache.request([job]) == [] and len(pool.requests) == 2, "who asks again has it tried again"
 
 
-def test_a_reply_that_leaves_a_split_out_is_a_failure(cache: EvaluationCache, pool: HandPool) -> None:
+def test_a_reply_that_leaves_a_split_out_is_a_failure(cache: EvaluationCache, pool: ScriptedPool) -> None:
     cache.request([EvaluationRequest(edit(), (ONE, TWO))])
     request = pool.requests[0]
-    pool.answer(replace(request, splits=(ONE,)))
+    pool.ready.append(answer(replace(request, splits=(ONE,))))
     (settled,) = cache.poll(0.0)
     assert settled.failure == "no result was returned"
 
 
-class SlowPool(HandPool):
-    """Answers one request per poll, the last that came first; stops at the poll that it is told to."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        super().__init__()
-        self._answered, self._stop_at = 0, stop_at
-
-    def poll(self, timeout: float) -> list[EvaluationReply]:
-        if self._answered == self._stop_at:
-            raise KeyboardInterrupt
-        self._answered += 1
-        return [answer(self.requests[-self._answered], 0.25)]
+def newest(waiting: Sequence[EvaluationRequest]) -> Sequence[EvaluationRequest]:
+    return waiting[-1:]
 
 
 def test_each_request_is_settled_once_among_others_and_recorded(store: Store) -> None:
-    pool = SlowPool()
+    pool = ScriptedPool(partial(answer, score=0.25), newest)
     cache = make_cache(store, pool)
     requests = [EvaluationRequest(edit(seed), (ONE,)) for seed in range(3)]
     cache.request([EvaluationRequest(IdentityEdit(), (ONE,)), requests[1]])
@@ -249,16 +222,16 @@ def test_each_request_is_settled_once_among_others_and_recorded(store: Store) ->
 
 
 def test_what_came_before_an_interruption_is_recorded(store: Store) -> None:
-    cache = make_cache(store, SlowPool(stop_at=2))
+    cache = make_cache(store, ScriptedPool(partial(answer, score=0.25), newest, 2, KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         cache.settle([EvaluationRequest(edit(seed), (ONE,)) for seed in range(3)])
     phenotypes = [edit(seed).phenotype_hash for seed in range(3)]
     assert len(store.evaluations(phenotypes, "model", "engine", ["f-one"])) == 2
 
 
-def test_what_the_store_refuses_stays_to_be_recorded(store: Store, cache: EvaluationCache, pool: HandPool) -> None:
+def test_what_the_store_refuses_stays_to_be_recorded(store: Store, cache: EvaluationCache, pool: ScriptedPool) -> None:
     cache.request([EvaluationRequest(edit(), (ONE,))])
-    pool.answer(pool.requests[0])
+    pool.ready.append(answer(pool.requests[0]))
     cache.poll(0.0)
     orphan = individual_record(1, "prune", Offspring(genome(), "mutation", (0,)), genome().space.describe(genome()), 1)
     with pytest.raises(StoreError, match="parent 0"):
@@ -266,10 +239,10 @@ def test_what_the_store_refuses_stays_to_be_recorded(store: Store, cache: Evalua
     assert [record.score for record in recorded(store, cache)] == [0.5]
 
 
-def test_one_candidate_may_be_under_way_on_several_splits_at_once(cache: EvaluationCache, pool: HandPool) -> None:
+def test_one_candidate_may_be_under_way_on_several_splits_at_once(cache: EvaluationCache, pool: ScriptedPool) -> None:
     jobs = [EvaluationRequest(edit(), (ONE,)), EvaluationRequest(edit(), (TWO,))]
     assert cache.request(jobs) == [] and cache.in_flight == 2
     for request, score in zip(pool.requests, (0.25, 0.75), strict=True):
-        pool.answer(request, score)
+        pool.ready.append(answer(request, score))
     scores = {item.request.key: item.evaluations[0].score for item in cache.poll(0.0)}
     assert scores == {jobs[0].key: 0.25, jobs[1].key: 0.75}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 import yaml
 from local_workers import local_pool
 from replies import answers, result
+from scripted_pool import ScriptedPool
 from search_lab import make_lab_setup, run_config
 from typer.testing import CliRunner
 
@@ -45,34 +46,20 @@ def mark(edit: Edit, salt: str = "") -> int:
     return int(np.random.default_rng(list(f"{edit.phenotype_hash}{salt}".encode())).integers(1000))
 
 
-class SheetPool:
+def sheet_pool(setup: SearchSetup, sheet: Sheet) -> ScriptedPool:
     """Answers every request from a sheet, at once."""
+    return ScriptedPool(partial(sheet_reply, setup, sheet))
 
-    def __init__(self, setup: SearchSetup, sheet: Sheet) -> None:
-        self._splits, self._sheet = setup.all_prepared, sheet
-        self._open: list[EvaluationRequest] = []
 
-    def submit(self, request: EvaluationRequest) -> None:
-        self._open.append(request)
-
-    def poll(self, timeout: float) -> list[EvaluationReply]:
-        requests, self._open = self._open, []
-        return [self._reply(request) for request in requests]
-
-    def resize(self, count: int, at_once: bool = False) -> None: ...
-
-    def close(self) -> None:
-        self._open.clear()
-
-    def _reply(self, request: EvaluationRequest) -> EvaluationReply:
-        results = {}
-        for key in request.fingerprints:
-            found = self._sheet(request.edit, self._splits[key])
-            if found is None:
-                return replace(answers(request, results), failure="broken", failed_on=(key,))
-            outcomes = (np.arange(EXAMPLES) < found[0]).astype(np.float32)
-            results[key] = result(found[0] / EXAMPLES, found[1], outcomes.tolist())
-        return answers(request, results)
+def sheet_reply(setup: SearchSetup, sheet: Sheet, request: EvaluationRequest) -> EvaluationReply:
+    results = {}
+    for key in request.fingerprints:
+        found = sheet(request.edit, setup.all_prepared[key])
+        if found is None:
+            return replace(answers(request, results), failure="broken", failed_on=(key,))
+        outcomes = (np.arange(EXAMPLES) < found[0]).astype(np.float32)
+        results[key] = result(found[0] / EXAMPLES, found[1], outcomes.tolist())
+    return answers(request, results)
 
 
 def prepared(task: str, split: Split) -> PreparedSplit:
@@ -114,7 +101,7 @@ def launch(store: Store, settings: RunConfig, sheet: Sheet) -> FinalTable:
 
 def resume(store: Store, settings: RunConfig, sheet: Sheet) -> FinalTable:
     setup = lab_setup(settings)
-    return service.execute(setup, store, service.Observer(), lambda _: SheetPool(setup, sheet))
+    return service.execute(setup, store, service.Observer(), lambda _: sheet_pool(setup, sheet))
 
 
 def reported(store: Store) -> FinalTable:
@@ -272,24 +259,22 @@ def test_leaders_that_are_not_all_measured_on_dev_are_not_ranked_again(store: St
     settings = config()
     setup = lab_setup(settings)
     service.register(setup, store)
-    seen: list[int] = []
+    answered: list[int] = []
 
-    class Dying(SheetPool):
-        """Gives three leaders on dev, the worst three of them."""
+    def worst_three(waiting: Sequence[EvaluationRequest]) -> Sequence[EvaluationRequest]:
+        """Answer three leaders on dev, the worst three of them, and stop."""
+        if answered:
+            raise KeyboardInterrupt
+        if not any(setup.all_prepared[key].split == "dev" for one in waiting for key in one.fingerprints):
+            return waiting
+        answered.append(len(waiting[-3:]))
+        return waiting[-3:]
 
-        def poll(self, timeout: float) -> list[EvaluationReply]:
-            if seen:
-                raise KeyboardInterrupt
-            if not any(self._splits[key].split == "dev" for one in self._open for key in one.fingerprints):
-                return super().poll(timeout)
-            self._open = self._open[-3:]
-            seen.append(len(self._open))
-            return super().poll(timeout)
-
+    pool = ScriptedPool(partial(sheet_reply, setup, graded), worst_three)
     with pytest.raises(KeyboardInterrupt):
-        service.execute(setup, store, service.Observer(), lambda _: Dying(setup, graded))
+        service.execute(setup, store, service.Observer(), lambda _: pool)
     table = reported(store)
-    assert seen == [3]
+    assert answered == [3]
     assert table.winner == f"lab:{store.best_of_search('lab-1')[0].index}" and not table.reranked
     assert [gap.command for gap in table.gaps] == ["moevolve resume lab"]
     assert same(resume(store, settings, graded), reported(store)) and reported(store).reranked

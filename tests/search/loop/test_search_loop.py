@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from search_lab import Stopped, UnrulyPool, drive, make_lab_setup, population, repeated, run_config, smooth, start
+from scripted_pool import ScriptedPool, Stopped
+from search_lab import UnrulyPool, drive, make_lab_setup, population, repeated, run_config, scored, smooth, start
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import read_yaml
@@ -24,7 +25,7 @@ from moevolve.store.errors import StoreError
 from moevolve.store.records import EvaluationRecord, Progress
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
-from moevolve.workers.contract.messages import EvaluationReply
+from moevolve.workers.contract.messages import EvaluationRequest
 
 Opener = Callable[[str], Store]
 WITHIN = {"rule": "threshold", "crossover_margin": 0.02, "mutation_margin": 0.05, "crossover_least": 3}
@@ -316,17 +317,18 @@ def test_pace_is_measured_from_the_first_evaluation_on(open_store: Opener, monke
     """On a clock that only polls move: the model's loading, before anything arrives, is left out."""
     now = 100.0
 
-    class Clock(UnrulyPool):
-        def poll(self, timeout: float) -> list[EvaluationReply]:
-            nonlocal now
-            now += 3.0
-            return super().poll(timeout)
+    def after_a_while(waiting: Sequence[EvaluationRequest]) -> Sequence[EvaluationRequest]:
+        nonlocal now
+        now += 3.0
+        return waiting[:2]
 
     monkeypatch.setattr(search_loop.time, "monotonic", lambda: now)
     store = open_store("s")
     setup = start(store, run_config())
     seen: list[tuple[float, Progress]] = []
-    cache = EvaluationCache(store, Clock(1), setup.search_id, setup.facts.fingerprint, "engine")
+    cache = EvaluationCache(
+        store, ScriptedPool(scored(smooth), after_a_while), setup.search_id, setup.facts.fingerprint, "engine"
+    )
     strategy = make_strategy(setup.config, setup.space, setup.schedule)
     SearchLoop(setup, strategy, store, cache, lambda progress: seen.append((now, progress))).run()
     first = next(place for place, (_, progress) in enumerate(seen) if progress.evaluated)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moevolve.search.pools.ray_pool import Recent
+from moevolve.search.pools.ray_pool import RecentEdits
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.methods.eep.edit import EepEdit
 
@@ -18,7 +18,7 @@ def edit(*kept: int) -> EepEdit:
 
 
 def test_the_longest_common_beginning_counts() -> None:
-    recent = Recent()
+    recent = RecentEdits()
     assert recent.common(edit(0, 0, 0, 0)) == 0
     recent.add(edit(0, 1, 2, 3))
     recent.add(edit(0, 1, 0, 0))
@@ -31,7 +31,7 @@ def test_the_longest_common_beginning_counts() -> None:
 
 
 def test_the_best_of_the_first_few_is_taken_and_the_first_of_equals() -> None:
-    recent = Recent()
+    recent = RecentEdits()
     recent.add(edit(0, 1, 2, 3))
     assert recent.best([edit(1, 1, 1, 1), edit(0, 1, 0, 0), edit(0, 1, 1, 1), edit(0, 0, 0, 0)]) == 1
     assert recent.best([edit(1, 1, 1, 1), edit(2, 1, 1, 1)]) == 0
@@ -40,7 +40,7 @@ def test_the_best_of_the_first_few_is_taken_and_the_first_of_equals() -> None:
 
 
 def test_what_is_long_ago_does_not_count() -> None:
-    recent = Recent()
+    recent = RecentEdits()
     recent.add(edit(0, 1, 2, 3))
     for _ in range(63):
         recent.add(edit(3, 3, 3, 3))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moevolve.search.pools.controlled import ControlledPool, StopAsked
+from moevolve.search.pools.controlled import ControlledPool, StopRequested
 from moevolve.store.errors import LeaseLostError
 from moevolve.store.records import Control
 
@@ -84,10 +84,10 @@ def test_a_search_ends_as_asked(desired_state: str, status: str) -> None:
     asked, pool = Asked(), Counting()
     steered = ControlledPool(pool, due, asked, lambda _: None)  # type: ignore[arg-type]
     asked.desired_state = desired_state
-    with pytest.raises(StopAsked) as end:
+    with pytest.raises(StopRequested) as end:
         steered.poll(0)
     assert end.value.status == status and isinstance(end.value, KeyboardInterrupt) and pool.done == []
-    with pytest.raises(StopAsked) as end:
+    with pytest.raises(StopRequested) as end:
         steered.calibrate(None, ())  # type: ignore[arg-type]
     assert end.value.status == status and pool.done == []
 

@@ -30,7 +30,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_pool
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.controlled import StopAsked, unless_ended
+from moevolve.search.pools.controlled import StopRequested, check_not_ended
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.store.records import Control
 from moevolve.workers.contract.edits import Calibration, IdentityEdit
@@ -254,9 +254,9 @@ def test_who_waits_for_a_calibration_hears_what_is_asked(ray_address: str, tmp_p
     asked = iter(["running", "running", "stopped"])
 
     def check() -> None:
-        unless_ended(Control("somebody", 1, True, next(asked), None))  # type: ignore[arg-type]
+        check_not_ended(Control("somebody", 1, True, next(asked), None))  # type: ignore[arg-type]
 
-    with contextlib.closing(crowded_pool(ray_address, PATIENT_S)) as pool, pytest.raises(StopAsked):
+    with contextlib.closing(crowded_pool(ray_address, PATIENT_S)) as pool, pytest.raises(StopRequested):
         pool.calibrate(ANYTHING, (), check)
     with (
         contextlib.closing(crowded_pool(ray_address, 0.5)) as pool,

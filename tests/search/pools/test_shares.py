@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moevolve.search.pools.shares import Contender, Node, contender, shares
+from moevolve.search.pools.shares import Contender, Node, contender_of, shares
 from moevolve.store.records import Control, ResourceRequest
 
 
@@ -87,8 +87,8 @@ def test_every_driver_decides_the_same(nodes: list[Node], contenders: list[Conte
 def test_what_is_asked_of_a_search_goes_before_what_it_could_use() -> None:
     claim = ResourceRequest("here", 1, 8, 2.0, 0.5)
     control = Control("driver", 1, True, "running", None, 3)
-    assert contender("a", control, claim) == Contender("a", 3, 1, 8, 2.0, 0.5)
-    scaled = contender("a", replace(control, workers=5), claim)
+    assert contender_of("a", control, claim) == Contender("a", 3, 1, 8, 2.0, 0.5)
+    scaled = contender_of("a", replace(control, workers=5), claim)
     assert (scaled.least, scaled.most) == (5, 5)
-    paused = contender("a", replace(control, workers=5, desired_state="paused"), claim)
+    paused = contender_of("a", replace(control, workers=5, desired_state="paused"), claim)
     assert (paused.least, paused.most) == (0, 0)

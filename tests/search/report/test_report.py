@@ -13,7 +13,8 @@ import yaml
 from local_workers import local_pool
 from page_checks import check_page, text_of
 from report_lab import KINDS
-from search_lab import Stopped, UnrulyPool, run_config, start
+from scripted_pool import Stopped
+from search_lab import UnrulyPool, run_config, start
 from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError

@@ -20,7 +20,7 @@ from moevolve.search.pools.local import LocalPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
-from moevolve.search.running.retry import take_back_failures
+from moevolve.search.running.resume import take_back_failures
 from moevolve.search.running.steer import steer
 from moevolve.store.errors import CancelledError
 from moevolve.store.repository import Store

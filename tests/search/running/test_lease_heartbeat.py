@@ -12,7 +12,7 @@ import pytest
 from store_samples import locked, search
 from waiting import PATIENT_S
 
-from moevolve.search.running.lease_heartbeat import LeaseHeartbeat, held
+from moevolve.search.running.lease_heartbeat import LeaseHeartbeat, brief_lease
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.owners import this_process
 from moevolve.store.repository import Store
@@ -105,12 +105,15 @@ def test_a_sqlite_store_is_one_machines(store: Store) -> None:
     store.create_search(search("beta"), [])
     there = store.acquire("id-alpha", "process 7 on elsewhere (0, 0)", 60)
     for name in ("id-alpha", "id-beta"):
-        with pytest.raises(StoreError, match=r"alpha .* process 7 on elsewhere .* use PostgreSQL"), held(store, name):
+        with (
+            pytest.raises(StoreError, match=r"alpha .* process 7 on elsewhere .* use PostgreSQL"),
+            brief_lease(store, name),
+        ):
             pass
         with pytest.raises(StoreError, match="use PostgreSQL"), LeaseHeartbeat(store, name, 0.3):
             pass
     store.release(there)
-    with held(store, "id-alpha"), held(store, "id-beta"):
+    with brief_lease(store, "id-alpha"), brief_lease(store, "id-beta"):
         pass
 
 

@@ -10,21 +10,24 @@ from replies import loss
 from search_lab import UnrulyPool, drive, make_lab_setup, population, run_config, start
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.running.retry import take_back_failures
+from moevolve.search.running.resume import take_back_failures
 from moevolve.store.records import ExportRecord, FailureKind
 from moevolve.store.repository import Store
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 
-class BadDay(UnrulyPool):
+def bad_day(kind: FailureKind = "timeout") -> UnrulyPool:
     """Loses one candidate in five."""
+    pool = UnrulyPool(1)
+    kept = pool.reply
 
-    kind: FailureKind = "timeout"
-
-    def reply(self, request: EvaluationRequest) -> EvaluationReply:
+    def reply(request: EvaluationRequest) -> EvaluationReply:
         if request.edit.phenotype_hash != "full" and int(request.edit.phenotype_hash[4:8], 16) % 5 == 2:
-            return loss(request, self.kind, "outran its time 3 times")
-        return super().reply(request)
+            return loss(request, kind, "outran its time 3 times")
+        return kept(request)
+
+    pool.reply = reply
+    return pool
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -51,9 +54,7 @@ def test_a_retried_search_ends_as_if_nothing_had_happened(
     config = run_config(**MODES[mode])
     with Store.open(f"sqlite:///{tmp_path / 'bad.db'}") as store:
         setup = start(store, config)
-        day = BadDay(1)
-        day.kind = kind
-        drive(store, setup, day)
+        drive(store, setup, bad_day(kind))
         lost = [row for row in store.history(setup.search_id) if row.failure_kind == kind]
         own = [row for row in store.history(setup.search_id) if row.failure_kind == "candidate"]
         assert len(lost) >= 3 and own and population(store) != calm
@@ -85,7 +86,7 @@ def test_exports_of_what_is_made_again_are_forgotten(tmp_path: Path) -> None:
     config: RunConfig = run_config()
     with Store.open(f"sqlite:///{tmp_path / 'bad.db'}") as store:
         setup = start(store, config)
-        drive(store, setup, BadDay(1))
+        drive(store, setup, bad_day())
         for index in (0, 59):
             store.add_export(f"lab:{index}", ExportRecord(f"/tmp/{index}", "stock"))
         take_back_failures(setup, store)

@@ -15,7 +15,7 @@ from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.shares import Node
 from moevolve.search.running import sharing
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
-from moevolve.search.running.sharing import Share
+from moevolve.search.running.sharing import ClusterShare
 from moevolve.store.repository import Store
 
 LEASE_S = PATIENT_S
@@ -41,14 +41,14 @@ class Drivers:
         self._stack = ExitStack()
         patch.setattr(sharing, "cluster_nodes", lambda: self.nodes)
         patch.setattr(sharing, "cluster_name", lambda: self.cluster)
-        patch.setattr(sharing, "_LOOK_S", 0.0)
+        patch.setattr(sharing, "_UPDATE_S", 0.0)
 
     def start(self, name: str, useful: int = 8, **settings: object) -> None:
         workers = WorkersSection(**{"count": "auto", **settings})  # type: ignore[arg-type]
-        share = Share(workers, useful)
-        driving = self._stack.enter_context(LeaseHeartbeat(self._store, name, LEASE_S, workers.priority, share.claim))
+        share = ClusterShare(workers, useful)
+        driving = self._stack.enter_context(LeaseHeartbeat(self._store, name, LEASE_S, workers.priority, share.request))
         self.driving[name] = driving
-        self._due[name] = lambda: share.due(driving, driving.control)
+        self._due[name] = lambda: share.workers_due(driving, driving.control)
 
     def come_to(self, **expected: int) -> None:
         deadline = time.monotonic() + PATIENT_S

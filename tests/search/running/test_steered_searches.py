@@ -14,7 +14,7 @@ from waiting import PATIENT_S
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
-from moevolve.search.pools.controlled import StopAsked
+from moevolve.search.pools.controlled import StopRequested
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
@@ -70,7 +70,7 @@ def test_a_search_ends_as_asked_while_it_calibrates(
 
         register(setup, store)
         pool, stages = Measuring(CheapWorker, {}), list[str]()
-        with pytest.raises(StopAsked):
+        with pytest.raises(StopRequested):
             execute(setup, store, Observer(on_stage=stages.append), lambda _: pool)
         assert store.search("calm").status == status and pool.closed
         assert stages == ["starting workers", "calibrating"]

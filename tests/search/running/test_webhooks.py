@@ -27,8 +27,8 @@ from moevolve.search.running.webhooks import (
     VARIABLE,
     WebhookSection,
     environment_of,
+    posting_webhooks,
     targets_of_environment,
-    telling_the_end,
 )
 from moevolve.store.errors import LeaseLostError
 from moevolve.store.repository import Store
@@ -145,7 +145,7 @@ def test_what_failed_is_tried_again_and_not_for_ever(
 ) -> None:
     notify(receiver.url)
     receiver.refuse = refused
-    with telling_the_end(store, "id-alpha", AT_ONCE):
+    with posting_webhooks(store, "id-alpha", AT_ONCE):
         store.set_status("id-alpha", "failed", "PoolError: full")
     assert len(receiver.got) == attempts
     assert ("was not told of failed: PoolError: full in 3 attempts" in caplog.text) == (refused > 2)
@@ -156,7 +156,7 @@ def test_who_lost_the_search_says_nothing_of_its_end(store: Store, receiver: Rec
     notify(receiver.url)
 
     def lose() -> None:
-        with telling_the_end(store, "id-alpha", AT_ONCE):
+        with posting_webhooks(store, "id-alpha", AT_ONCE):
             store.set_status("id-alpha", "finished")  # by who took it over
             raise LeaseLostError("another one's")
 
@@ -170,7 +170,7 @@ def test_a_target_that_cannot_be_told_keeps_nothing_from_the_others_and_no_url_i
 ) -> None:
     hosts = ("a" * 64 + ".example.org", "xn--\u0378.example.org", "me:T0KEN@[", "127.0.0.1:1")
     notify(*(f"https://{host}/T0KEN?T0KEN" for host in hosts), receiver.url)
-    with telling_the_end(store, "id-alpha", AT_ONCE):
+    with posting_webhooks(store, "id-alpha", AT_ONCE):
         store.set_status("id-alpha", "failed")
     assert len(receiver.got) == 1
     assert "T0KEN" not in caplog.text and caplog.text.count("was not told of failed in 3 attempts") == len(hosts)

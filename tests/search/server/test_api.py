@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.final_table import FinalTable, standings
+from moevolve.search.loop.final_table import FinalTable, build_final_table
 from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
@@ -33,7 +33,7 @@ READS: dict[str, tuple[Any, Callable[[Store], Any]]] = {
     "/api/searches/lab/costs": (SearchCosts, lambda store: store.costs(store.search("lab"))),
     "/api/searches/lab/standings": (
         FinalTable,
-        lambda store: standings(store, store.search("lab"), _config(store), store.history("lab-1")),
+        lambda store: build_final_table(store, store.search("lab"), _config(store), store.history("lab-1")),
     ),
     "/api/searches/lab-1/events?after=2": (list[Event], lambda store: store.events({"lab-1": 2})),
     "/api/events?limit=3": (list[Event], lambda store: store.latest_events(limit=3)),

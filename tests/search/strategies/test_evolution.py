@@ -18,7 +18,7 @@ from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.settings.phases import START, MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.history import rank_key
-from moevolve.search.strategies.phased import Phased
+from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.search.strategies.schedule import Schedule
 from moevolve.store.records import FULL_MODEL, IndividualRecord
 
@@ -39,8 +39,8 @@ def schedule_of(phases: Sequence[PhaseConfig], window: int) -> Schedule:
     return Schedule.of([(phase.kind, phase.evaluations, phase.initial) for phase in phases], window)
 
 
-def evolution(space: EepSpace, phases: tuple[PhaseConfig, ...], schedule: Schedule, seed: int) -> Phased:
-    return Phased([Evolution(space, phase, seed) for phase in phases], schedule)
+def evolution(space: EepSpace, phases: tuple[PhaseConfig, ...], schedule: Schedule, seed: int) -> PhasedStrategy:
+    return PhasedStrategy([Evolution(space, phase, seed) for phase in phases], schedule)
 
 
 def evolve(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from repair_samples import rows_of
-from search_lab import Stopped, UnrulyPool, drive, make_lab_setup, population, repeated, run_config, smooth
+from scripted_pool import Stopped
+from search_lab import UnrulyPool, drive, make_lab_setup, population, repeated, run_config, smooth
 from search_samples import decided
 
 from moevolve.search.config.run import RunConfig

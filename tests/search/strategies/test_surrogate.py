@@ -19,7 +19,7 @@ from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection, TunePhase
 from moevolve.search.strategies.history import rank_key
-from moevolve.search.strategies.phased import Phased
+from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.search.strategies.schedule import Schedule
 from moevolve.search.strategies.surrogate import LinearPosterior, Surrogate, targets_of
 from moevolve.store.records import IndividualRecord
@@ -64,10 +64,10 @@ def run(
     """Ask and tell as the driver does; what is before `resumed_at` is skipped by a second strategy."""
     schedule = Schedule.of([(phase.kind, phase.evaluations, phase.initial) for phase in phases], window)
 
-    def strategy() -> Phased:
+    def strategy() -> PhasedStrategy:
         firsts = [span.start for span in schedule.spans]
         pairs = zip(phases, firsts, strict=True)
-        return Phased([Surrogate(space, phase, section, seed, first) for phase, first in pairs], schedule)
+        return PhasedStrategy([Surrogate(space, phase, section, seed, first) for phase, first in pairs], schedule)
 
     one, two = strategy(), strategy()
     proposals: list[IndividualRecord] = []

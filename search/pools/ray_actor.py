@@ -1,0 +1,189 @@
+"""The Ray actor that holds one worker, and the meaning of Ray's errors about it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    ObjectLostError,
+    RayError,
+    RayTaskError,
+)
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config.run import RunConfig, WorkersSection
+from moevolve.search.pools.base import PoolError
+from moevolve.search.pools.ray_cluster import leave_ray, start_ray
+from moevolve.workers.contract.capacity import NoRoomError
+from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
+
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+_LINE = 500
+"""Most characters of an error that are reported."""
+
+_ROOM_S = 60.0
+"""Longest wait for room for the first worker before the driver describes the model itself."""
+
+
+def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = None) -> Any:
+    """Ray's actor class of one worker, with the resources that each worker reserves.
+
+    An actor reports its node before it loads the model, so that the pool can tell a worker without room, one that
+    loads and one whose node is lost apart. Splits are fetched once from the object store.
+
+    Args:
+        workers: Resources of a worker.
+        worker: Makes the worker in the actor's process; None makes an `EvaluationWorker`.
+    """
+
+    # The class is defined here so that Ray sends its code: workers import nothing for it but the worker, and the driver
+    # doesn't import that, nor torch and transformers with it.
+    class Actor:
+        def __init__(self) -> None:
+            self._splits: dict[str, PreparedSplit] = {}
+
+        def place(self) -> tuple[str, str]:
+            return ray.get_runtime_context().get_node_id(), socket.gethostname()
+
+        def call(self, function: Callable[..., R], *args: Any) -> R:
+            return function(*args)
+
+        def load(self, *args: Any) -> WorkerInfo:
+            self._worker: Any
+            if worker is None:
+                from moevolve.workers.worker import EvaluationWorker
+
+                self._worker = EvaluationWorker(*args)
+            else:
+                self._worker = worker(*args)
+            info: WorkerInfo = self._worker.info(ray.get_runtime_context().get_node_id())
+            return info
+
+        def calibrate(self, recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
+            return bytes(self._worker.calibrate(recipe, splits))
+
+        def evaluate_refs(self, request: EvaluationRequest, references: list[Any]) -> EvaluationReply:
+            for key, reference in zip(request.fingerprints, references, strict=True):
+                if key not in self._splits:
+                    self._splits[key] = ray.get(reference)
+            reply: EvaluationReply = self._worker.evaluate(
+                request, tuple(self._splits[key] for key in request.fingerprints)
+            )
+            return reply
+
+    Actor.__name__ = "EvaluationWorker"  # what Ray's own tools show
+    return ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(Actor)
+
+
+class FirstWorker:
+    """A process that describes a search's model, and then is the first worker of the search's pool.
+
+    So torch is imported once for both, and not by the driver. On a cluster that searches share, the process ends with
+    the call instead: there a worker has to wait for its share, which only a search in the store can claim. Functions
+    are called in this process if it has imported torch already, as a notebook may, or if no other one can be had.
+    """
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        kill(self.take())
+        leave_ray(self)
+
+    def call(self, function: Callable[..., R], config: RunConfig, *args: Any) -> R:
+        """Call a function of a configuration where torch may be imported.
+
+        Args:
+            function: A function of a module, which the other process imports.
+            config: The configuration; its `workers` choose the process.
+            args: Further arguments.
+
+        Raises:
+            UserError: The function has raised it.
+        """
+        if "torch" in sys.modules:
+            return function(config, *args)
+        try:
+            start_ray(config.workers, self)
+            reference = self._begin(function, config, *args)
+            found: R = ray.get(reference, timeout=config.workers.start_timeout_s)
+            return found
+        except (PoolError, RayError) as error:
+            if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
+                raise UserError(str(error.cause)) from error
+            # A search is recorded even if no worker is available yet, which its pool reports later.
+            log.info("the model is described by the driver: %s", reason_of(error))
+            return function(config, *args)
+
+    def _begin(self, function: Callable[..., R], *args: Any) -> Any:
+        """Start the call in another process, and return Ray's reference to its result."""
+        workers = args[0].workers
+        if workers.address is not None:
+            return ray.remote(num_cpus=0)(function).remote(*args)
+        self._actor = self._actor or worker_actor(workers).remote()
+        ray.get(self._actor.place.remote(), timeout=_ROOM_S)
+        return self._actor.call.remote(function, *args)
+
+    def take(self) -> Any:
+        """Hand over the worker's actor, whose model isn't loaded; None if there is none."""
+        actor, self._actor = self._actor, None
+        return actor
+
+
+def kill(actor: Any) -> None:
+    """End an actor's process, if there is one."""
+    if actor is not None:
+        ray.kill(actor)
+
+
+def no_room(error: Exception) -> NoRoomError | None:
+    """The error of a worker that has found too little memory; None for other errors."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return cause if isinstance(cause, NoRoomError) else None
+
+
+def out_of_reach(error: Exception) -> bool:
+    """True if the connection to an actor broke: the first sign of a lost node, long before Ray declares it dead."""
+    return isinstance(error, ActorUnavailableError | ObjectLostError)
+
+
+def node_alive(node: str) -> bool:
+    """True if the cluster still has the node of this id."""
+    try:
+        return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
+    except (RayError, GetTimeoutError):
+        return False
+
+
+def reason_of(error: Exception) -> str:
+    """The cause of an error in one line, without Ray's wrapping and traceback."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return _line_of(cause) if cause is not None else str(error).strip().splitlines()[-1]
+    if isinstance(error, ActorDiedError):
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if "Error" in line), lines[0])[:_LINE]
+    return _line_of(error)
+
+
+def _line_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LINE]
