@@ -11,8 +11,10 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from waiting import PATIENT_S
 
 ROOT = Path(__file__).parents[1]
@@ -202,3 +204,22 @@ def test_an_editable_install_works(editable: Path, checkout: Path) -> None:
 def test_bare_names_are_not_ours_in_an_editable_install_either(editable: Path, checkout: Path) -> None:
     found = run_installed(editable, f"import moevolve\n{WHOSE}")
     assert not [path for path in found if path.startswith(str(checkout))]
+
+
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest", "beyond"),
+    [("transformers", "5.19.0", "5.23.0", ("5.18.0", "5.24.0")), ("ray", "2.56.0", "2.60.0", ("2.55.1", "2.61.0"))],
+)
+def test_versions_are_bounded_to_what_was_tried(name: str, lowest: str, highest: str, beyond: tuple[str, str]) -> None:
+    """Both ends were run: loading, unpacking, templates and families with the one, pools of workers with the other."""
+    project: Any = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    wanted = [each for each in map(Requirement, listed) if each.name == name]
+    assert wanted
+    for each in wanted:
+        assert each.specifier.contains(lowest) and each.specifier.contains(highest)
+        assert not any(map(each.specifier.contains, beyond))
+        assert each.specifier.contains(importlib.metadata.version(name)), "the installed one"

@@ -1,8 +1,8 @@
 """A strategy that learns the value of each part of a genome: Thompson sampling in a Bayesian linear model.
 
-The model predicts scores from the parts that a genome has, in phases whose genomes choose parts (`SubsetSpace`), such as
-kept experts. A child is the best genome under weights drawn from their posterior, so each part is tried as often as it
-may be among the best.
+The model predicts scores from the parts that a genome has, in phases whose genomes choose parts (`SubsetSpace`), such
+as kept experts. A child is the best genome under weights drawn from their posterior, so each part is tried as often as
+it may be among the best.
 
 Sources: Bayesian linear regression as in Bishop, Pattern Recognition and Machine Learning (2006), Sec. 3.3; with
 Thompson sampling of binary choices it is BOCS (Baptista and Poloczek, arXiv 1806.08838), which also has products of

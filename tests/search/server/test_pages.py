@@ -328,7 +328,7 @@ def test_signing_in_and_out(store: Store, tmp_path: Path) -> None:
 
 def test_health_names_the_file_to_who_may_write(store: Store, client: TestClient, tmp_path: Path) -> None:
     page = page_of(client, "/health")
-    assert "SQLite store.db" in page.text and str(Path(store.place).parent) not in page.text
+    assert "SQLite store.db" in page.text and str(Path(store.location).parent) not in page.text
     tokens = tmp_path / "tokens"
     tokens.write_text(f"read {READ}\n")
     tokens.chmod(0o600)
