@@ -32,7 +32,7 @@ def serve(
         StoreError: the store can't be opened.
     """
     from moevolve.search.server.settings import read_settings
-    from moevolve.search.server.site.run import serve as run
+    from moevolve.search.server.run import serve as run
 
     changes = {"store": store, "host": host, "port": port, "hosts": hosts, "tokens": tokens and str(tokens)}
     run(read_settings(None if settings is None else Path(settings), changes), on_ready)

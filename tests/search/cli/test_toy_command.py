@@ -19,9 +19,9 @@ from starlette.testclient import TestClient
 import moevolve.search.cli
 from moevolve._asking import asks
 from moevolve.search.cli.app import COMMANDS, main, make_app
+from moevolve.search.server.app import make_app as make_server
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app as make_server
 from moevolve.search.service.use_cases import USE_CASES, UseCase
 
 TOY = '''

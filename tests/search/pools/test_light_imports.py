@@ -12,7 +12,7 @@ import pytest
     "modules",
     [
         ("moevolve.search.pools.ray_pool", "moevolve.search.pools.local", "moevolve.search.running.execute"),
-        ("moevolve.search.server.site.app",),
+        ("moevolve.search.server.app",),
     ],
 )
 def test_what_only_workers_need_is_imported_by_workers(modules: tuple[str, ...]) -> None:

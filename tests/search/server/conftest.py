@@ -12,8 +12,8 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 from store_samples import scored, search, split
 
+from moevolve.search.server.app import make_app
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 

@@ -161,15 +161,15 @@ def test_a_plot_hides_no_extreme(values: list[float], points: int) -> None:
 
 def test_a_plot_follows_a_search_and_a_retry(lab_store: Store) -> None:
     setup = start(lab_store, run_config(name="live"), "live-1")
-    courses = FitnessCurves(lab_store)
-    assert courses.course("live-1").individuals == 0
+    curves = FitnessCurves(lab_store)
+    assert curves.curve("live-1").individuals == 0
     drive(lab_store, setup, UnrulyPool(seed=3))
 
     def straight() -> list[tuple[int, float]]:
         return [(one.index, np.float32(one.fitness)) for one in lab_store.history("live-1") if one.status == "ok"]
 
     def plotted() -> list[tuple[int, float]]:
-        found = courses.course("live-1")
+        found = curves.curve("live-1")
         return list(zip(found.at, (np.float32(value) for value in found.high), strict=True))
 
     assert plotted() == straight() and len(straight()) > 40

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 
 import moevolve
 from moevolve.search.requests import ResumeRequest, SearchesRequest
+from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 URL = "http://localhost:8080"

@@ -24,7 +24,7 @@ HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class Hasty(BoundedProtocol):
-    asked_within_s = 1.0
+    request_timeout_s = 1.0
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -37,7 +37,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         length, more = length + len(message["body"]), message["more_body"]
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
     if scope["path"] == "/slow":
-        await asyncio.sleep(1.5 * Hasty.asked_within_s)
+        await asyncio.sleep(1.5 * Hasty.request_timeout_s)
     await send({"type": "http.response.body", "body": b"%4d" % length})
 
 

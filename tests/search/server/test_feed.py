@@ -16,9 +16,9 @@ from waiting import PATIENT_S
 
 from moevolve.search.running.lease_heartbeat import this_process
 from moevolve.search.server import feed as feed_module
+from moevolve.search.server.app import make_routes
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_routes
 from moevolve.store.repository import Store
 
 
@@ -38,7 +38,7 @@ def test_watchers_that_arrive_together_share_one_look(store: Store, monkeypatch:
     looks = counted(store, monkeypatch)
 
     async def watch() -> None:
-        feed = Feed(store, every=3600)
+        feed = Feed(store, interval=3600)
         for _ in range(2):
             watchers = [feed.watch() for _ in range(10)]
             told = await asyncio.gather(*map(anext, watchers))
@@ -63,7 +63,7 @@ def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
     counted(store, monkeypatch, slow)
 
     async def leave() -> None:
-        feed = Feed(store, every=0.01)
+        feed = Feed(store, interval=0.01)
         watching = asyncio.ensure_future(anext(feed.watch()))
         await asyncio.to_thread(begun.wait, 60)
         watching.cancel()
@@ -96,7 +96,7 @@ def test_those_who_wait_for_the_first_look_go_when_the_server_does(
 
 
 def test_no_more_watch_than_may(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "MOST_WATCHERS", 2)
+    monkeypatch.setattr(feed_module, "MAX_WATCHERS", 2)
 
     async def watch() -> list[bool]:
         feed, found, watchers = Feed(store), [], []
@@ -143,7 +143,7 @@ def test_a_stream_tells_of_one_search_and_of_drivers_that_come_and_go(
         heard += [await asyncio.wait_for(told.get(), PATIENT_S) for _ in range(2)]
         gone.set()
         await asyncio.wait_for(stream, PATIENT_S)
-        await app.state.service.feed.close()
+        await app.state.server.feed.close()
         return heard
 
     first, then, turned = asyncio.run(listen())

@@ -13,9 +13,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.server.guard import LARGEST_BODY, OPEN_PATHS
+from moevolve.search.server.app import make_app, make_routes
+from moevolve.search.server.guard import MAX_BODY_BYTES, OPEN_PATHS
 from moevolve.search.server.settings import ServerSettings, read_settings
-from moevolve.search.server.site.app import make_app, make_routes
 from moevolve.store.repository import Store
 
 Settings = Callable[..., ServerSettings]
@@ -230,7 +230,7 @@ def test_a_page_asks_to_sign_in_and_a_part_of_one_says_a_line(stranger: TestClie
 
 
 def test_long_bodies_are_refused_however_they_come(client: TestClient) -> None:
-    body = b"x" * (LARGEST_BODY + 1)
+    body = b"x" * (MAX_BODY_BYTES + 1)
     assert client.post("/api/searches", content=body).status_code == 413
     assert client.post("/api/searches", content=iter([body[:9], body[9:]])).status_code == 413
     assert client.post("/login", content=iter([body])).status_code == 413

@@ -21,9 +21,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.running.webhooks import VARIABLE, WebhookSection, targets_of_environment
-from moevolve.search.server.drivers import Drivers, Launch
+from moevolve.search.server.app import make_app
+from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 EVIL = "<b>'\"&"
@@ -63,11 +63,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Command lines of what is started; nothing really is."""
     commands: list[list[str]] = []
 
-    def start(_: Drivers, name: str, arguments: Sequence[str]) -> Launch:
+    def start(_: ProcessRunner, name: str, arguments: Sequence[str]) -> Job:
         commands.append(list(arguments))
-        return Launch(name, arguments[0], datetime.now(UTC), 7, True, None, "")
+        return Job(name, arguments[0], datetime.now(UTC), 7, True, None, "")
 
-    monkeypatch.setattr(Drivers, "start", start)
+    monkeypatch.setattr(ProcessRunner, "start", start)
     return commands
 
 
@@ -254,15 +254,15 @@ def test_who_launched_is_led_to_the_search_or_told_what_became_of_it(
 ) -> None:
     path = "/launch/arrival?name=calm&part=1"
     assert client.get(path).status_code == 404
-    launch = Launch("calm", "launch", datetime.now(UTC), 7, True, None, "")
-    monkeypatch.setattr(Drivers, "launch", lambda *_: launch)
+    job = Job("calm", "launch", datetime.now(UTC), 7, True, None, "")
+    monkeypatch.setattr(ProcessRunner, "job", lambda *_: job)
     waiting = client.get(path)
     assert "process 7" in waiting.text and any(
         found.get("hx-get") == path for found in check(waiting.text, whole=False).all("p")
     )
     stored(store, load_run_config(runs / "small.yaml"), "calm")
     assert client.get(path).headers["hx-redirect"] == "/searches/calm"
-    launch = Launch("lost", "launch", datetime.now(UTC), 7, False, 2, f"error: {EVIL}")
+    job = Job("lost", "launch", datetime.now(UTC), 7, False, 2, f"error: {EVIL}")
     failed = page_of(client, "/launch/arrival?name=lost&part=1")
     assert f"lost failed with code 2: error: {EVIL}" in failed.text and not failed.links
 
@@ -288,14 +288,14 @@ def test_what_became_of_launches_is_shown(
 ) -> None:
     stored(store, load_run_config(runs / "small.yaml"), "calm")
     at = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-    launches = [
-        Launch("calm:3", "export", at, 1, False, 0, "done"),
-        Launch("ended", "launch", at, 2, False, 0, ""),
-        Launch("calm", "resume", at, 3, True, None, "evaluating"),
-        Launch("slow", "launch", at, 4, True, None, ""),
-        Launch("bad", "launch", at, 5, False, 2, f"error: {EVIL}"),
+    jobs = [
+        Job("calm:3", "export", at, 1, False, 0, "done"),
+        Job("ended", "launch", at, 2, False, 0, ""),
+        Job("calm", "resume", at, 3, True, None, "evaluating"),
+        Job("slow", "launch", at, 4, True, None, ""),
+        Job("bad", "launch", at, 5, False, 2, f"error: {EVIL}"),
     ]
-    monkeypatch.setattr(Drivers, "launches", lambda _: launches)
+    monkeypatch.setattr(ProcessRunner, "jobs", lambda _: jobs)
     for path in ("/launch", "/launch?configuration=small", "/launch/started", "/launch/started?part=1"):
         page = page_of(client, path)
         assert page.texts_of("span")[-4:] == ["failed with code 2", "starting", "runs", "ended well"]
@@ -335,11 +335,11 @@ def test_what_became_of_an_export_is_shown_with_the_individual(
         assert "It is not exported yet." in page_of(client, path).text
     asked: list[str] = []
 
-    def launch(_: Drivers, name: str) -> Launch:
+    def job(_: ProcessRunner, name: str) -> Job:
         asked.append(name)
-        return Launch(name, "export", datetime.now(UTC), 7, running, code, f"error: {EVIL}")
+        return Job(name, "export", datetime.now(UTC), 7, running, code, f"error: {EVIL}")
 
-    monkeypatch.setattr(Drivers, "launch", launch)
+    monkeypatch.setattr(ProcessRunner, "job", job)
     for path in ("/individuals/calm:0", "/individuals/calm:0/exports", "/individuals/calm:0/exports?part=1"):
         page = page_of(client, path)
         assert said in page.texts_of("span") and f"error: {EVIL}" in page.text
@@ -365,12 +365,12 @@ def test_an_export_is_started_as_it_is_asked_for(
 
 def test_the_latest_launch_of_a_name_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/true")
-    drivers = Drivers("sqlite://", tmp_path)
+    runner = ProcessRunner("sqlite://", tmp_path)
     for name in ("one", "two", "one"):
-        drivers.start(name, ["launch"])
-        while drivers.launch(name).running:
+        runner.start(name, ["launch"])
+        while runner.job(name).running:
             pass
-    assert [(one.name, one.command, one.exit_code) for one in drivers.launches()] == [
+    assert [(one.name, one.command, one.exit_code) for one in runner.jobs()] == [
         ("two", "launch", 0),
         ("one", "launch", 0),
     ]
@@ -384,13 +384,13 @@ def test_what_is_launched_has_the_servers_store_and_webhooks(tmp_path: Path, mon
     monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
     target = WebhookSection.model_validate({"url": "https://hook.example/T0KEN", "secret_env": "THEIR_KEY"})
     with pytest.raises(UserError, match="environment variable THEIR_KEY: set it"):
-        Drivers("sqlite://", tmp_path, (target,))
+        ProcessRunner("sqlite://", tmp_path, (target,))
     monkeypatch.setenv("THEIR_KEY", "a key of theirs")
-    drivers = Drivers("sqlite:///lab.db", tmp_path, (target,))
-    drivers.start("one", ["launch"])
-    while drivers.launch("one").running:
+    runner = ProcessRunner("sqlite:///lab.db", tmp_path, (target,))
+    runner.start("one", ["launch"])
+    while runner.job("one").running:
         pass
-    given = dict(line.partition("=")[::2] for line in drivers.log("one").splitlines())
+    given = dict(line.partition("=")[::2] for line in runner.log("one").splitlines())
     assert given["MOEVOLVE_STORE"] == "sqlite:///lab.db" and "MOEVOLVE_WRITE_TOKEN" not in given
     monkeypatch.setenv(VARIABLE, given[VARIABLE])
     assert targets_of_environment() == (target,)

@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 
 from moevolve.search.loop.scores import interval
 from moevolve.search.report.rendering import clock, handle
+from moevolve.search.server.app import make_app
 from moevolve.search.server.fitness_curves import FitnessCurve
-from moevolve.search.server.pages.listings import Listings
+from moevolve.search.server.listings import Listings
 from moevolve.search.server.pages.views import improvements, phase_at
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.store.owners import this_process
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
@@ -306,7 +306,7 @@ def test_a_running_search_can_be_steered_by_who_may(
     store.ask("live", "paused")
     assert "asked to pause" in page_of(client, "/searches/live/now").text
     store.release(lease)
-    assert "left behind its driver is gone" in page_of(client, "/searches/live/now").text
+    assert "orphaned its driver is gone" in page_of(client, "/searches/live/now").text
     assert "moevolve resume" in page_of(client, "/health").text
 
 
@@ -359,7 +359,7 @@ def test_the_policy_allows_files_of_ours_alone_and_static_files_are_asked_for_ag
 
 def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'one.db'}") as store:
-        listings = Listings(store, longest=3600)
+        listings = Listings(store, max_age=3600)
         assert listings.summaries() == []
         store.create_search(samples.search("alpha"), [samples.split()])
         first = listings.summaries()
@@ -367,7 +367,7 @@ def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
         assert listings.summaries() is first, "nothing happened"
         store.set_status("id-alpha", "running")
         assert listings.summaries()[0].search.status == "running"
-        assert Listings(store, longest=0).tasks() == ["rte"]
+        assert Listings(store, max_age=0).tasks() == ["rte"]
 
 
 def test_improvements_are_the_steps_of_the_best_so_far() -> None:

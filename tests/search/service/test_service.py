@@ -16,9 +16,9 @@ from store_samples import scored, search, split
 from moevolve.evaluators.errors import UserError
 from moevolve.search import requests as ask
 from moevolve.search.operations import plot
+from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.search.service.service import LocalService, Service
 from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.errors import NotFoundError, StoreError

@@ -1,4 +1,4 @@
-"""The application: routes, and the guard around them."""
+"""The ASGI application: all routes, and the guard around them."""
 
 from __future__ import annotations
 
@@ -10,79 +10,84 @@ from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
 from starlette.middleware.gzip import GZipMiddleware
 
-from moevolve.search.server.api import drawings, events, launching, rankings, searches
+from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
+from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.drawing_queue import DrawingQueue
-from moevolve.search.server.drivers import Drivers
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.guard import HEALTH, Guard
-from moevolve.search.server.metrics import exposition
+from moevolve.search.server.listings import Listings
+from moevolve.search.server.metrics import metrics_text
 from moevolve.search.server.pages.rendering import problem_page, sign_in
 from moevolve.search.server.pages.routes import add_pages
 from moevolve.search.server.problems import READS, answer_errors
-from moevolve.search.server.service import Service
+from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 
-ROUTERS = (searches, drawings, rankings, events, launching)
-"""Modules with the routes of one kind of thing each, behind /api."""
-
 
 def make_app(store: Store, settings: ServerSettings) -> Guard:
-    """The application for a store, guarded.
+    """The application for a store, with access control.
 
     Raises:
-        UserError: its tokens can't be read, or it needs some.
+        UserError: the tokens can't be read, or tokens are needed and there are none.
     """
     return Guard(make_routes(store, settings), settings.allowed_hosts, settings.read_tokens(), sign_in)
 
 
 def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
-    """The application without the guard.
+    """The application without access control.
 
     Raises:
         UserError: the key of a webhook isn't in the environment.
     """
-    drivers = Drivers(settings.store, settings.logs.resolve(), settings.webhooks)
-    service = Service(store, settings, FitnessCurves(store), DrawingQueue(), Feed(store), drivers)
+    server = ServerState(
+        writer=store,
+        settings=settings,
+        curves=FitnessCurves(store),
+        drawings=DrawingQueue(),
+        feed=Feed(store),
+        processes=ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks),
+        listings=Listings(store),
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.feed.close()
+        await server.feed.close()
 
     app = FastAPI(
         title="moevolve",
         version=version("moevolve"),
-        description="Searches of a store: what they found, where they stand, and what they are asked to do.",
+        description="Searches of a store: their results and progress, and commands to start and control them.",
         openapi_url="/api/openapi.json",
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.state.service = service
+    app.state.server = server
     answer_errors(app, problem_page)
     app.add_middleware(GZipMiddleware, minimum_size=1024)
     app.include_router(request_routes(), prefix="/api")
-    for module in ROUTERS:
+    for module in (reading, launching):
         app.include_router(module.routes, prefix="/api")
-    add_pages(app, store)
+    add_pages(app)
 
     @app.head(HEALTH, include_in_schema=False)
     @app.get(HEALTH, responses=READS, response_class=PlainTextResponse)
     def healthz() -> str:
-        """Whether the server answers and reaches its store."""
+        """Answer `ok` if the store can be read."""
         store.controls()
         return "ok\n"
 
     @app.get(
         "/metrics",
-        responses=READS | {200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."}},
+        responses=READS | {200: {"content": {"text/plain": {}}, "description": "Metrics."}},
         response_class=Response,
     )
     def metrics() -> Response:
-        """The store's searches in numbers, for Prometheus."""
-        return Response(exposition(store), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Metrics of the store's searches in Prometheus' text format."""
+        return Response(metrics_text(store), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
