@@ -31,8 +31,8 @@ def serve(
         UserError: a setting is wrong, the address can't be listened at, or tokens are needed and there are none.
         StoreError: the store can't be opened.
     """
-    from moevolve.search.server.settings import read_settings
     from moevolve.search.server.run import serve as run
+    from moevolve.search.server.settings import read_settings
 
     changes = {"store": store, "host": host, "port": port, "hosts": hosts, "tokens": tokens and str(tokens)}
     run(read_settings(None if settings is None else Path(settings), changes), on_ready)

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.compare.significance import Outcomes, Significance, paired_test
+from moevolve.search.compare.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import bare
@@ -127,7 +127,7 @@ def _pair(first: EvaluationRecord | None, second: EvaluationRecord | None) -> Pa
         return row
     return replace(
         row,
-        test=paired_test([Outcomes(left[None], first.metric, 1.0)], [Outcomes(right[None], first.metric, 1.0)]),
+        test=paired_test([TaskOutcomes(left[None], first.metric, 1.0)], [TaskOutcomes(right[None], first.metric, 1.0)]),
         first_better=int((left > right).sum()),
         second_better=int((right > left).sum()),
     )

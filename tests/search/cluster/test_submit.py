@@ -19,7 +19,7 @@ import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cluster import ray_jobs
 from moevolve.search.cluster import submit as service
-from moevolve.search.cluster.ray_jobs import Job, JobServer, Label
+from moevolve.search.cluster.ray_jobs import ClusterJob, JobLabel, JobServer
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.running.launch import register, set_up_new
@@ -36,20 +36,20 @@ class Jobs:
 
     def __init__(self) -> None:
         self.url = "http://localhost:8265"
-        self.known: list[Job] = []
+        self.known: list[ClusterJob] = []
         self.commands: list[str] = []
 
     def __call__(self, url: str, insecure: bool) -> Jobs:
         return self
 
-    def submit(self, job: str, label: Label, entrypoint: str, *_: Any) -> bool:
+    def submit(self, job: str, label: JobLabel, entrypoint: str, *_: Any) -> bool:
         if any(each.id == job for each in self.known):
             return False
-        self.known.append(Job(job, label, "PENDING", len(self.known)))
+        self.known.append(ClusterJob(job, label, "PENDING", len(self.known)))
         self.commands.append(entrypoint)
         return True
 
-    def jobs(self, search: str) -> list[Job]:
+    def jobs(self, search: str) -> list[ClusterJob]:
         return [job for job in self.known if search in (job.label.search, job.label.name)]
 
     def end(self) -> None:

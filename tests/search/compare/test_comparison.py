@@ -21,7 +21,7 @@ from moevolve.search.cli.output.comparison import print_tables, write_csv, write
 from moevolve.search.compare.config import Comparison, load_comparison
 from moevolve.search.compare.rows import ComparisonRow, comparison_rows, with_tests
 from moevolve.search.compare.run import SharedWorkers, run_comparison
-from moevolve.search.compare.significance import Outcomes
+from moevolve.search.compare.significance import TaskOutcomes
 from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import Evaluator, LocalPool
@@ -378,7 +378,7 @@ def one_of(method: str, right: int, **scores: float) -> ComparisonRow:
     """A row of a comparison: so many of 100 answers right on `test`, with every one of two seeds."""
     values = np.repeat((np.arange(100) < right)[None, :], 2, axis=0).astype(float)
     found = (*(Score("", split, score) for split, score in scores.items()), Score("", "test", right / 100))  # type: ignore[arg-type]
-    baseline, outcomes = method.islower() and method != FULL_LABEL, (Outcomes(values, "mean", 1.0),)
+    baseline, outcomes = method.islower() and method != FULL_LABEL, (TaskOutcomes(values, "mean", 1.0),)
     return ComparisonRow("", "", method, BEST_LABEL, baseline, 2, found, outcomes=outcomes)
 
 
@@ -400,7 +400,7 @@ def test_the_best_baseline_is_picked_on_dev() -> None:
 def test_who_failed_on_all_windows_of_a_text_is_not_paired() -> None:
     """How many they are is known of those who didn't."""
     full, search = one_of(FULL_LABEL, 90, search=0.9), one_of("Search", 80, search=0.8)
-    failed = replace(one_of("failed", 0, search=0.0), outcomes=(Outcomes(np.zeros((2, 1)), "mean", 1.0),))
+    failed = replace(one_of("failed", 0, search=0.0), outcomes=(TaskOutcomes(np.zeros((2, 1)), "mean", 1.0),))
     rows = with_tests([full, failed, search])
     assert [row.against_full is None for row in rows] == [True, True, False]
     assert [row.against_baseline for row in rows] == [None, None, None]

@@ -349,8 +349,8 @@ def test_all_commands_name_the_same_winner_and_numbers(
         comparison = load_comparison(tmp_path / "compare.yaml")
         outcomes = run_comparison(comparison, store, lambda place, cell: service.Observer(), local_pool)  # type: ignore[arg-type]
         rows = {row.contestant: row for row in comparison_rows(outcomes, store)}
-        assert outcomes[0].report is not None
-        assert same(under(outcomes[0].report, "mine"), table)
+        assert outcomes[0].table is not None
+        assert same(under(outcomes[0].table, "mine"), table)
     # What launch prints is what the page reads.
     assert ended["winner"] == table.winner
     assert ended["reranked"] == table.reranked == (case != "rerank 0")
