@@ -33,7 +33,7 @@ class Submitted:
         name: Name of the search.
         cluster: URL of the cluster's job server.
         job: Id of the job that runs the search; None if none is needed.
-        new: Whether this call submitted the job.
+        new: True if this call submitted the job.
         status: Status of the search in the store; None if it isn't stored yet, or the store can't be reached from here.
     """
 

@@ -77,7 +77,6 @@ class Cell:
 
     Attributes:
         task, budget, method: Labels; task and budget are empty if the comparison doesn't vary them.
-        baseline: Whether the method is a one-shot baseline.
         config: Configuration of the search.
     """
 
@@ -94,7 +93,7 @@ class Comparison:
 
     Attributes:
         name: Name of the comparison.
-        cells: Its searches, ordered by task, then budget, method and seed.
+        cells: All searches, ordered by task, then budget, method and seed.
     """
 
     name: str

@@ -40,7 +40,6 @@ class ComparisonRow:
     Attributes:
         task, budget, method: Labels of the comparison; `method` is `full model` for the unedited one.
         contestant: Label of the final table: `best found`, `unsearched start`, `random pruning, 20 draws` ...
-        baseline: Whether the method is a one-shot baseline.
         seeds: Number of searches that the row is a mean of.
         scores: Means over seeds. Per split, first the mean over tasks, then each task's if there are several, then
             scores on held-out tasks. Intervals are over examples and, with several seeds, over seeds

@@ -24,7 +24,7 @@ class TaskOutcomes:
 
     Attributes:
         values: Float64 outcomes in [0, 1], shape (seeds, examples); a row of NaN for a seed without a result.
-        metric: How a seed's outcomes give its score: `mean` or `geometric_mean`.
+        metric: Mean that turns a seed's outcomes into its score: `mean` or `geometric_mean`.
         weight: Weight of the task in the score over all tasks.
     """
 

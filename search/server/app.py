@@ -7,21 +7,20 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
-from fastapi.responses import PlainTextResponse, Response
 from starlette.middleware.gzip import GZipMiddleware
 
+from moevolve.search.server import metrics
 from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
 from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
-from moevolve.search.server.guard import HEALTH, Guard
+from moevolve.search.server.guard import Guard
 from moevolve.search.server.listings import Listings
-from moevolve.search.server.metrics import metrics_text
 from moevolve.search.server.pages.rendering import problem_page, sign_in
 from moevolve.search.server.pages.routes import add_pages
-from moevolve.search.server.problems import READS, answer_errors
+from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
@@ -72,22 +71,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     app.include_router(request_routes(), prefix="/api")
     for module in (reading, launching):
         app.include_router(module.routes, prefix="/api")
+    app.include_router(metrics.routes)
     add_pages(app)
-
-    @app.head(HEALTH, include_in_schema=False)
-    @app.get(HEALTH, responses=READS, response_class=PlainTextResponse)
-    def healthz() -> str:
-        """Answer `ok` if the store can be read."""
-        store.controls()
-        return "ok\n"
-
-    @app.get(
-        "/metrics",
-        responses=READS | {200: {"content": {"text/plain": {}}, "description": "Metrics."}},
-        response_class=Response,
-    )
-    def metrics() -> Response:
-        """Metrics of the store's searches in Prometheus' text format."""
-        return Response(metrics_text(store), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app

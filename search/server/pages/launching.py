@@ -105,7 +105,7 @@ class StartedSearch:
         """The state in one or a few words."""
         if self.job.running:
             return "starting" if self.search is None else "runs"
-        return "ended well" if self.job.exit_code == 0 else f"failed with code {self.job.exit_code}"
+        return "finished" if self.job.exit_code == 0 else f"failed with code {self.job.exit_code}"
 
     @property
     def tone(self) -> Tone:

@@ -43,7 +43,7 @@ def sign_in(wrong: bool, next_path: str) -> str:
     """The sign-in page.
 
     Args:
-        wrong: Whether a wrong token was entered.
+        wrong: True after a wrong token was entered.
         next_path: Path to open after signing in.
     """
     return (

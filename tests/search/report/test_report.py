@@ -27,7 +27,7 @@ from moevolve.search.operations.analyse import analyse
 from moevolve.search.operations.data import as_data
 from moevolve.search.operations.evaluate import evaluate_subject
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.report.contents import Contents, failures_of, gather
+from moevolve.search.report.contents import ReportContents, gather, group_failures
 from moevolve.search.report.page import render_page
 from moevolve.search.requests import AnalyseRequest, ImportEepRequest
 from moevolve.search.running.execute import execute
@@ -48,7 +48,7 @@ SEARCHED = {
 }
 
 
-def page_of(contents: Contents) -> tuple[str, str]:
+def page_of(contents: ReportContents) -> tuple[str, str]:
     """The page, checked, and its text."""
     page = render_page(contents)
     check_page(page)
@@ -216,7 +216,7 @@ def test_failures_are_counted_by_reason_whatever_the_numbers(lab: Store) -> None
     history = lab.history(setup.search_id)
     reasons = ["12 of 40 prompts", "3 of 40 prompts", "<b>KeyError</b>: 'x'", None]
     failed = [replace(row, status="failed", failure=why) for row, why in zip(history, reasons, strict=False)]
-    found = [(each.reason, each.count, each.example) for each in failures_of(lab.search("lab"), failed)]
+    found = [(each.reason, each.count, each.example) for each in group_failures(lab.search("lab"), failed)]
     assert found == [
         ("12 of 40 prompts", 2, "lab:0"),
         ("<b>KeyError</b>: 'x'", 1, "lab:2"),

@@ -167,8 +167,8 @@ def test_a_search_of_the_same_settings_would_go_on(client: TestClient, store: St
 def test_run_files_and_their_faults_are_listed(client: TestClient) -> None:
     page = page_of(client, "/launch")
     assert {f"/launch?configuration={name}" for name in ("small", "other", "far")} < set(page.links)
-    assert "1 file beside them can't be launched" in page.text and f"{EVIL}: unknown key" in page.text
-    assert "Nothing since this server was started" in page.text
+    assert "1 other file can't be launched" in page.text and f"{EVIL}: unknown key" in page.text
+    assert "Nothing was started yet" in page.text
     assert "/launch" in page_of(client, "/").links and "Launch a search from here" in page_of(client, "/").text
 
 
@@ -272,7 +272,7 @@ def test_who_may_only_read_is_told_so(store: Store, settings: Settings, runs: Pa
     reader = TestClient(app, "http://localhost", headers={"accept": "text/html", "authorization": f"Bearer {READ}"})
     page = page_of(reader, "/launch?configuration=small")
     assert all("disabled" in found for found in page.all("button", "input", "textarea", "select"))
-    assert "needs one of scope write" in page.text and "moevolve launch small" in page.text
+    assert "needs a token of scope write" in page.text and "moevolve launch small" in page.text
     refused = reader.post("/api/searches/check", json={"configuration": "small"}, headers={"x-moevolve": "1"})
     assert refused.status_code == 403
 
@@ -298,7 +298,7 @@ def test_what_became_of_launches_is_shown(
     monkeypatch.setattr(ProcessRunner, "jobs", lambda _: jobs)
     for path in ("/launch", "/launch?configuration=small", "/launch/started", "/launch/started?part=1"):
         page = page_of(client, path)
-        assert page.texts_of("span")[-4:] == ["failed with code 2", "starting", "runs", "ended well"]
+        assert page.texts_of("span")[-4:] == ["failed with code 2", "starting", "runs", "finished"]
         assert page.text.index("bad") < page.text.index("slow 2026") < page.text.index("ended 2026")
         assert polls(page, "/launch/started?part=1")
         assert f"error: {EVIL}" in page.text and "2026-01-02 03:04" in page.text
@@ -332,7 +332,7 @@ def test_what_became_of_an_export_is_shown_with_the_individual(
     stored(store, load_run_config(runs / "small.yaml"), "calm")
     store.record("id-calm", [samples.decided(0, 0.5)])
     for path in ("/individuals/calm:0", "/individuals/calm:0/exports", "/individuals/calm:0/exports?part=1"):
-        assert "It is not exported yet." in page_of(client, path).text
+        assert "There is no export yet." in page_of(client, path).text
     asked: list[str] = []
 
     def job(_: ProcessRunner, name: str) -> Job:

@@ -202,7 +202,7 @@ def test_two_individuals_beside_each_other(client: TestClient, store: Store) -> 
         and f"{100 * (right.mean() - left.mean()):+.1f}".replace("-", "\N{MINUS SIGN}") in page.text
     )
     assert "only" in page_of(client, f"/compare/experts?a={one.ref}&b={other.ref}").text
-    assert "can't be told" in page_of(client, f"/compare/experts?a={one.ref}&b=nanomoe:1").text
+    assert "no experts in common groups" in page_of(client, f"/compare/experts?a={one.ref}&b=nanomoe:1").text
     assert page_of(client, "/compare?a=eep:1").all("input")[0]["value"] == "eep:1"
 
 
@@ -211,7 +211,7 @@ def test_rankings_take_what_forms_send(client: TestClient, store: Store) -> None
     page = page_of(client, f"/best?task={task}&experts=&active=&search=eep&by=search")
     best = store.best(task, search="eep", by="search", limit=1)[0]
     assert best.ref in page.text and "nanomoe:" not in page.text
-    assert "Nothing fits" in page_of(client, f"/best?task={task}&experts=77").text
+    assert "No configuration matches" in page_of(client, f"/best?task={task}&experts=77").text
     front = store.pareto(task, "search")
     page = page_of(client, f"/pareto?task={task}&split=search&search=")
     assert [found["data-x"] for found in page.all("tr") if "data-x" in found] == [
