@@ -61,8 +61,8 @@ class _SearchCollector(Collector):
         eta = _gauge("seconds_left", "Time left of a running search at its present pace.")
         for row in searches:
             name, control = row.search.name, controls[row.search.id]
-            for status, count in {"ok": row.evaluated, "failed": row.failed, "pending": row.pending}.items():
-                individuals.add_metric([name, status], count)
+            for label, count in {"ok": row.evaluated, "failed": row.failed, "pending": row.pending}.items():
+                individuals.add_metric([name, label], count)
             if row.best_fitness is not None:
                 best.add_metric([name], row.best_fitness)
             alive.add_metric([name], control.alive)

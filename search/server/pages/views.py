@@ -126,17 +126,15 @@ class SearchView:
 def view_of_summary(summary: SearchSummary, control: Control) -> SearchView:
     """The view of a search in a listing. The driver's own counts replace those of the listing, which may be older."""
     progress = control.progress
-    best = None if summary.best_fitness is None else (None, summary.best_fitness)
-    if progress is None:
-        return SearchView(summary.search, control, summary.tasks, summary.individuals, summary.failed, best, None)
+    best: tuple[int | None, float] | None = None if summary.best_fitness is None else (None, summary.best_fitness)
     return SearchView(
-        summary.search,
-        control,
-        summary.tasks,
-        max(summary.individuals, progress.done),
-        progress.failed,
-        progress.best or best,
-        progress.full,
+        search=summary.search,
+        control=control,
+        tasks=summary.tasks,
+        individuals=summary.individuals if progress is None else max(summary.individuals, progress.done),
+        failed=summary.failed if progress is None else progress.failed,
+        best=best if progress is None else progress.best or best,
+        full=None if progress is None else progress.full,
     )
 
 
@@ -146,14 +144,14 @@ def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -
     progress = control.progress
     full = None if progress is None else progress.full
     return SearchView(
-        search,
-        control,
-        tuple(dict.fromkeys(task.task for task in store.search_tasks(search.id))),
-        newest[0].index + 1 if newest else 0,
-        None if progress is None else progress.failed,
-        (best[0].index, best[0].fitness or 0.0) if best else None,
-        full_fitness(store, search) if full is None else full,
-        _winner(store, search),
+        search=search,
+        control=control,
+        tasks=tuple(dict.fromkeys(task.task for task in store.search_tasks(search.id))),
+        individuals=newest[0].index + 1 if newest else 0,
+        failed=None if progress is None else progress.failed,
+        best=(best[0].index, best[0].fitness or 0.0) if best else None,
+        full=full_fitness(store, search) if full is None else full,
+        winner=_winner(store, search),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is sent to a cluster: this package whole, and copies of the files that a run names."""
+"""Files copied for a cluster: the package, and the files that a run names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config(tiny: Any, tmp_path: Path) -> RunConfig:
     return load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", store=url, final={"held_out": ["demo-count"]}))
 
 
-def test_what_is_sent_is_the_same_search_from_elsewhere(config: RunConfig, tmp_path: Path) -> None:
+def test_the_copied_run_is_the_same_search(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "sent").mkdir()
     environment = pack(config, tmp_path / "sent", False, ROOM)
     run = environment.working_dir / RUN
@@ -47,7 +47,7 @@ def test_what_is_sent_is_the_same_search_from_elsewhere(config: RunConfig, tmp_p
     }
 
 
-def test_the_package_is_importable_from_what_is_sent(config: RunConfig, tmp_path: Path) -> None:
+def test_the_copied_package_is_importable(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "sent").mkdir()
     environment = pack(config, tmp_path / "sent", True, 0)
     program = (
@@ -76,7 +76,7 @@ def test_paths_that_all_nodes_share_stay_as_they_are(config: RunConfig, tmp_path
     assert [path.name for path in (environment.working_dir / RUN).parent.iterdir()] == [Path(RUN).name]
 
 
-def test_too_much_is_not_sent(config: RunConfig, tmp_path: Path) -> None:
+def test_too_large_files_are_refused(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "sent").mkdir()
     with pytest.raises(UserError, match=rf"^model\.path: {config.model.path} is too large .* --shared-paths") as caught:
         pack(config, tmp_path / "sent", False, 1000)

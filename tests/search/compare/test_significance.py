@@ -1,4 +1,4 @@
-"""Tests and intervals of comparisons against closed forms, exact enumerations, and simulations in plain numpy."""
+"""Tests and intervals against closed forms, exact enumerations, and simulations in plain numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of searches of every kind and in every state: what they say, and that a page needs nothing but itself."""
+"""Reports of searches of every kind and in every state; a page needs no other files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def page_of(contents: ReportContents) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_finished_search_is_reported_whole(all_kinds: str, kind: str) -> None:
+def test_a_finished_search_is_reported_completely(all_kinds: str, kind: str) -> None:
     with Store.open(all_kinds) as store:
         contents = gather(store, kind)
         page, text = page_of(contents)
@@ -115,12 +115,12 @@ def lab(tmp_path: Path) -> Store:
 
 
 def lab_config(**changes: Any) -> RunConfig:
-    """A search on a synthetic model, which is nowhere."""
+    """A search on a synthetic model without files."""
     return run_config(model={"path": "/nowhere/model"}, **changes)
 
 
 def drive(store: Store, setup: SearchSetup, pool: UnrulyPool) -> None:
-    """As the service would, evaluations under the search's own engine."""
+    """Evaluates with the search's own engine."""
     engine = store.search(setup.search_id).engine_fingerprint
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine)
     SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
@@ -224,7 +224,7 @@ def test_failures_are_counted_by_reason_whatever_the_numbers(lab: Store) -> None
     ]
 
 
-def test_what_users_write_is_text_not_markup(lab: Store) -> None:
+def test_texts_of_users_are_escaped(lab: Store) -> None:
     name = '<script>alert("x")</script> & co'
     setup = start(lab, lab_config(tasks=[{"name": name}]))
     drive(lab, setup, UnrulyPool(4))
@@ -232,7 +232,7 @@ def test_what_users_write_is_text_not_markup(lab: Store) -> None:
     assert "<script>" not in page and name in text
 
 
-def test_what_was_not_measured_is_said_with_the_command(tiny: Any, tmp_path: Path) -> None:
+def test_missing_scores_are_listed_with_their_commands(tiny: Any, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     final = {"rerank": 0, "test": False, "random_baselines": 2}
     run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "bare", engine={}, final=final))

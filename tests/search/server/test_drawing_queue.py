@@ -1,4 +1,4 @@
-"""Drawings wait for one another, and nothing waits for them."""
+"""Drawings wait for each other, and no other request waits for them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from moevolve.search.operations import plot
 from moevolve.search.server.drawing_queue import MAX_DRAWINGS
 
 
-def test_however_many_drawings_are_asked_for_the_rest_is_served(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, at_once, most = threading.Event(), 0, 0
 
     def draw(*_: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""News: one look at the store serves all who watch, and none happens for nobody."""
+"""News: one query serves all watchers, and there is none without watchers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def pollers() -> list[asyncio.Task[Any]]:
-    """Tasks that look at a store."""
+    """Tasks that query a store."""
     return [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_run"]
 
 
-def test_watchers_that_arrive_together_share_one_look(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchers_share_one_query(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = counted(store, monkeypatch)
 
     async def watch() -> None:
@@ -51,9 +51,7 @@ def test_watchers_that_arrive_together_share_one_look(store: Store, monkeypatch:
     asyncio.run(watch())
 
 
-def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watcher_may_leave_during_the_first_query(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -78,9 +76,7 @@ def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
     asyncio.run(leave())
 
 
-def test_those_who_wait_for_the_first_look_go_when_the_server_does(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_ends_watchers_that_wait_for_the_first_query(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
     counted(store, monkeypatch, lambda: may_end.wait(PATIENT_S))
 
@@ -95,7 +91,7 @@ def test_those_who_wait_for_the_first_look_go_when_the_server_does(
     asyncio.run(stop())
 
 
-def test_no_more_watch_than_may(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_watchers_is_limited(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_WATCHERS", 2)
 
     async def watch() -> list[bool]:
@@ -116,7 +112,7 @@ def test_no_more_watch_than_may(client: TestClient, store: Store, monkeypatch: p
     assert refused.status_code == 503 and "watch already" in refused.json()["detail"]
 
 
-def test_a_stream_tells_of_one_search_and_of_drivers_that_come_and_go(
+def test_a_stream_can_be_limited_to_one_search_and_reports_drivers(
     lab_store: Store, settings: Callable[..., ServerSettings]
 ) -> None:
     lab_store.create_search(search("beta"), [split()])
@@ -154,7 +150,7 @@ def test_a_stream_tells_of_one_search_and_of_drivers_that_come_and_go(
 
 
 def counted(store: Store, monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> list[int]:
-    """Gets an entry for each look at the store."""
+    """Gets an entry for each query of the store."""
     looks: list[int] = []
     read = store.controls
 

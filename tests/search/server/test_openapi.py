@@ -1,4 +1,4 @@
-"""The API against its own description: whatever is asked, it answers as it says it does."""
+"""The API agrees with its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A served store. Nothing is really started."""
+    """A served store whose processes are not started."""
 
     def start_nothing(_: ProcessRunner, name: str, arguments: Any) -> Job:
         return Job(name, arguments[0], datetime.now(UTC), 1, True, None, " ".join(arguments))
@@ -48,7 +48,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield schemathesis.openapi.from_asgi("/api/openapi.json", make_app(store, served), headers=HEADERS)
 
 
-def test_every_answer_is_a_declared_one(api: Any) -> None:
+def test_every_response_is_declared(api: Any) -> None:
     asked = []
     for found in api.exclude(path="/api/news").get_all_operations():  # which has no end
         operation = found.ok()
