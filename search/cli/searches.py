@@ -1,4 +1,4 @@
-"""Commands that list what a store has: searches, configurations, individuals, lineage, and the tasks there are."""
+"""Commands that list searches, individuals, lineages and tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli._requests import takes
 from moevolve.search.cli.output.console import output, plain, print_json, print_table
 from moevolve.search.genomes.registry import KINDS, counted, parts_of
-from moevolve.search.requests import BestRequest, LineageRequest, SearchesRequest, ShowRequest
+from moevolve.search.requests.searches import BestRequest, LineageRequest, SearchesRequest, ShowRequest
 from moevolve.search.text import parameter_count, percent
 from moevolve.store.lineage import to_dot
 
@@ -150,7 +150,7 @@ def show(request: ShowRequest, store: StoreOption = DEFAULT_STORE, as_json: Json
 
 
 def _status(one: IndividualRecord) -> str:
-    """The status, and of a failed one whose fault it was and why."""
+    """Format the status, with the kind and reason of a failure."""
     return one.status + (f" ({one.failure_kind}): {one.failure}" if one.failure else "")
 
 
@@ -199,7 +199,7 @@ def _print_lineage(graph: LineageGraph) -> None:
 
 
 def tasks(as_json: JsonOption = False) -> None:
-    """The tasks that can be named in a configuration; NAME@FITNESS is NAME under another fitness (demo-span@kl)."""
+    """List the tasks that a configuration can name; NAME@FITNESS is NAME under another fitness (demo-span@kl)."""
     found = moevolve.tasks()
     if as_json:
         print_json(found)

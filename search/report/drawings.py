@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from moevolve.search.figures.course import course_figure, size_figure
+from moevolve.search.figures.fitness import fitness_figure, size_figure
 from moevolve.search.figures.lineage import lineage_figure
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import bare
-from moevolve.search.operations.analyse import Analysis, figures_of
+from moevolve.search.operations.analyse import figures_of
 from moevolve.search.report.contents import Contents
+from moevolve.search.requests.answers import Analysis
 from moevolve.search.text import percent
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _course(contents: Contents) -> Drawing:
     top = max(row.fitness or 0.0 for row in scored)
     caption = f"Every individual's score on the search split, in order of creation; the highest is {percent(top)} %"
     caption += "." if contents.full is None else f", the full model has {percent(contents.full)} %."
-    return _drawing("course", "Fitness over the search", caption, course_figure(contents.history, contents.full))
+    return _drawing("course", "Fitness over the search", caption, fitness_figure(contents.history, contents.full))
 
 
 def _sizes(contents: Contents) -> Drawing:

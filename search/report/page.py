@@ -6,7 +6,7 @@ from moevolve.evaluators.types import SCORED
 from moevolve.search.report.contents import Contents, gather
 from moevolve.search.report.drawings import drawings_of
 from moevolve.search.report.rendering import FOLDER, environment
-from moevolve.search.requests import ReportRequest
+from moevolve.search.requests.searches import ReportRequest
 from moevolve.search.text import percent
 from moevolve.store.reader import StoreReader
 

@@ -13,14 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.requests import (
-    ControlRequest,
-    Request,
-    ResumeRequest,
-    SearchRequest,
-    StandingsRequest,
-    path_fields,
-)
+from moevolve.search.requests.record import Request, path_fields
+from moevolve.search.requests.running import ResumeRequest
+from moevolve.search.requests.searches import ControlRequest, FinalTableRequest, SearchRequest
 from moevolve.search.server.drivers import Launch
 from moevolve.search.service.use_cases import use_case_of
 from moevolve.store.errors import NotFoundError, StoreError
@@ -116,7 +111,7 @@ class RemoteService:
         record = self.ask(SearchRequest(search))
         if record.status == "finished":
             observer.on_begin(self._here(record))
-            return self.ask(StandingsRequest(search))
+            return self.ask(FinalTableRequest(search))
         before = self.ask(ControlRequest(search)).epoch
         kind: Any = Launch | None
         if self._post(kind, _path("searches", search, "resume")) is None:
@@ -145,7 +140,7 @@ class RemoteService:
                     progress = control.progress
                     observer.on_progress(progress)
                 if record.status == "finished":
-                    return self.ask(StandingsRequest(name))
+                    return self.ask(FinalTableRequest(name))
                 silent = 0 if control.alive else silent + 1
                 if silent and record.status not in ("running", "paused"):
                     raise UserError(f"search {name} is {record.status}: {record.status_reason or 'nobody says why'}")

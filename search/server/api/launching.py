@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype
 from moevolve.search.running.steer import unpaused
 from moevolve.search.server.api.parameters import RefPath, SearchPath
 from moevolve.search.server.drivers import Launch
 from moevolve.search.server.planning import LaunchRequest, Plan, make_plan, resolve, status_of
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.service import ServiceDep
-from moevolve.workers.contract.settings import Device, Dtype
 
 
 class ExportRequest(BaseModel):
     """How to export: without `form`, as `stock` where that is exact; without `device` or `dtype`, as the search ran."""
 
     model_config = ConfigDict(extra="forbid")
-    form: Literal["stock", "native"] | None = None
-    device: Device | None = None
-    dtype: Dtype | None = None
+    form: ExportForm = None
+    device: ModelDevice = None
+    dtype: ModelDtype = None
 
 
 routes = APIRouter(tags=["launching"], responses=WRITES)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Path, Query
 
-from moevolve.search.requests import LONGEST_NAME
+from moevolve.search.config.run import LONGEST_NAME
 
 SearchPath = Annotated[str, Path(max_length=LONGEST_NAME, description="Name or id of the search.")]
 RefPath = Annotated[str, Path(max_length=LONGEST_NAME + 20, description="SEARCH:INDEX, for example demo:137.")]

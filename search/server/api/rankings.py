@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.requests import ScoredSplit
+from moevolve.search.requests.parameters import ScoredSplit
 from moevolve.search.server.api.parameters import SearchQuery
 from moevolve.search.server.problems import READS
 from moevolve.search.server.service import ServiceDep

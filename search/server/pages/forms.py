@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 
-from moevolve.search.requests import Request, fields_of, refused_in_a_line
+from moevolve.search.requests.record import Request, fields_of, one_line_errors
 
 R = TypeVar("R", bound=Request[Any])
 
@@ -17,7 +17,7 @@ def from_form(kind: type[R]) -> Callable[[HttpRequest], R]:
 
     def read(http: HttpRequest) -> R:
         given = {name: http.query_params.get(name, "").strip() for name in fields_of(kind)}
-        with refused_in_a_line():
+        with one_line_errors():
             return kind(**{name: text for name, text in given.items() if text})
 
     return read

@@ -10,7 +10,8 @@ from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.operations.queries import best
-from moevolve.search.requests import BestRequest, ScoredSplit
+from moevolve.search.requests.parameters import ScoredSplit
+from moevolve.search.requests.searches import BestRequest
 from moevolve.search.server.pages.forms import from_form
 from moevolve.search.server.pages.listings import ListingsDep
 from moevolve.search.server.pages.rendering import render

@@ -17,8 +17,8 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import HarnessTask
 from moevolve.search.cli.app import app
 from moevolve.search.cli.models import _elided
-from moevolve.search.operations.answers import Answers
 from moevolve.search.operations.subject import find_subject
+from moevolve.search.requests.answers import Answers
 from moevolve.store.repository import Store
 
 
