@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moevolve.search.figures.course import legend_above
+from moevolve.search.figures.fitness import legend_above
 from moevolve.search.figures.style import GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.store.records import LineageGraph, LineageNode
 
