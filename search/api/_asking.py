@@ -98,8 +98,11 @@ def takes_store(kind: Callable[P, R]) -> Callable[[Callable[[S, R], T]], Callabl
 
 def _describe(function: Callable[..., Any], kind: Any, name: str, returns: Any, store: str | None = None) -> None:
     """Give a function the name, signature and docstring that `help` and editors show; `store` annotates the store."""
-    parameters = list(inspect.signature(kind).parameters.values())
-    arguments = {field: (info.description or "") for field, info in fields_of(kind).items()}
+    fields = fields_of(kind)
+    parameters = [
+        each.replace(annotation=fields[each.name].annotation) for each in inspect.signature(kind).parameters.values()
+    ]
+    arguments = {field: (info.description or "") for field, info in fields.items()}
     if store is not None:
         parameters.insert(0, inspect.Parameter("store", inspect.Parameter.POSITIONAL_ONLY, annotation=store))
         arguments = {"store": "URL of the store, or of a server; or an open store, which is left open."} | arguments

@@ -31,28 +31,28 @@ if TYPE_CHECKING:
 
 # Modules that load torch or Ray are imported within the functions, after what is wrong with a configuration was said.
 
-Watcher = Annotated[InstanceOf[Observer], Field(description="Is told what happens meanwhile.")]
+Watcher = Annotated[InstanceOf[Observer] | None, Field(description="Is told what happens meanwhile.")]
 
 
 @record
 class _Launch(LaunchRequest):
     __doc__ = LaunchRequest.__doc__
     _: KW_ONLY
-    observer: Watcher = Observer()
+    observer: Watcher = None
 
 
 @record
 class _Resume(ResumeRequest):
     __doc__ = ResumeRequest.__doc__
     _: KW_ONLY
-    observer: Watcher = Observer()
+    observer: Watcher = None
 
 
 @record
 class _Retry(RetryRequest):
     __doc__ = RetryRequest.__doc__
     _: KW_ONLY
-    observer: Watcher = Observer()
+    observer: Watcher = None
 
 
 @record
@@ -85,7 +85,9 @@ def launch(asked: _Launch) -> FinalTable:
     source = "this configuration" if isinstance(asked.config, RunConfig) else str(asked.config)
     with opened_store(settings.store if asked.store is None else asked.store, create=True) as opened:
         given = asked.search_id is not None
-        return running.launch(setup, opened, asked.observer, asked.or_resume or given, source, only_this=given)
+        return running.launch(
+            setup, opened, asked.observer or Observer(), asked.or_resume or given, source, only_this=given
+        )
 
 
 def _launch_on_server(asked: _Launch, url: str) -> FinalTable:
@@ -103,7 +105,7 @@ def _launch_on_server(asked: _Launch, url: str) -> FinalTable:
         raise UserError(f"{url} launches its own configurations, by their names, on its own cluster{without}")
     with RemoteService(url) as server:
         overrides = settings_of(override_lines(asked.overrides))
-        return server.launch(str(asked.config), asked.name, overrides, asked.observer)
+        return server.launch(str(asked.config), asked.name, overrides, asked.observer or Observer())
 
 
 @takes(SubmitRequest)
@@ -127,7 +129,7 @@ def logs(asked: LogsRequest) -> Iterator[str]:
 @takes_store(_Resume)
 def resume(store: str | Store, asked: _Resume) -> FinalTable | None:
     with service_of(store, writes=True) as service:
-        return service.resume(asked, asked.observer)
+        return service.resume(asked, asked.observer or Observer())
 
 
 @takes_store(_Retry)
@@ -135,7 +137,7 @@ def retry(store: str | Store, asked: _Retry) -> FinalTable | None:
     from moevolve.search.running import retry as running
 
     with opened_store(store) as opened:
-        return running.retry(opened, asked, asked.observer)
+        return running.retry(opened, asked, asked.observer or Observer())
 
 
 @takes(CompareRequest)

@@ -16,7 +16,7 @@ from moevolve.search.text import parameter_count, percent
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
-    from moevolve import LineageGraph, SearchSummary
+    from moevolve import IndividualDetail, LineageGraph, SearchSummary
     from moevolve.store.records import IndividualRecord
 
 
@@ -98,41 +98,11 @@ def show(request: ShowRequest, store: StoreOption = DEFAULT_STORE, as_json: Json
     if as_json:
         print_json(detail)
         return
-    record, kind = detail.individual, detail.search.genome_kind
-    lines = [
-        ("individual", detail.ref),
-        ("genome", f"{detail.search.genome_kind}: {record.summary}"),
-        ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
-        ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
-        (parts_of([kind]), counted(kind, record.experts, record.active)),
-        (
-            "parameters",
-            (
-                f"{record.parameters:,} of {record.parameters_full:,} "
-                f"({100 * record.parameters / record.parameters_full:.1f} %), {record.active_parameters:,} active"
-            ),
-        ),
-        ("status", _status(record)),
-        (
-            "fitness",
-            "-" if record.fitness is None else f"{percent(record.fitness)} (tie-break {record.tie_break:.4f})",
-        ),
-        ("content hash", record.content_hash),
-        ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
-    ]
-    for label, value in lines:
+    for label, value in _description(detail):
         output.print(f"{label:>13}  ", style="bold", end="")
         output.print(value, soft_wrap=True)
-    columns = [
-        ("task", False),
-        ("split", False),
-        ("score", True),
-        ("gold log-prob", True),
-        ("examples", True),
-        ("seconds", True),
-        ("attempt", True),
-        ("failure", False),
-    ]
+    columns = [("task", False), ("split", False), ("score", True), ("gold log-prob", True)]
+    columns += [("examples", True), ("seconds", True), ("attempt", True), ("failure", False)]
     rows = [
         [
             item.task,
@@ -147,6 +117,27 @@ def show(request: ShowRequest, store: StoreOption = DEFAULT_STORE, as_json: Json
         for item in detail.evaluations
     ]
     print_table(None, columns, rows)
+
+
+def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
+    record, kind = detail.individual, detail.search.genome_kind
+    share = 100 * record.parameters / record.parameters_full
+    fitness = "-" if record.fitness is None else f"{percent(record.fitness)} (tie-break {record.tie_break:.4f})"
+    return [
+        ("individual", detail.ref),
+        ("genome", f"{kind}: {record.summary}"),
+        ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
+        ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
+        (parts_of([kind]), counted(kind, record.experts, record.active)),
+        (
+            "parameters",
+            f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %), {record.active_parameters:,} active",
+        ),
+        ("status", _status(record)),
+        ("fitness", fitness),
+        ("content hash", record.content_hash),
+        ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
+    ]
 
 
 def _status(one: IndividualRecord) -> str:
