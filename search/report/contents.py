@@ -20,8 +20,8 @@ from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, standings
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import set_aside_note
-from moevolve.search.operations.analyse import Analysis
 from moevolve.search.operations.subject import Subject, find_subject, start_of
+from moevolve.search.requests.answers import Analysis
 from moevolve.search.settings.phases import (
     EvolutionSection,
     NevergradSection,

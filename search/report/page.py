@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.figures.course import course_figure, size_figure
+from moevolve.search.figures.fitness import fitness_figure, size_figure
 from moevolve.search.figures.lineage import lineage_figure
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.registry import figures_for
@@ -14,7 +14,7 @@ from moevolve.search.genomes.repaired import bare
 from moevolve.search.operations.analyse import figures_of
 from moevolve.search.report.contents import ReportContents, gather
 from moevolve.search.report.rendering import FOLDER, environment
-from moevolve.search.requests import ReportRequest
+from moevolve.search.requests.searches import ReportRequest
 from moevolve.search.text import percent
 from moevolve.store.reader import StoreReader
 
@@ -121,7 +121,7 @@ def _fitness_figure(contents: ReportContents) -> ReportFigure:
     top = max(row.fitness for row in contents.history if row.fitness is not None)
     caption = f"Every individual's score on the search split, in order of creation; the highest is {percent(top)} %"
     caption += "." if contents.full is None else f", the full model has {percent(contents.full)} %."
-    return _figure("course", "Fitness over the search", caption, course_figure(contents.history, contents.full))
+    return _figure("course", "Fitness over the search", caption, fitness_figure(contents.history, contents.full))
 
 
 def _size_figure(contents: ReportContents) -> ReportFigure:

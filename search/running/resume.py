@@ -9,7 +9,7 @@ from moevolve.search.config.files import changed_config, override_lines, parse_s
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.requests import ResumeRequest
+from moevolve.search.requests.running import ResumeRequest
 from moevolve.search.running.execute import execute, refuse_cancelled
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up

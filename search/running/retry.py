@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.requests import RetryRequest
+from moevolve.search.requests.running import RetryRequest
 from moevolve.search.running.execute import check_goes_on, execute
 from moevolve.search.running.lease_heartbeat import held
 from moevolve.search.running.observer import Observer

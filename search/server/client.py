@@ -12,14 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.requests import (
-    ControlRequest,
-    Request,
-    ResumeRequest,
-    SearchRequest,
-    StandingsRequest,
-    path_fields,
-)
+from moevolve.search.requests.record import Request, path_fields
+from moevolve.search.requests.running import ResumeRequest
+from moevolve.search.requests.searches import ControlRequest, FinalTableRequest, SearchRequest
 from moevolve.search.server.processes import Job
 from moevolve.search.service.use_cases import use_case_of
 from moevolve.store.errors import NotFoundError, StoreError
@@ -115,7 +110,7 @@ class RemoteService:
         record = self.ask(SearchRequest(search))
         if record.status == "finished":
             observer.on_begin(self._config(record))
-            return self.ask(StandingsRequest(search))
+            return self.ask(FinalTableRequest(search))
         before = self.ask(ControlRequest(search)).epoch
         kind: Any = Job | None
         if self._post(kind, f"/api/searches/{quote(search, safe='')}/resume") is None:
@@ -149,7 +144,7 @@ class RemoteService:
                     progress = control.progress
                     observer.on_progress(progress)
                 if record.status == "finished":
-                    return self.ask(StandingsRequest(name))
+                    return self.ask(FinalTableRequest(name))
                 without_driver = 0 if control.alive else without_driver + 1
                 if without_driver and record.status not in ("running", "paused"):
                     raise UserError(f"search {name} is {record.status}: {record.status_reason or 'nobody says why'}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
-from moevolve.search.requests import LONGEST_NAME
+from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves

@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests import in_a_line
 from moevolve.search.server.guard import TOO_LARGE, problem
 from moevolve.store.errors import (
     LeaseHeldError,
@@ -85,8 +84,11 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
     def malformed(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         # The first part of a location is `query`, `path` or `body`.
-        errors = [each | {"loc": each["loc"][1:] or each["loc"]} for each in error.errors()]
-        return answered(request, HTTPStatus.UNPROCESSABLE_ENTITY, in_a_line(errors))
+        faults = (
+            f"{'.'.join(map(str, each['loc'][1:] or each['loc'])) or 'request'}: {each['msg']}"
+            for each in error.errors()
+        )
+        return answered(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(faults))
 
     def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

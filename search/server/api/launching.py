@@ -6,18 +6,17 @@ Requests refer to run files, models and individuals by names that the server kno
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype
 from moevolve.search.running.steer import unpaused
 from moevolve.search.server.dependencies import RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import Job
-from moevolve.workers.contract.settings import Device, Dtype
 
 
 class ExportOptions(BaseModel):
@@ -30,9 +29,9 @@ class ExportOptions(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
-    form: Literal["stock", "native"] | None = None
-    device: Device | None = None
-    dtype: Dtype | None = None
+    form: ExportForm = None
+    device: ModelDevice = None
+    dtype: ModelDtype = None
 
 
 routes = APIRouter(tags=["launching"], responses=WRITES)

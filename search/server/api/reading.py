@@ -12,7 +12,8 @@ from fastapi.responses import PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.requests import LONGEST_NAME, ScoredSplit
+from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.requests.parameters import ScoredSplit
 from moevolve.search.server.dependencies import AfterQuery, LimitQuery, NameQuery, SearchPath, ServerDep
 from moevolve.search.server.feed import MAX_WATCHERS
 from moevolve.search.server.fitness_curves import MAX_POINTS, FitnessCurve

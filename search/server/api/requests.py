@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model
 
-from moevolve.search.requests import PlotRequest, Request, annotation_of, fields_of, path_fields
+from moevolve.search.requests.record import Request, annotation_of, fields_of, path_fields
+from moevolve.search.requests.searches import PlotRequest
 from moevolve.search.server.dependencies import ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES

@@ -20,7 +20,7 @@ from moevolve.search.config.files import as_override, load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
-from moevolve.search.requests import refused_in_a_line
+from moevolve.search.requests.record import one_line_errors
 from moevolve.search.server.dependencies import NameQuery, ServerDep, ServerState
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import Tone
@@ -216,7 +216,7 @@ def _asked(typed: TypedLaunch, server: ServerState) -> RemoteLaunchRequest:
     given = {field.setting: field.given for field in fields}
     overrides = {key: _plain(value) for key, value in values.items() if value != given[key]}
     tasks = [typed.tasks] if isinstance(typed.tasks, str) else typed.tasks
-    with refused_in_a_line():
+    with one_line_errors():
         return RemoteLaunchRequest.model_validate(
             {
                 "configuration": typed.configuration,

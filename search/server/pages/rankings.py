@@ -10,7 +10,9 @@ from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.operations.queries import best
-from moevolve.search.requests import BestRequest, ScoredSplit, fields_of, refused_in_a_line
+from moevolve.search.requests.parameters import ScoredSplit
+from moevolve.search.requests.record import fields_of, one_line_errors
+from moevolve.search.requests.searches import BestRequest
 from moevolve.search.server.dependencies import NameQuery, ServerDep
 from moevolve.search.server.pages.rendering import render
 
@@ -23,7 +25,7 @@ def _best_request(request: Request) -> BestRequest:
     # A form also sends the fields that were left empty.
     typed = {name: request.query_params.get(name, "").strip() for name in fields_of(BestRequest)}
     given: dict[str, object] = {name: text for name, text in typed.items() if text}
-    with refused_in_a_line():
+    with one_line_errors():
         return BestRequest(**given)  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split
 from moevolve.search.cli.app import app
-from moevolve.search.cli.output.final_table import print_standings
+from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.compare.config import load_comparison
 from moevolve.search.compare.rows import comparison_rows
 from moevolve.search.compare.run import run_comparison
@@ -232,7 +232,7 @@ def test_a_search_whose_every_individual_failed_has_no_winner(store: Store, caps
         "test",
     }
     assert same(ended, reported(store))
-    print_standings(ended, "sqlite:///s.db")
+    print_final_table(ended, "sqlite:///s.db")
     assert "every individual failed" in capsys.readouterr().out
 
 

@@ -16,6 +16,7 @@ from report_lab import KINDS
 from search_lab import Stopped, UnrulyPool, run_config, start
 from typer.testing import CliRunner
 
+import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
@@ -24,12 +25,11 @@ from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.analyse import analyse
-from moevolve.search.operations.data import as_data
 from moevolve.search.operations.evaluate import evaluate_subject
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.contents import ReportContents, gather, group_failures
 from moevolve.search.report.page import render_page
-from moevolve.search.requests import AnalyseRequest, ImportEepRequest
+from moevolve.search.requests.models import AnalyseRequest, ImportEepRequest
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
@@ -91,7 +91,7 @@ def test_an_analysis_is_shown(all_kinds: str, tiny: Any, tmp_path: Path) -> None
         analysis = analyse(store, AnalyseRequest("eep:0", task=str(tiny.task), tokens=50))
         with pytest.raises(UserError, match="eep:0, which is no individual of search tomoe"):
             gather(store, "tomoe", analysis=analysis)
-    (tmp_path / "analysis.json").write_text(json.dumps(as_data(analysis)))
+    (tmp_path / "analysis.json").write_text(json.dumps(moevolve.as_data(analysis)))
     command = ["report", "eep", "-o", str(tmp_path / "r.html"), "--analysis", str(tmp_path), "--store", all_kinds]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output

@@ -11,7 +11,8 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
 import moevolve
-from moevolve.search.requests import ResumeRequest, SearchesRequest
+from moevolve.search.requests.running import ResumeRequest
+from moevolve.search.requests.searches import SearchesRequest
 from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
