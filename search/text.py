@@ -1,14 +1,12 @@
-"""Numbers as people read them: what tables, pages and reports show of scores and sizes."""
+"""Numbers as people read them: scores, sizes and times in tables, pages and reports."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-_MANY_MEBIBYTES = 10_000
-
 
 class Measured(Protocol):
-    """A score with what is known of its spread, each in [0, 1]; None where it isn't known."""
+    """A score with its interval and its spread, each in [0, 1]; None where it isn't known."""
 
     @property
     def score(self) -> float | None: ...
@@ -21,12 +19,12 @@ class Measured(Protocol):
 
 
 def percent(value: float | None) -> str:
-    """A score in [0, 1], in % with one decimal; `-` for none."""
+    """Format a score in [0, 1] in % with one decimal, or `-` for None."""
     return "-" if value is None else f"{100 * value:.1f}"
 
 
 def score_lines(found: Measured) -> list[str]:
-    """A table's cell: the score in %, then its spread and its interval as far as they are known."""
+    """Format a table cell: the score in %, then its spread and its interval as far as they are known."""
     if found.score is None:
         return ["failed"]
     lines = [percent(found.score)]
@@ -38,22 +36,36 @@ def score_lines(found: Measured) -> list[str]:
 
 
 def parameter_count(parameters: int | None) -> str:
-    """A number of parameters in millions (M) or billions (B); `-` for none."""
+    """Format a number of parameters in millions (M) or billions (B), or `-` for None."""
     if parameters is None:
         return "-"
     return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M"
 
 
+def flop_count(flops: float) -> str:
+    """Format a number of FLOPs with the prefix M, G, T or P."""
+    for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if flops >= unit:
+            return f"{flops / unit:,.2f} {name}"
+    return f"{flops / 1e6:,.2f} M"
+
+
 def size_lines(parameters: int | None, full: int | None) -> list[str]:
-    """A table's cell: a number of parameters, and its share of the full model's."""
+    """Format a table cell: a number of parameters, and its share of the full model's."""
     if parameters is None or not full:
         return ["-"]
     return [parameter_count(parameters), f"{100 * parameters / full:.0f} %"]
 
 
 def memory_size(size: int | None) -> str:
-    """Bytes in MiB or GiB; `-` for none."""
-    if size is None:
+    """Format a number of bytes in MiB or GiB, or `-` for None and 0."""
+    if not size:
         return "-"
-    mebibytes = size / 2**20
-    return f"{mebibytes:,.0f} MiB" if mebibytes < _MANY_MEBIBYTES else f"{mebibytes / 2**10:,.1f} GiB"
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+
+
+def duration(hours: float) -> str:
+    """Format a time in hours, minutes or seconds, to two digits."""
+    if hours >= 1:
+        return f"{hours:,.0f} hours" if hours >= 9.95 else f"{hours:.1f} hours"
+    return f"{60 * hours:.0f} minutes" if hours >= 1 / 30 else f"{3600 * hours:.0f} seconds"

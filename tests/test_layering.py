@@ -40,7 +40,7 @@ CONFINED = {
     "torch": ("kernels/", "workers/", "search/genomes/eep/coefficients.py"),
     "transformers": ("workers/",),
     "triton": ("kernels/",),
-    "uvicorn": ("search/server/site/run.py", "search/server/connections.py"),
+    "uvicorn": ("search/server/run.py", "search/server/connections.py"),
 }
 
 

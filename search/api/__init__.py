@@ -13,15 +13,15 @@ Every command is a function of the same name here (`plan` is `estimate`), and re
 
 What they have in common:
 
-* A **configuration** is the path of a YAML file, or what `load_config` made of it. `overrides` change its settings:
+* A **configuration** is the path of a YAML file, or what `load_config` read from it. `overrides` change its settings:
   `{"genome.experts": 4}`, or `["genome.experts=4"]` as on the command line.
-* A **store** is a URL (`sqlite:///demo.db`, `postgresql://user@host/name`), or an open one, which is left open. What
-  only reads takes one of `open_reader`, too.
+* A **store** is a URL (`sqlite:///demo.db`, `postgresql://user@host/name`), or an open store, which is left open.
+  Functions that only read also take one that `open_reader` opened.
 * An **individual** is called `SEARCH:INDEX`; where it says so, `full` is the unedited model.
-* **Stores as a whole** are looked after by `moevolve.db`, as by `moevolve db ...`.
-* **Records** are frozen values; `as_data` makes what JSON knows of any of them.
-* **Errors** that you can mend are a `UserError` or a `StoreError` of one line; `PoolError`, `ExportError` and
-  `ProfileError` are of workers, of checkpoints that fail their verification, and of profiled models. Interrupting a
+* **Whole stores** are maintained by `moevolve.db`, as by `moevolve db ...`.
+* **Records** are frozen values; `as_data` turns any of them into plain JSON data.
+* **Errors** that you can correct are a `UserError` or a `StoreError` of one line. `PoolError` is raised for workers,
+  `ExportError` for checkpoints that fail their verification, `ProfileError` for profiled models. Interrupting a
   function that searches leaves the search resumable.
 
 Importing it is quick: torch, Ray and transformers are loaded by the functions that need them.

@@ -1,4 +1,4 @@
-"""Stores as a whole: `moevolve.db` has a function for each command `moevolve db ...`."""
+"""Maintenance of stores: `moevolve.db` has a function for each command `moevolve db ...`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ if TYPE_CHECKING:
 
 
 def upgrade(store: str) -> Upgrade:
-    """Bring a store to the schema that this version of moevolve writes, in one transaction. Repeating it does nothing.
-
-    Args:
-        store: its URL.
+    """Migrate a store, given by URL, to this version's schema in one transaction. Repeating it does nothing.
 
     Raises:
-        StoreError: no such store, or a search of it is being run: the message says which, and by whom.
+        StoreError: there is no such store, or one of its searches is running: the message says which, and where.
     """
     from moevolve.store import schema
 
@@ -30,27 +27,27 @@ def upgrade(store: str) -> Upgrade:
 
 
 def check(store: str | StoreReader) -> CheckReport:
-    """Look a store through for damage. Writes nothing.
+    """Check a store for damage. Writes nothing.
 
     Raises:
-        StoreError: no such store.
+        StoreError: there is no such store.
     """
-    from moevolve.store.upkeep.check import check as look_through
+    from moevolve.store.upkeep.check import check as check_store
 
     with opened_reader(store) as opened:
-        return look_through(opened)
+        return check_store(opened)
 
 
 def prune(*searches: str, store: str | Store, dry_run: bool = False) -> PruneReport:
-    """Delete searches, with evaluations and calibrations that no other search has any use for.
+    """Delete searches, with evaluations and calibrations that no other search needs.
 
     Args:
-        searches: names or ids; none deletes only what is left over from other searches.
-        store: where they are.
-        dry_run: only say what would be deleted.
+        searches: Names or ids of the searches; none deletes only unneeded evaluations and calibrations.
+        store: URL of the store, or an open store.
+        dry_run: Only count what would be deleted.
 
     Raises:
-        StoreError: no such store or search, or it is being run. Nothing is deleted then.
+        StoreError: there is no such store or search, or the search is running. Nothing is deleted then.
     """
     from moevolve.search.operations import upkeep
 
@@ -59,18 +56,18 @@ def prune(*searches: str, store: str | Store, dry_run: bool = False) -> PruneRep
 
 
 def copy(*searches: str, store: str | StoreReader, to: str | Store) -> CopyReport:
-    """Copy searches with all that belongs to them to another store, of whatever database.
+    """Copy searches with everything that belongs to them to another store, SQLite or PostgreSQL.
 
-    There they rank and resume as they would here. Repeating it brings the copies up to date.
+    The copies rank and resume like the originals. Repeating it brings them up to date.
 
     Args:
-        searches: names or ids; none copies all.
-        store: where they are.
-        to: where they go, made if need be.
+        searches: Names or ids of the searches; none copies all.
+        store: URL of the store to copy from, or an open store.
+        to: URL of the store to copy to, made if need be, or an open store.
 
     Raises:
-        StoreError: no such store or search; or what the other store has of that name isn't the same. Nothing is copied
-            then.
+        StoreError: there is no such store or search, or the other store has another search of that name. Nothing is
+            copied then.
         UserError: both are the same store.
     """
     from moevolve.search.operations import upkeep

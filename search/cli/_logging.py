@@ -1,4 +1,4 @@
-"""Logs for machines: a line of JSON for each record, with the search, and the individual, that it is about."""
+"""Logs for machines: a line of JSON per log record, with its search and its individual."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ VARIABLE = "MOEVOLVE_LOG"
 
 
 class JsonFormatter(logging.Formatter):
-    """One line of JSON: time, level, logger, message; search, individual and exception where there is one."""
+    """Formats a record as a line of JSON: time, level, logger and message; search, individual and exception if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -25,11 +25,11 @@ class JsonFormatter(logging.Formatter):
             "individual": getattr(record, "individual", None),
             "exception": self.formatException(record.exc_info) if record.exc_info else None,
         }
-        return json.dumps({key: value for key, value in said.items() if value is not None})
+        return json.dumps({key: value for key, value in fields.items() if value is not None})
 
 
 def set_up_logging() -> None:
-    """As the environment variable MOEVOLVE_LOG says: `json` writes all there is from level `info` on to stderr."""
+    """Set up logging: MOEVOLVE_LOG=json writes records from level `info` on to stderr."""
     if os.environ.get(VARIABLE) == "json":
         handler = logging.StreamHandler()
         handler.setFormatter(JsonFormatter())

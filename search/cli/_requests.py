@@ -13,18 +13,18 @@ import typer
 from annotated_types import Ge
 from pydantic.fields import FieldInfo
 
-from moevolve.search.requests import Flag, Request, default_of, fields_of, refused_in_a_line
+from moevolve.search.requests.record import Flag, Request, default_of, fields_of, one_line_errors
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Request[Any])
 
 
 def takes(kind: Callable[..., R], *but: str) -> Callable[[Callable[Concatenate[R, P], None]], Callable[..., None]]:
-    """Let a command take what a request takes, and get the request as its first parameter.
+    """Give a command the parameters of a request, and pass it the request as its first argument.
 
     Args:
-        kind: the request's record.
-        but: fields that the command does without.
+        kind: Record of the request.
+        but: Names of fields that the command leaves out.
     """
     fields = {name: field for name, field in fields_of(kind).items() if name not in but}  # type: ignore[arg-type]
 
@@ -32,7 +32,7 @@ def takes(kind: Callable[..., R], *but: str) -> Callable[[Callable[Concatenate[R
         @wraps(command)
         def run(*_: Any, **given: Any) -> None:
             asked = {name: given.pop(name) for name in fields}
-            with refused_in_a_line():
+            with one_line_errors():
                 request = kind(**{name: value for name, value in asked.items() if value is not None})
             command(request, **given)  # type: ignore[call-arg]
 
@@ -50,19 +50,22 @@ def takes(kind: Callable[..., R], *but: str) -> Callable[[Callable[Concatenate[R
     return taking
 
 
+def option(kind: type[Request[Any]], name: str, more: str = "") -> Any:
+    """Make a typer option of one field of a request, for a command that handles it apart.
+
+    Args:
+        kind: Record of the request.
+        name: Name of the field.
+        more: Sentence to add to the help text.
+    """
+    return _option(name, fields_of(kind)[name], more)
+
+
 def _parameter(name: str, field: FieldInfo) -> Parameter:
-    """A field as typer takes it."""
-    flag = next((each for each in field.metadata if isinstance(each, Flag)), Flag())
-    default = default_of(field, Parameter.empty)
-    shown: dict[str, Any] = {"help": field.description, "metavar": flag.metavar}
-    # The least is shown; the greatest is only there to keep strangers from asking a server for too much.
-    least = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
-    shown |= {} if least is None else {"min": least}
-    if field.kw_only:
-        names = (flag.name or f"--{name.replace('_', '-')}").split()
-        about: Any = typer.Option(*names, **shown)
-    else:
-        about = typer.Argument(**shown)
+    """Make a command's parameter of a field."""
+    flag, default = _flag(field), default_of(field, Parameter.empty)
+    positional = not field.kw_only and flag.name is None
+    about = typer.Argument(help=field.description, metavar=flag.metavar) if positional else _option(name, field)
     kind = flag.kind or _typed(field.annotation)
     if isinstance(default, tuple):
         kind, default = kind | None, None
@@ -71,8 +74,25 @@ def _parameter(name: str, field: FieldInfo) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])
 
 
+def _option(name: str, field: FieldInfo, more: str = "") -> Any:
+    flag = _flag(field)
+    # Only the least value is shown: upper bounds are there to protect servers.
+    least: Any = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
+    return typer.Option(
+        *(flag.name or f"--{name.replace('_', '-')}").split(),
+        help=" ".join(filter(None, (field.description, more))),
+        metavar=flag.metavar,
+        envvar=list(flag.variables) or None,
+        min=least,
+    )
+
+
+def _flag(field: FieldInfo) -> Flag:
+    return next((each for each in field.metadata if isinstance(each, Flag)), Flag())
+
+
 def _typed(annotation: Any) -> Any:
-    """What typer is to make of the text that is typed: it knows no sequences but lists, and no ranges within unions."""
+    """Type that typer can parse: it knows lists only among sequences, and no ranges within unions."""
     if get_origin(annotation) is Annotated:
         return _typed(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

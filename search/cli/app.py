@@ -1,4 +1,4 @@
-"""Entry point: the commands, and how errors end them."""
+"""Entry point of the command line: its commands, and exit codes for errors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COMMANDS = {
     **dict.fromkeys(("report", "serve"), "sharing"),
     **dict.fromkeys(("db.upgrade", "db.check", "db.prune", "db.copy"), "db"),
 }
-"""The file here that has each command, as a function of its name. Users type dashes for underscores, and a space for a
-dot: what is in front of it is a group of commands, which the file's docstring describes."""
+"""File of each command, which is a function of that name. Users type dashes for underscores, and a space for the dot
+behind the name of a group, which the file's docstring describes."""
 
 
 def make_app(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
-    """The command line, in the order of the commands."""
+    """Make the command line, with the commands in this order."""
     app = typer.Typer(
         help="Make mixture-of-experts language models smaller and faster for your tasks, using inference only.",
         no_args_is_help=True,

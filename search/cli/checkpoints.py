@@ -1,4 +1,4 @@
-"""Commands that write and read checkpoints, and that measure what models cost."""
+"""Commands that export, import and profile checkpoints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from moevolve.search.cli._requests import takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table, stages
 from moevolve.search.cli.output.profile import print_profile
 from moevolve.search.genomes.registry import part_names
-from moevolve.search.requests import ExportRequest, ImportEepRequest, ProfileRequest
+from moevolve.search.requests.models import ExportRequest, ImportEepRequest, ProfileRequest
 
 
 @takes(ExportRequest)
 def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Write an individual as a checkpoint that `transformers` loads; verified layer by layer, from its files.
+    """Write an individual as a checkpoint that `transformers` loads, and verify the files layer by layer.
 
-    A target that ends in .pth gets the EEP authors' coefficient file instead.
+    A target that ends in .pth becomes a coefficient file of the EEP authors' instead.
     """
     if Path(request.directory).suffix == ".pth":
         _export_coefficients(request, store, as_json)
@@ -70,7 +70,7 @@ def import_eep(request: ImportEepRequest, store: StoreOption = DEFAULT_STORE, as
 
 @takes(ProfileRequest)
 def profile(request: ProfileRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    # A lost terminal sends SIGHUP, after which there must be as little left behind as after Ctrl-C.
+    # A closed terminal sends SIGHUP, which must leave as little behind as Ctrl-C does.
     signals = (signal.SIGTERM, signal.SIGHUP)
     interrupted = "interrupted; nothing was stored or left behind"
     with exit_with_message(interrupted, moevolve.ProfileError, signals=signals), stages() as on_stage:

@@ -1,4 +1,4 @@
-"""Look after stores: upgrade, check, prune, copy."""
+"""Maintain stores: upgrade, check, prune, copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moevolve.search.cli.output.console import output, print_json, print_table
 
 
 def upgrade(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Bring a store to the schema that this version writes; refused while a search of it is being run."""
+    """Migrate a store to this version's schema; refused while one of its searches is running."""
     done = moevolve.db.upgrade(store)
     if as_json:
         print_json(done)
@@ -23,7 +23,7 @@ def upgrade(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> 
 
 
 def check(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Look a store through for damage; exit code 1 if there is any."""
+    """Check a store for damage; exit code 1 if there is any."""
     found = moevolve.db.check(store)
     if as_json:
         print_json(found)
@@ -46,9 +46,9 @@ def prune(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete searches, and evaluations and calibrations that no other search has any use for.
+    """Delete searches, and evaluations and calibrations that no other search needs.
 
-    Without --search, only what is left over from others.
+    Without --search, only unneeded evaluations and calibrations are deleted.
     """
     done = moevolve.db.prune(*(searches or ()), store=store, dry_run=dry_run)
     if as_json:
@@ -70,9 +70,9 @@ def copy(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy searches with all that belongs to them to another store, SQLite or PostgreSQL.
+    """Copy searches with everything that belongs to them to another store, SQLite or PostgreSQL.
 
-    There they rank and resume as they would here. Repeating it brings the copy up to date.
+    The copies rank and resume like the originals. Repeating it brings them up to date.
     """
     done = moevolve.db.copy(*(searches or ()), store=store, to=to)
     if as_json:

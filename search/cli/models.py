@@ -1,4 +1,4 @@
-"""Commands that run models: scores, answers, what their experts do."""
+"""Commands that run models: their scores, answers and expert usage."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import moevolve
 from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli._requests import takes
 from moevolve.search.cli.output.console import output, print_json, print_table
-from moevolve.search.requests import AnalyseRequest, AnswersRequest, EvaluateRequest, PromptsRequest
+from moevolve.search.requests.models import AnalyseRequest, AnswersRequest, EvaluateRequest, PromptsRequest
 from moevolve.search.text import percent
 
 if TYPE_CHECKING:
     from moevolve import Analysis, Answers, AskedRow
-    from moevolve.evaluators.fitness.scoring import Answer
-    from moevolve.search.operations.answers import AnsweredRow
+    from moevolve.evaluators.fitness.transcript import Answer
+    from moevolve.search.requests.answers import AnsweredRow
 
 _LONGEST = 480
-"""Characters of a prompt that are shown without `--whole`: as many of its beginning as of its end."""
+"""Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
 
 
 @takes(EvaluateRequest)
@@ -58,7 +58,8 @@ def answers(
     prompts: Annotated[
         bool,
         typer.Option(
-            "--prompts", help="Show what the model is asked and what is scored, special tokens included; run nothing."
+            "--prompts",
+            help="Show prompts and scored answers as the model reads them, with special tokens; run nothing.",
         ),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
@@ -115,7 +116,7 @@ def analyse(
 
 def _print_prompts(asked: PromptsRequest, found: list[AskedRow], whole: bool) -> None:
     rows: list[list[str | Text]] = [
-        [str(row.row), row.prompt if whole else _elided(row.prompt), "\n".join(row.choices) or row.gold or "-"]
+        [str(row.row), row.prompt if whole else _abridged(row.prompt), "\n".join(row.choices) or row.gold or "-"]
         for row in found
     ]
     print_table(
@@ -127,14 +128,14 @@ def _print_prompts(asked: PromptsRequest, found: list[AskedRow], whole: bool) ->
 
 
 def _row(row: AnsweredRow, found: Answers, whole: bool) -> Iterator[list[str | Text]]:
-    """A row's lines: the prompt, the accepted answers, and one per model."""
-    yield [str(row.row), "prompt", "", row.prompt if whole else _elided(row.prompt)]
+    """Make a row's lines: the prompt, the accepted answers, and one per model."""
+    yield [str(row.row), "prompt", "", row.prompt if whole else _abridged(row.prompt)]
     yield ["", "right", "", " | ".join(row.references) or "-"]
     for name, answer in zip(found.models, row.answers, strict=True):
-        yield ["", name, _mark(answer.outcome), _said(answer, row.choices)]
+        yield ["", name, _mark(answer.outcome), _answer_text(answer, row.choices)]
 
 
-def _said(answer: Answer, choices: tuple[str, ...]) -> str:
+def _answer_text(answer: Answer, choices: tuple[str, ...]) -> str:
     if not answer.logprobs:
         return "-" if answer.text is None else answer.text
     best = max(answer.logprobs)
@@ -147,7 +148,7 @@ def _mark(outcome: float) -> Text:
     return Text(said, style)
 
 
-def _elided(text: str) -> str:
+def _abridged(text: str) -> str:
     half = _LONGEST // 2
     left_out = len(text) - 2 * half
     if left_out <= half // 4:

@@ -1,4 +1,4 @@
-"""Commands that list what a store has: searches, configurations, individuals, lineage, and the tasks there are."""
+"""Commands that list searches, individuals, lineages and tasks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli._requests import takes
 from moevolve.search.cli.output.console import output, plain, print_json, print_table
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
-from moevolve.search.requests import BestRequest, LineageRequest, SearchesRequest, ShowRequest
+from moevolve.search.requests.searches import BestRequest, LineageRequest, SearchesRequest, ShowRequest
 from moevolve.search.text import parameter_count, percent
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
-    from moevolve import LineageGraph, SearchSummary
+    from moevolve import IndividualDetail, LineageGraph, SearchSummary
     from moevolve.store.records import IndividualRecord
 
 
@@ -98,41 +98,11 @@ def show(request: ShowRequest, store: StoreOption = DEFAULT_STORE, as_json: Json
     if as_json:
         print_json(detail)
         return
-    record, kind = detail.individual, detail.search.genome_kind
-    lines = [
-        ("individual", detail.ref),
-        ("genome", f"{detail.search.genome_kind}: {record.summary}"),
-        ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
-        ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
-        (part_names([kind]), part_counts(kind, record.experts, record.active)),
-        (
-            "parameters",
-            (
-                f"{record.parameters:,} of {record.parameters_full:,} "
-                f"({100 * record.parameters / record.parameters_full:.1f} %), {record.active_parameters:,} active"
-            ),
-        ),
-        ("status", _status(record)),
-        (
-            "fitness",
-            "-" if record.fitness is None else f"{percent(record.fitness)} (tie-break {record.tie_break:.4f})",
-        ),
-        ("content hash", record.content_hash),
-        ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
-    ]
-    for label, value in lines:
+    for label, value in _description(detail):
         output.print(f"{label:>13}  ", style="bold", end="")
         output.print(value, soft_wrap=True)
-    columns = [
-        ("task", False),
-        ("split", False),
-        ("score", True),
-        ("gold log-prob", True),
-        ("examples", True),
-        ("seconds", True),
-        ("attempt", True),
-        ("failure", False),
-    ]
+    columns = [("task", False), ("split", False), ("score", True), ("gold log-prob", True)]
+    columns += [("examples", True), ("seconds", True), ("attempt", True), ("failure", False)]
     rows = [
         [
             item.task,
@@ -149,8 +119,29 @@ def show(request: ShowRequest, store: StoreOption = DEFAULT_STORE, as_json: Json
     print_table(None, columns, rows)
 
 
+def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
+    record, kind = detail.individual, detail.search.genome_kind
+    share = 100 * record.parameters / record.parameters_full
+    fitness = "-" if record.fitness is None else f"{percent(record.fitness)} (tie-break {record.tie_break:.4f})"
+    return [
+        ("individual", detail.ref),
+        ("genome", f"{kind}: {record.summary}"),
+        ("made by", f"{record.operator} in phase {record.phase}, depth {record.depth}"),
+        ("parents", ", ".join(f"{detail.search.name}:{parent}" for parent in record.parents) or "none"),
+        (part_names([kind]), part_counts(kind, record.experts, record.active)),
+        (
+            "parameters",
+            f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %), {record.active_parameters:,} active",
+        ),
+        ("status", _status(record)),
+        ("fitness", fitness),
+        ("content hash", record.content_hash),
+        ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
+    ]
+
+
 def _status(one: IndividualRecord) -> str:
-    """The status, and of a failed one whose fault it was and why."""
+    """Format the status, with the kind and reason of a failure."""
     return one.status + (f" ({one.failure_kind}): {one.failure}" if one.failure else "")
 
 
@@ -199,7 +190,7 @@ def _print_lineage(graph: LineageGraph) -> None:
 
 
 def tasks(as_json: JsonOption = False) -> None:
-    """The tasks that can be named in a configuration; NAME@FITNESS is NAME under another fitness (demo-span@kl)."""
+    """List the tasks that a configuration can name; NAME@FITNESS is NAME under another fitness (demo-span@kl)."""
     found = moevolve.tasks()
     if as_json:
         print_json(found)

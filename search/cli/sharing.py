@@ -1,4 +1,4 @@
-"""Commands that show searches to others: as a picture, as a page, as a site."""
+"""Commands that show searches to others: as a picture, as a page, or as a site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import moevolve
 from moevolve.search.cli._options import DEFAULT_STORE, StoreOption
 from moevolve.search.cli._requests import takes
 from moevolve.search.cli.output.console import output
-from moevolve.search.requests import PlotRequest, ReportRequest
+from moevolve.search.requests.searches import PlotRequest, ReportRequest
 
 
 @takes(PlotRequest, "form")
@@ -30,11 +30,11 @@ def report(
     request: ReportRequest,
     out: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="HTML file to write.")],
     analysis: Annotated[
-        Path | None, typer.Option("--analysis", metavar="DIR", help="What `analyse -o` wrote, to be shown too.")
+        Path | None, typer.Option("--analysis", metavar="DIR", help="Folder that `analyse -o` wrote, to show too.")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    # A report needs a model's config at most, for the searched matrices, and must not go online for it.
+    # A report needs at most a model's config, for the searched matrices, and must not download it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
     found = moevolve.report(store, request.search, out, limit=request.limit, analysis=analysis)
@@ -50,7 +50,7 @@ def serve(
     port: Annotated[int | None, typer.Option("--port", help="Port to listen at; default: 8080.")] = None,
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--hosts", metavar="NAME", help="A further name that it is reached under; can be repeated."),
+        typer.Option("--hosts", metavar="NAME", help="A further host name of the server; repeatable."),
     ] = None,
     store: Annotated[
         str | None,
@@ -60,7 +60,9 @@ def serve(
     ] = None,
     tokens: Annotated[
         Path | None,
-        typer.Option("--tokens", help="File of tokens, its owner's alone: lines `read TOKEN` or `write TOKEN`."),
+        typer.Option(
+            "--tokens", help="File of tokens, readable by its owner only: lines `read TOKEN` or `write TOKEN`."
+        ),
     ] = None,
     settings: Annotated[Path | None, typer.Option("--settings", help="Further settings of the server (YAML).")] = None,
 ) -> None:

@@ -1,7 +1,7 @@
-"""A Ray cluster's job server: where drivers are sent to run as jobs, and their logs are read.
+"""Client of a Ray cluster's job server, which runs drivers as jobs and keeps their logs.
 
-It knows little of the searches: which jobs belong to which stands in the jobs' metadata. What became of a search is in
-its store; Ray loses jobs when a head restarts, and calls some of them failed that live on.
+A job's metadata names its search. The state of a search is in its store: Ray forgets jobs when the head node restarts,
+and reports some jobs as failed that are still running.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ from ray.job_submission import JobSubmissionClient
 from moevolve.evaluators.errors import UserError, first_line
 
 LIMIT_BYTES = int(DASHBOARD_CLIENT_MAX_SIZE)
-"""What a job server takes in one package of files."""
+"""Largest package of files that a job server accepts."""
 
-_ANSWER_S = 10
+_TIMEOUT_S = 10
 _STOP_S = 60
-"""Seconds that a driver gets to end when Ray stops its job; Ray's own 3 s are less than a slow store needs."""
-_OURS = "moevolve"
+"""Seconds for a driver to end when Ray stops its job; Ray's default of 3 s is too short for a slow store."""
+_METADATA_KEY = "moevolve"
 
 _HOW_TO_SECURE = (
     "start its nodes with RAY_AUTH_MODE=token and a token of `ray get-auth-token --generate`, reach it through a "
@@ -40,13 +40,12 @@ _HOW_TO_SECURE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
-    """What a job's metadata says of it; everybody who reaches the cluster can read that.
+class JobLabel:
+    """The metadata of a job, which everybody who can connect to the cluster may read.
 
     Attributes:
-        search: id.
-        name: of the search.
-        config_hash: of its configuration.
+        search: Id of the search.
+        name: Name of the search.
     """
 
     search: str
@@ -55,36 +54,50 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A driver that was sent to a cluster.
+class ClusterJob:
+    """A driver that was submitted to a cluster.
 
     Attributes:
-        id: of the submission.
-        label: which search it is for.
-        status: as Ray has it: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
-        started_ms: when, in milliseconds since 1970.
+        id: Ray's submission id.
+        status: Ray's job status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
+        started_ms: Start time in milliseconds since 1970.
     """
 
     id: str
-    label: Label
+    label: JobLabel
     status: str
     started_ms: int
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more, by what Ray knows."""
+        """Whether Ray reports that the job has ended."""
         return self.status in ("STOPPED", "SUCCEEDED", "FAILED")
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnvironment:
+    """The runtime environment of a job and its workers.
+
+    Attributes:
+        working_dir: Folder that is copied to every node as the working directory.
+        py_modules: Folders of packages and metadata that are importable on every node.
+        env_vars: Environment variables. Ray writes them to its logs.
+    """
+
+    working_dir: Path
+    py_modules: tuple[Path, ...]
+    env_vars: dict[str, str]
 
 
 class JobServer:
     """The job server of a cluster.
 
     Args:
-        url: of the head's dashboard, `http://HEAD:8265`.
-        insecure: go on although whoever reaches the cluster can run programs on it.
+        url: URL of the head node's dashboard, `http://HEAD:8265`.
+        insecure: Accept a cluster on which everybody who can connect may run programs.
 
     Raises:
-        UserError: it doesn't answer, doesn't let us in, or lets everybody in.
+        UserError: the server doesn't answer, requires a token that isn't here, or requires none without `insecure`.
     """
 
     def __init__(self, url: str, insecure: bool = False) -> None:
@@ -104,36 +117,32 @@ class JobServer:
                 "unset them"
             )
 
-    def submit(
-        self, job: str, label: Label, entrypoint: str, files: Path, modules: Sequence[Path], env: Mapping[str, str]
-    ) -> bool:
-        """Have a command run on the head. Of two jobs of one id only the first becomes one.
+    def submit(self, job: str, label: JobLabel, entrypoint: str, environment: JobEnvironment) -> bool:
+        """Run a command on the head node, unless there is a job with this id already.
 
         Args:
-            job: id of the submission.
-            label: what everybody may know of it.
-            entrypoint: the command; it is run by a shell.
-            files: a folder: a copy is the working directory of the job, and of its workers on every node.
-            modules: folders of packages and metadata that job and workers import from.
-            env: of the job and its workers; Ray writes it to its logs.
+            job: Submission id.
+            label: Metadata of the job.
+            entrypoint: Command, run by a shell.
+            environment: Files and environment variables of the job.
 
         Returns:
-            Whether it is a new job.
+            False if there was a job with this id.
 
         Raises:
-            UserError: the server refuses it.
+            UserError: the server refuses the job.
         """
         runtime_env = {
-            "working_dir": str(files),
-            "py_modules": [str(module) for module in modules],
-            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S), **env},
+            "working_dir": str(environment.working_dir),
+            "py_modules": [str(module) for module in environment.py_modules],
+            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S), **environment.env_vars},
         }
         try:
             self._client.submit_job(
                 entrypoint=entrypoint,
                 submission_id=job,
                 runtime_env=runtime_env,
-                metadata={_OURS: json.dumps(asdict(label))},
+                metadata={_METADATA_KEY: json.dumps(asdict(label))},
             )
         except (AuthenticationError, ConnectionError, RuntimeError, ValueError) as error:
             if f"{job} already exists" in str(error):
@@ -141,10 +150,10 @@ class JobServer:
             raise UserError(f"{self.url} takes no job: {first_line(error)}") from None
         return True
 
-    def jobs(self, search: str) -> list[Job]:
-        """The jobs for a search, by its name or id, oldest first."""
+    def jobs(self, search: str) -> list[ClusterJob]:
+        """The jobs of a search, given by name or id, oldest first."""
         try:
-            found = [job for each in self._client.list_jobs() if (job := _job(each)) is not None]
+            found = [job for each in self._client.list_jobs() if (job := _cluster_job(each)) is not None]
         except (AuthenticationError, ConnectionError, RuntimeError) as error:
             raise UserError(f"{self.url} doesn't list its jobs: {first_line(error)}") from None
         return sorted(
@@ -153,14 +162,14 @@ class JobServer:
         )
 
     def logs(self, job: str) -> str:
-        """What a job has written until now."""
+        """The output of a job so far."""
         try:
             return str(self._client.get_job_logs(job))
         except (AuthenticationError, ConnectionError, RuntimeError) as error:
             raise UserError(f"{self.url} has no log of job {job}: {first_line(error)}") from None
 
     def follow(self, job: str) -> Iterator[str]:
-        """What a job has written and writes, in pieces, until it ends."""
+        """Yield the output of a job in pieces, until the job ends."""
         loop = asyncio.new_event_loop()
         pieces = self._client.tail_job_logs(job)
         try:
@@ -176,7 +185,7 @@ class JobServer:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL is of this machine, by an address that no other one reaches."""
+    """Whether a URL has a loopback address, which no other machine can connect to."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -185,14 +194,14 @@ def is_loopback(url: str) -> bool:
 
 
 def _headers(url: str, insecure: bool) -> dict[str, str]:
-    """What lets us in at a cluster."""
-    if _authentication(url) != "token":
+    """Headers that authenticate requests to a cluster."""
+    if _authentication_mode(url) != "token":
         if not insecure and not is_loopback(url):
             raise UserError(f"{url}: whoever reaches this cluster can run programs on it: {_HOW_TO_SECURE}")
         return {}
     try:
         found = AuthenticationTokenLoader.instance().get_token_for_http_header(ignore_auth_mode=True)
-    except AuthenticationError:  # RAY_AUTH_TOKEN_PATH names no file
+    except AuthenticationError:  # RAY_AUTH_TOKEN_PATH is set, but there is no such file
         found = {}
     if not found:
         raise UserError(
@@ -202,10 +211,10 @@ def _headers(url: str, insecure: bool) -> dict[str, str]:
     return dict(found)
 
 
-def _authentication(url: str) -> str:
-    """How a cluster lets users in: `token` or `disabled`; it tells anybody."""
+def _authentication_mode(url: str) -> str:
+    """A cluster's authentication mode, `token` or `disabled`, which it reports without authentication."""
     try:
-        with urlopen(f"{url}/api/authentication_mode", timeout=_ANSWER_S) as answer:
+        with urlopen(f"{url}/api/authentication_mode", timeout=_TIMEOUT_S) as answer:
             return str(json.load(answer)["authentication_mode"])
     except HTTPError as error:
         if error.code == 404:
@@ -218,9 +227,11 @@ def _authentication(url: str) -> str:
         ) from None
 
 
-def _job(details: Any) -> Job | None:
-    """A job as Ray describes it; None if it isn't ours."""
-    if details.submission_id is None or _OURS not in (details.metadata or {}):
+def _cluster_job(details: Any) -> ClusterJob | None:
+    """A job from Ray's description; None if moevolve didn't submit it."""
+    if details.submission_id is None or _METADATA_KEY not in (details.metadata or {}):
         return None
-    label = Label(**json.loads(details.metadata[_OURS]))
-    return Job(details.submission_id, label, str(getattr(details.status, "value", details.status)), details.start_time)
+    label = JobLabel(**json.loads(details.metadata[_METADATA_KEY]))
+    return ClusterJob(
+        details.submission_id, label, str(getattr(details.status, "value", details.status)), details.start_time
+    )

@@ -1,11 +1,10 @@
-"""What a search needs on a cluster's nodes, in one folder: this package, and the files that its configuration names."""
+"""Files that a search needs on a cluster: this package, its configuration, and the model and task files it names."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import shutil
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,43 +14,29 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness.files import split_name
 from moevolve.evaluators.preparation.registry import FOLDERS_VARIABLE, read_task, split_fitness
+from moevolve.search.cluster.ray_jobs import JobEnvironment
 from moevolve.search.config.run import RunConfig
 
 RUN = "moevolve-files/run.yaml"
-"""The configuration, below the job's working directory; a folder of that name is no package."""
+"""Path of the configuration in the job's working directory. With its dash, the folder can't be taken for a package."""
 
 _PARTS = ("configs", "evaluators", "kernels", "search", "store", "workers")
 
 
-@dataclass(frozen=True, slots=True)
-class Shipment:
-    """Folders to be sent.
-
-    Attributes:
-        files: becomes the working directory.
-        modules: are imported from.
-        env: that the job needs to find its files.
-    """
-
-    files: Path
-    modules: tuple[Path, ...]
-    env: dict[str, str]
-
-
-def pack(config: RunConfig, folder: Path, shared_paths: bool, limit: int) -> Shipment:
-    """Copy what is needed.
+def pack(config: RunConfig, folder: Path, shared_paths: bool, limit: int) -> JobEnvironment:
+    """Copy the files that a search needs.
 
     Args:
-        config: of the search; its local paths are absolute.
-        folder: an empty one.
-        shared_paths: every node has the model and the task files where this machine has them: they stay out.
-        limit: bytes that all files of a run may have.
+        config: Configuration of the search, with absolute local paths.
+        folder: Empty folder to copy to.
+        shared_paths: Leave out model and task files, because every node has them under the same paths.
+        limit: Maximum size of the run's files in bytes.
 
     Raises:
-        UserError: a task or one of its files can't be had, or there is too much to send; the message names the path.
+        UserError: a task or one of its files can't be read, or the files are too large; the message names the path.
     """
     files = folder / "files"
-    packed = _Packed((files / RUN).parent, limit)
+    packed = _RunFiles((files / RUN).parent, limit)
     data = config.model_dump(mode="json")
     data["workers"]["address"] = "auto"
     if not shared_paths:
@@ -63,15 +48,15 @@ def pack(config: RunConfig, folder: Path, shared_paths: bool, limit: int) -> Shi
         held_out = data["final"]["held_out"]
         data["final"]["held_out"] = [packed.task(name, f"held-out/{n}") for n, name in enumerate(held_out)]
     run = files / RUN
-    run.touch(mode=0o600)  # the store's URL may have a password in it
+    run.touch(mode=0o600)  # the store's URL may contain a password
     run.write_text(json.dumps(data), encoding="utf-8")
     named = packed.folder / "named"
     env = {FOLDERS_VARIABLE: str(named.relative_to(files))} if named.is_dir() else {}
-    return Shipment(files, _package(folder), env)
+    return JobEnvironment(files, _copy_package(folder), env)
 
 
-class _Packed:
-    """Files of a run, in a folder that keeps under a limit."""
+class _RunFiles:
+    """Copies of a run's files in a folder of limited size."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder
@@ -79,7 +64,7 @@ class _Packed:
         folder.mkdir(parents=True)
 
     def add(self, source: Path, place: str, where: str) -> str:
-        """Copy a file or a folder; its path as a configuration in `folder` has it."""
+        """Copy a file or folder to `place`; returns its path relative to `folder`, for a configuration there."""
         self._left -= _size(source)
         if self._left < 0:
             raise UserError(
@@ -96,7 +81,7 @@ class _Packed:
         return f"./{place}"
 
     def task(self, name: str, place: str) -> str:
-        """Copy a task that doesn't come with the package, with the files it names; its name there."""
+        """Copy a task, and the files it names, unless it comes with the package; returns its name in the copy."""
         base, fitness = split_fitness(name)
         prefix, path, _ = split_name(base)
         if prefix:
@@ -139,8 +124,8 @@ def _size(path: Path) -> int:
         raise UserError(f"{path}: can't be read: {error}") from None
 
 
-def _package(folder: Path) -> tuple[Path, ...]:
-    """This package as it is imported here, installed from a wheel or editable, and what tells its version."""
+def _copy_package(folder: Path) -> tuple[Path, ...]:
+    """Copy this package, installed from a wheel or editable, with metadata that states its version."""
     package = folder / "moevolve"
     package.mkdir()
     spec = importlib.util.find_spec("moevolve")
@@ -149,7 +134,7 @@ def _package(folder: Path) -> tuple[Path, ...]:
         if path.is_file():
             shutil.copyfile(path, package / path.name)
     for part in _PARTS:
-        # In a checkout, search/api is what was copied above.
+        # In a checkout, search/api was copied above: it is the package `moevolve` itself.
         shutil.copytree(_home(part), package / part, ignore=shutil.ignore_patterns("__pycache__", "api"))
     found = version("moevolve")
     about = folder / f"moevolve-{found}.dist-info"
@@ -159,8 +144,8 @@ def _package(folder: Path) -> tuple[Path, ...]:
 
 
 def _home(part: str) -> Path:
-    """Where a part of the package lies."""
+    """Folder of a part of the package."""
     spec = importlib.util.find_spec(f"moevolve.{part}")
     assert spec is not None and spec.submodule_search_locations is not None
-    # The import hook of an editable install has entries that are no folders.
+    # The import hook of an editable install adds entries that aren't folders.
     return next(path for each in spec.submodule_search_locations if (path := Path(each)).is_dir()).absolute()

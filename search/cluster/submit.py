@@ -1,4 +1,4 @@
-"""Sending a search's driver to a cluster, and reading what it writes there."""
+"""Submitting a search's driver to a cluster, and reading its logs there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cluster.ray_jobs import LIMIT_BYTES, Job, JobServer, Label, is_loopback
+from moevolve.search.cluster.ray_jobs import LIMIT_BYTES, ClusterJob, JobLabel, JobServer, is_loopback
 from moevolve.search.cluster.shipping import RUN, pack
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
@@ -20,8 +20,8 @@ from moevolve.store.records import SearchRecord
 from moevolve.store.session import without_password
 
 _FILE = "sqlite:///"
-_CONNECT_S = 5
-_LAUNCH = ("python", "-m", "moevolve.search.cli", "launch")
+_CONNECT_TIMEOUT_S = 5
+_COMMAND = ("python", "-m", "moevolve.search.cli", "launch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Submitted:
     """A search whose driver runs, or will run, on a cluster.
 
     Attributes:
-        id: of the search, and of its first job there.
-        name: of the search.
-        cluster: where it was sent.
-        job: that runs it; None if none is needed.
-        new: whether this call sent it.
-        status: of the search, as the store has it; None if it isn't there yet, or the store isn't reached from here.
+        id: Id of the search, and of its first job.
+        name: Name of the search.
+        cluster: URL of the cluster's job server.
+        job: Id of the job that runs the search; None if none is needed.
+        new: True if this call submitted the job.
+        status: Status of the search in the store; None if it isn't stored yet, or the store can't be reached from here.
     """
 
     id: str
@@ -48,49 +48,49 @@ class Submitted:
 def submit(
     config: RunConfig, cluster: str, search_id: str | None, insecure: bool = False, shared_paths: bool = False
 ) -> Submitted:
-    """Send a search to a cluster, where it is launched; or resumed, if it stopped there before it came to its end.
+    """Submit a search to a cluster, which launches it, or resumes it if it stopped there before its end.
 
-    It may be repeated: a search that is in the store or on the cluster already is not sent again. The store tells what
-    became of a search, Ray only whether a driver has been sent that isn't in the store yet.
+    The call can be repeated: nothing is submitted if the search is finished or a driver runs it. The state of a search
+    comes from the store; Ray is only asked for drivers that aren't in the store yet.
 
     Args:
-        config: what to search.
-        cluster: URL of its job server.
-        search_id: of the search; None makes one of the configuration and its name.
-        insecure: as `JobServer` has it.
-        shared_paths: as `pack` has it.
+        config: Configuration of the search.
+        cluster: URL of the cluster's job server.
+        search_id: Id of the search; None derives one from the configuration and its name.
+        insecure: See `JobServer`.
+        shared_paths: See `pack`.
 
     Raises:
-        UserError: another search has the id or the name, the store or a path isn't for a cluster, or the cluster can't
-            be had.
+        UserError: another search has the id or the name, the cluster can't use the store or a path, or the cluster
+            can't be reached.
     """
     server = JobServer(cluster, insecure)
-    config = config.model_copy(update={"store": _reachable(config.store, server.url)})
-    label = Label(search_id or _made_id(config), config.name, config.config_hash)
-    status, needed = _recorded(config, label)
+    config = config.model_copy(update={"store": _store_for(config.store, server.url)})
+    label = JobLabel(search_id or _derived_id(config), config.name, config.config_hash)
+    status, needed = _stored_state(config, label)
     jobs = server.jobs(label.search)
     for job in jobs:
-        _same(job, label)
+        _check_label(job, label)
     alive = next((job for job in jobs if not job.ended), None)
     if alive is not None or not needed:
         return Submitted(label.search, label.name, server.url, alive.id if alive else None, False, status)
     job_id = label.search if not jobs else f"{label.search}-{len(jobs) + 1}"
-    # A shell that stayed in between would keep Ray's SIGTERM to itself; the store is the configuration's.
-    command = ["exec", "env", "-u", "MOEVOLVE_STORE", "-u", "MOEVOLVE_SERVER", *_LAUNCH, RUN, "--id", label.search]
+    # `exec`, because a shell in between wouldn't pass on Ray's SIGTERM. Store and server come from the configuration.
+    command = ["exec", "env", "-u", "MOEVOLVE_STORE", "-u", "MOEVOLVE_SERVER", *_COMMAND, RUN, "--id", label.search]
     with tempfile.TemporaryDirectory(prefix="moevolve-") as folder:
-        shipment = pack(config, Path(folder), shared_paths, LIMIT_BYTES)
-        new = server.submit(job_id, label, shlex.join(command), shipment.files, shipment.modules, shipment.env)
+        environment = pack(config, Path(folder), shared_paths, LIMIT_BYTES)
+        new = server.submit(job_id, label, shlex.join(command), environment)
     if not new:
         for job in server.jobs(label.search):
-            _same(job, label)
+            _check_label(job, label)
     return Submitted(label.search, label.name, server.url, job_id, new, status)
 
 
 def logs(cluster: str, search: str, follow: bool, insecure: bool = False) -> Iterator[str]:
-    """What the latest driver of a search wrote on a cluster, in pieces; with `follow` until it ends.
+    """Yield the output of a search's latest driver on a cluster, with `follow` until the driver ends.
 
     Raises:
-        UserError: the cluster can't be had, or knows no job of that search.
+        UserError: the cluster can't be reached, or has no job for the search.
     """
     server = JobServer(cluster, insecure)
     jobs = server.jobs(search)
@@ -102,14 +102,14 @@ def logs(cluster: str, search: str, follow: bool, insecure: bool = False) -> Ite
     return server.follow(jobs[-1].id) if follow else iter([server.logs(jobs[-1].id)])
 
 
-def _made_id(config: RunConfig) -> str:
-    """An id that the same request always gets."""
+def _derived_id(config: RunConfig) -> str:
+    """An id that depends only on the request."""
     content = "\n".join((config.name, config.config_hash, without_password(config.store)))
     return hashlib.sha256(content.encode()).hexdigest()[:10]
 
 
-def _reachable(store: str, cluster: str) -> str:
-    """The store's URL as the driver needs it."""
+def _store_for(store: str, cluster: str) -> str:
+    """The store's URL for a driver on the cluster."""
     if not store.startswith("sqlite"):
         return store
     if not is_loopback(cluster) or not store.startswith(_FILE):
@@ -120,15 +120,15 @@ def _reachable(store: str, cluster: str) -> str:
     return _FILE + str(Path(store.removeprefix(_FILE)).resolve())
 
 
-def _recorded(config: RunConfig, label: Label) -> tuple[str | None, bool]:
-    """What the store knows of the search: its status, and whether it needs a driver."""
+def _stored_state(config: RunConfig, label: JobLabel) -> tuple[str | None, bool]:
+    """The status of the search in the store, and whether it needs a driver."""
     try:
-        with StoreReader.open(_briefly(config.store)) as store:
-            found, named = _search(store, label.search), _search(store, label.name)
+        with StoreReader.open(_with_short_timeout(config.store)) as store:
+            found, named = _find(store, label.search), _find(store, label.name)
             if found is None and named is None:
                 return None, True
             driven = found is not None and store.control(found.id).alive
-    except StoreError:  # not made yet, or not reached from here: then the driver finds out
+    except StoreError:  # not made yet, or not reachable from here: the driver will report it
         return None, True
     where = without_password(config.store)
     if named is not None and named.id != label.search:
@@ -144,21 +144,21 @@ def _recorded(config: RunConfig, label: Label) -> tuple[str | None, bool]:
     return found.status, not driven and found.status not in ("finished", "cancelled")
 
 
-def _briefly(store: str) -> str:
-    """The store's URL, for who doesn't wait long for a database that may be out of reach."""
+def _with_short_timeout(store: str) -> str:
+    """The store's URL with a short timeout for connecting to a database."""
     if store.startswith("sqlite") or "connect_timeout=" in store:
         return store
-    return f"{store}{'&' if '?' in store else '?'}connect_timeout={_CONNECT_S}"
+    return f"{store}{'&' if '?' in store else '?'}connect_timeout={_CONNECT_TIMEOUT_S}"
 
 
-def _search(store: StoreReader, key: str) -> SearchRecord | None:
+def _find(store: StoreReader, key: str) -> SearchRecord | None:
     try:
         return store.search(key)
     except StoreError:
         return None
 
 
-def _same(job: Job, label: Label) -> None:
+def _check_label(job: ClusterJob, label: JobLabel) -> None:
     if job.label != label:
         raise UserError(
             f"the id {label.search} is that of search {job.label.name} on this cluster, which has another configuration"

@@ -1,1 +1,1 @@
-"""Searches and baselines side by side, several seeds, with paired tests."""
+"""Comparisons of searches and one-shot baselines over several seeds, with paired tests."""

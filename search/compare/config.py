@@ -1,4 +1,4 @@
-"""The configuration of a comparison: one run configuration, and what is varied in it."""
+"""Configuration of a comparison: a base run configuration, and the settings varied in it."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from moevolve.search.settings.phases import START
 from moevolve.search.settings.section import Section
 
 BASELINE = "baseline"
-"""Key of a method that is a one-shot baseline instead of a search."""
+"""Key that makes a method a one-shot baseline instead of a search."""
 REPAIR = "repair"
-"""Key of a baseline that is repaired: how, or `true`."""
+"""Key that makes a baseline a repaired one: a recipe, or `true`."""
 
 Overrides = dict[str, Any]
-"""Settings by dotted path, `genome.experts` for example, that replace the base's."""
+"""Settings by dotted path, for example `genome.experts`, that replace the base's."""
 
 
 class ComparisonSection(Section):
     """A comparison as its YAML file has it: every method on every task at every budget, with every seed.
 
     Attributes:
-        name: heads the names of its searches in the store.
-        base: a run configuration without its name, or the path of one.
-        tasks: what is searched for apart from each other; a list of tasks is one search for all of them. None takes
-            the base's, as one.
-        budgets: settings that every method of a row of the comparison shares.
-        methods: settings that are compared. `baseline: NAME` makes a method the one-shot baseline of that name, with
-            `repair: true`, or a recipe, repaired.
-        seeds: one search each; scores are means over them.
+        name: Prefix of the names of its searches in the store.
+        base: Run configuration without its name, or the path of one.
+        tasks: Tasks by label, each searched on by itself; several tasks under one label share a search. None takes the
+            base's tasks for one search.
+        budgets: Settings by label, applied to every method.
+        methods: Settings by label that are compared. `baseline: NAME` makes a method the one-shot baseline of that
+            name; `repair: true`, or a recipe, repairs it.
+        seeds: Seeds; each gives one search, and scores are means over them.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
@@ -59,15 +59,15 @@ class ComparisonSection(Section):
     @field_validator("tasks", mode="before")
     @classmethod
     def _by_label(cls, value: Any) -> Any:
-        """A plain list of tasks stands for a search each."""
+        """A plain list gives every task a search of its own."""
         if not isinstance(value, list):
             return value
         return {str(task.get("name") if isinstance(task, dict) else task): [task] for task in value}
 
     @field_validator("methods", "budgets", mode="before")
     @classmethod
-    def _nothing_changed(cls, value: Any) -> Any:
-        """`LABEL:` without settings changes nothing."""
+    def _unchanged(cls, value: Any) -> Any:
+        """A label without settings changes nothing."""
         return {k: v if v is not None else {} for k, v in value.items()} if isinstance(value, dict) else value
 
 
@@ -76,9 +76,8 @@ class Cell:
     """One search of a comparison.
 
     Attributes:
-        task, budget, method: its labels; task and budget are empty where nothing is varied.
-        baseline: whether the method is a one-shot baseline.
-        config: what is run.
+        task, budget, method: Labels; task and budget are empty if the comparison doesn't vary them.
+        config: Configuration of the search.
     """
 
     task: str
@@ -90,11 +89,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison, checked.
+    """A validated comparison.
 
     Attributes:
-        name: of the comparison.
-        cells: its searches: task by task, budget by budget, method by method, seed by seed.
+        name: Name of the comparison.
+        cells: All searches, ordered by task, then budget, method and seed.
     """
 
     name: str
@@ -102,15 +101,15 @@ class Comparison:
 
     @property
     def store(self) -> str:
-        """URL of the store that holds all of it."""
+        """URL of the store for all searches."""
         return self.cells[0].config.store
 
 
 def load_comparison(path: Path, overrides: tuple[str, ...] = ()) -> Comparison:
-    """Read a comparison's YAML file, apply `a.b=c` overrides (`base.workers.count=4`), and check every cell.
+    """Read a comparison's YAML file, apply overrides such as `base.workers.count=4`, and validate every cell.
 
     Raises:
-        UserError: the file is missing, no YAML, has an unknown key or a bad value; the message names the field.
+        UserError: the file is missing, isn't YAML, or has an unknown key or a wrong value; the message names the field.
     """
     data = read_yaml(path)
     if "phases" in data and "methods" not in data:
@@ -147,13 +146,13 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
             data["tasks"] = copy.deepcopy(sections)
         where = f"{path}: {' / '.join(label for label in (task, budget, method) if label)}"
         baseline, kind = own.get(BASELINE), _kind(own, shared, data)
-        # An unknown kind is refused with the rest.
+        # An unknown kind is reported below, with all other settings.
         one_shot: Overrides = {}
         if baseline is not None and kind in KINDS:
             one_shot = _one_shot(str(baseline), kind, data, where, own)
         elif REPAIR in own:
             raise UserError(f"{where}: repair: it goes with a baseline; a search has `repair` in its phases")
-        # A preset that the method names rules what the base says.
+        # A preset named by the method takes precedence over the base.
         data = filled(preset(own[PRESET], data, where), data) if PRESET in own else with_preset(data, where)
         for settings in (shared, one_shot, own):
             for key in (key for key in settings if key not in (BASELINE, REPAIR, PRESET)):
@@ -163,7 +162,7 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
 
 
 def _kind(*settings: Mapping[str, Any]) -> str:
-    """The genome kind that settings name, those that rule first."""
+    """The genome kind in the first of the settings that names one."""
     for each in settings:
         genome = each.get("genome")
         if "genome.kind" in each:
@@ -174,12 +173,11 @@ def _kind(*settings: Mapping[str, Any]) -> str:
 
 
 def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Overrides) -> Overrides:
-    """The settings of a search that is one individual: what the baseline gives; random ones are as many as drawn.
+    """The settings that make a search a one-shot baseline: its only individual, or all random draws.
 
-    They are made as in their papers (`GenomeKind.baseline_settings`). `own` is what the method says: how they are
-    repaired, if they are, and perhaps how many are drawn.
-
-    It is scored on `dev`, which says which baseline is the best one, unless the base ranks nothing there.
+    Settings follow the baseline's paper (`GenomeKind.one_shot`). The method's own settings may add a repair and the
+    number of draws. A baseline is scored on `dev`, where the best baseline is chosen, unless the base sets
+    `final.rerank` to 0.
     """
     final = data.get("final")
     final = final if isinstance(final, dict) else {}

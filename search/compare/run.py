@@ -1,4 +1,4 @@
-"""Run a comparison: one search after the other on the same workers, each resumable on its own."""
+"""Running a comparison: one search after another on the same workers, each resumable on its own."""
 
 from __future__ import annotations
 
@@ -26,49 +26,49 @@ from moevolve.workers.contract.messages import EvaluationReply, EvaluationReques
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
-class GrowingPool(Pool, Protocol):
-    """A pool that more task splits can be given to."""
+class ExtensiblePool(Pool, Protocol):
+    """A pool whose workers can receive more task splits."""
 
     def add_splits(self, splits: Mapping[str, PreparedSplit]) -> None:
-        """Make prepared splits known, by fingerprint."""
+        """Send prepared splits to the workers, by fingerprint."""
         ...
 
 
 class SharedWorkers:
-    """One pool for searches on the same model and engine; it starts when something is first measured or evaluated.
+    """One pool for all searches on the same model and engine, started by the first measurement or evaluation.
 
     Args:
-        make: starts a pool for a setup.
+        make: Starts a pool for a search.
     """
 
-    def __init__(self, make: Callable[[SearchSetup], GrowingPool]) -> None:
+    def __init__(self, make: Callable[[SearchSetup], ExtensiblePool]) -> None:
         self._make = make
-        self._pool: GrowingPool | None = None
-        self._loaded: tuple[ModelConfig, EngineConfig] | None = None
+        self._pool: ExtensiblePool | None = None
+        self._model: tuple[ModelConfig, EngineConfig] | None = None
 
     def lend(self, setup: SearchSetup) -> Pool:
-        """A pool for one search; closing it leaves the workers up."""
-        return _Lent(self, setup)
+        """A pool for one search; closing it doesn't stop the workers."""
+        return _SharedPool(self, setup)
 
-    def pool(self, setup: SearchSetup) -> GrowingPool:
-        """The pool, with the setup's model loaded and its task splits known."""
-        wanted = setup.config.model, setup.config.engine
-        if self._pool is not None and self._loaded != wanted:
+    def pool(self, setup: SearchSetup) -> ExtensiblePool:
+        """The pool, with a search's model loaded and its task splits sent."""
+        model = setup.config.model, setup.config.engine
+        if self._pool is not None and self._model != model:
             self.close()
         if self._pool is None:
-            self._pool, self._loaded = self._make(setup), wanted
+            self._pool, self._model = self._make(setup), model
         else:
             self._pool.add_splits(setup.all_prepared)
         return self._pool
 
     def close(self) -> None:
-        """Stop the workers; what they were doing is dropped."""
+        """Stop the workers and discard what they are evaluating."""
         if self._pool is not None:
             self._pool.close()
         self._pool = None
 
 
-class _Lent:
+class _SharedPool:
     def __init__(self, workers: SharedWorkers, setup: SearchSetup) -> None:
         self._workers = workers
         self._setup = setup
@@ -102,19 +102,18 @@ class _Lent:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one search of a comparison.
+class CellResult:
+    """The result of one search of a comparison.
 
     Attributes:
-        cell: which it is.
-        setup: as it was run.
-        report: how it ended; None when it failed.
-        failure: why it did.
+        setup: The search as it was run.
+        table: Final table; None if the search failed.
+        failure: Reason why there is no table or no best individual.
     """
 
     cell: Cell
     setup: SearchSetup = field(repr=False)
-    report: FinalTable | None = field(repr=False)
+    table: FinalTable | None = field(repr=False)
     failure: str | None = None
 
 
@@ -122,49 +121,49 @@ def run_comparison(
     comparison: Comparison,
     store: Store,
     observer: Callable[[int, Cell], Observer],
-    make_pool: Callable[[SearchSetup], GrowingPool] = ray_pool,
-) -> list[Outcome]:
-    """Run every search that isn't finished, and report on all.
+    make_pool: Callable[[SearchSetup], ExtensiblePool] = ray_pool,
+) -> list[CellResult]:
+    """Run every search that isn't finished, and return the results of all.
 
-    Repeating it evaluates nothing again. A search that fails is reported as failed, and the others go on.
+    A repeated call evaluates nothing again. If a search fails, the others continue.
 
     Args:
-        comparison: checked.
-        store: where the searches are, or go.
-        observer: told of each search, by its place among the cells.
-        make_pool: starts the workers.
+        comparison: The comparison.
+        store: Store for the searches.
+        observer: Makes the observer of a search from the cell's index and the cell.
+        make_pool: Starts the workers for a search.
 
     Raises:
-        UserError: before anything runs, when a cell can't be: its settings don't fit its model or tasks, or the store
-            has a search of its name with other settings.
-        PoolError: no worker can be had; repeat it to go on.
-        KeyboardInterrupt: the user stopped it; repeat it to go on.
+        UserError: a cell can't run, because its settings don't fit its model or tasks, or because the store has a
+            search of its name with other settings. It is raised before anything runs.
+        PoolError: no worker can be started; a repeated call continues.
+        KeyboardInterrupt: the user stopped the comparison; a repeated call continues.
     """
     known = {each.search.name: each.search for each in store.searches()}
     setups = [_setup(cell, store, known.get(cell.config.name)) for cell in comparison.cells]
     for setup in setups:
         if setup.config.name not in known:
             register(setup, store)
-    setups = _beside_all(setups)
+    setups = _with_equal_reserve(setups)
     workers = SharedWorkers(make_pool)
-    outcomes: list[Outcome] = []
+    results: list[CellResult] = []
     try:
         for place, (cell, setup) in enumerate(zip(comparison.cells, setups, strict=True)):
             try:
-                report = execute(setup, store, observer(place, cell), workers.lend)
+                table = execute(setup, store, observer(place, cell), workers.lend)
             except (UserError, StoreError) as error:
                 workers.close()
-                outcomes.append(Outcome(cell, setup, None, str(error)))
+                results.append(CellResult(cell, setup, None, str(error)))
             else:
-                failure = None if report.winner is not None else "every individual failed"
-                outcomes.append(Outcome(cell, setup, report, failure))
+                failure = None if table.winner is not None else "every individual failed"
+                results.append(CellResult(cell, setup, table, failure))
     finally:
         workers.close()
-    return outcomes
+    return results
 
 
-def _beside_all(setups: Sequence[SearchSetup]) -> list[SearchSetup]:
-    """Workers go from one search to the next: experts leave on a device what any of them needs beside."""
+def _with_equal_reserve(setups: Sequence[SearchSetup]) -> list[SearchSetup]:
+    """Give all setups the largest memory reserve of any, because the same workers run all searches."""
     beside = max((setup.needed.memory.beside for setup in setups if setup.needed is not None), default=0)
     return [
         setup
@@ -175,7 +174,6 @@ def _beside_all(setups: Sequence[SearchSetup]) -> list[SearchSetup]:
 
 
 def _setup(cell: Cell, store: StoreReader, known: SearchRecord | None) -> SearchSetup:
-    """The cell's setup, of a search in the store if there is one."""
     if known is None:
         return set_up_new(cell.config)
     if parse_stored_config(known.config).config_hash != cell.config.config_hash:
@@ -183,5 +181,5 @@ def _setup(cell: Cell, store: StoreReader, known: SearchRecord | None) -> Search
             f"search {known.name} is in the store with other settings than the comparison has now; give the comparison "
             "another name, or use another store"
         )
-    # What doesn't change the population may differ: workers, and what is scored at the end of the splits it has.
+    # Settings that don't change the population may differ: workers, and what is scored at the end.
     return set_up_stored(store, known.name, lambda _: cell.config)

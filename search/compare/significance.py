@@ -1,4 +1,4 @@
-"""Whether two entries' scores differ by more than the choice of examples and of seeds explains."""
+"""Paired significance tests and confidence intervals of scores over examples and seeds."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from moevolve.evaluators.metrics import confidence_interval
 _RESAMPLES = 10_000
 _TINY = 1e-12
 _LEAST_P = 1e-100
-"""Where Student's quantiles are still exact."""
+"""Smallest p-value for which the quantiles of Student's t are computed exactly."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes:
-    """What one contestant scored on the examples of one task split.
+class TaskOutcomes:
+    """Per-example outcomes of one model on one task split.
 
     Attributes:
-        values: float64 [seeds, examples], each in [0, 1]; a row of NaN for a seed that it has no result of.
-        metric: how a seed's make a score, `mean` or `geometric_mean`.
-        weight: of the task in the score over all tasks.
+        values: Float64 outcomes in [0, 1], shape (seeds, examples); a row of NaN for a seed without a result.
+        metric: Mean that turns a seed's outcomes into its score: `mean` or `geometric_mean`.
+        weight: Weight of the task in the score over all tasks.
     """
 
-    # Rows of a comparison, which are printed as JSON, have a field for it that is empty by then.
+    # Comparison rows, which are printed as JSON, have a field of this type; it is empty by then.
     __pydantic_config__: ClassVar[dict[str, bool]] = {"arbitrary_types_allowed": True}
 
     values: NDArray[np.float64] = field(repr=False)
@@ -41,11 +41,11 @@ class Significance:
     """A paired test's result.
 
     Attributes:
-        p: two-sided p-value, of this test alone.
+        p: Two-sided p-value, not corrected for the number of tests.
         test: `McNemar` (exact), `sign flips` (a permutation test on the mean of paired differences), or
             `seeds x examples` (see `paired_test`).
-        seeds: how many seeds' variation is in it; 1 says nothing of other seeds.
-        against: the contestant that is tested against.
+        seeds: Number of seeds compared. With 1, the test says nothing about other seeds.
+        against: Method that the row is tested against.
     """
 
     p: float
@@ -54,29 +54,30 @@ class Significance:
     against: str = ""
 
 
-def paired_test(one: Sequence[Outcomes], other: Sequence[Outcomes], seed: int = 0) -> Significance | None:
-    """Two-sided paired test of equal scores on the same examples and, where there are several, the same seeds.
+def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes], seed: int = 0) -> Significance | None:
+    """Two-sided paired test for equal scores on the same examples and, if there are several, the same seeds.
 
-    Several seeds: both they and the examples are samples, of all seeds and all examples there could be. The variance
-    of the mean difference is that of seeds plus that of examples, estimated from the mean squares of the two-way table
-    of differences (seeds x examples, no replicates; negative components taken as 0), as where several readers read the
-    same cases (Dorfman, Berbaum and Metz, Investigative Radiology 27, 1992). The mean over its root is held against
-    Student's t for both degrees of freedom, weighted by the two variances (Cochran and Cox, Experimental Designs, 1957,
-    Sec. 4.14), which is cautious with few seeds. Averaging over seeds first would leave out their variance.
+    With several seeds, seeds and examples are both random samples. The variance of the mean difference is the variance
+    over seeds plus the variance over examples, estimated from the mean squares of the two-way table of differences
+    (seeds x examples, no replicates; negative components are set to 0), as for several readers of the same cases
+    (Dorfman, Berbaum and Metz, Investigative Radiology 27, 1992). The mean divided by its standard error is compared
+    with Student's t at both degrees of freedom, weighted by the two variances (Cochran and Cox, Experimental Designs,
+    1957, Sec. 4.14), which is conservative with few seeds. Averaging over seeds first would ignore their variance.
 
-    One seed, or the same outcomes with every seed on both sides: right-or-wrong outcomes on one task by McNemar's test
-    (Psychometrika 12, 1947) in its exact, binomial form. Otherwise the signs of the per-example differences are flipped
-    at random, 10,000 times; differences of logarithms under a geometric mean, and each task's with its weight.
+    With one seed, or the same outcomes for every seed on both sides, right-or-wrong outcomes on one task are compared
+    by McNemar's test (Psychometrika 12, 1947) in its exact, binomial form. Other outcomes are compared by 10,000 random
+    sign flips of the per-example differences, weighted by task; under a geometric mean, of the logarithms' differences.
 
     Args:
-        one, other: per task; rows are the same seeds on both sides, those that both have count.
-        seed: of the flipped signs.
+        one, other: Outcomes of the two models, per task. Rows are the same seeds on both sides; only seeds with results
+            on both sides count.
+        seed: Seed of the sign flips.
 
     Returns:
-        None where no seed is on both sides.
+        The test, or None if no seed has results on both sides.
 
     Raises:
-        ValueError: the examples or the seeds don't pair.
+        ValueError: the two sides have different numbers of examples or seeds.
     """
     if [each.values.shape for each in one] != [each.values.shape for each in other]:
         raise ValueError("the two models were not scored on the same examples with the same seeds")
@@ -94,15 +95,16 @@ def paired_test(one: Sequence[Outcomes], other: Sequence[Outcomes], seed: int = 
     return Significance(_two_way(tables).p, "seeds x examples", seeds)
 
 
-def score_interval(outcomes: Sequence[Outcomes], seed: int = 0) -> tuple[float, float]:
-    """95 % interval of a score: the weighted mean of tasks' scores, the mean over seeds.
+def score_interval(outcomes: Sequence[TaskOutcomes], seed: int = 0) -> tuple[float, float]:
+    """95 % confidence interval of a score, which is the weighted mean over tasks and the mean over seeds.
 
-    Several seeds: both they and the examples are samples, see `paired_test`. One seed, or the same outcomes with every
-    seed: `confidence_interval` for one task, for several a bootstrap over each one's examples.
+    With several seeds, seeds and examples are both random samples, as in `paired_test`. With one seed, or the same
+    outcomes for every seed, it is `confidence_interval` for one task, and for several a bootstrap over each task's
+    examples.
 
     Args:
-        outcomes: per task; at least one seed's.
-        seed: of the bootstrap.
+        outcomes: Outcomes per task, of at least one seed.
+        seed: Seed of the bootstrap.
     """
     tables = [(each.values[~np.isnan(each.values[:, 0])], each) for each in outcomes]
     if any((rows != rows[0]).any() for rows, _ in tables):
@@ -123,10 +125,13 @@ def score_interval(outcomes: Sequence[Outcomes], seed: int = 0) -> tuple[float, 
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """P-values of one family of tests, corrected for their number (S. Holm, Scand. J. Statist. 6, 1979), in order.
+    """Correct the p-values of a family of tests for their number (S. Holm, Scand. J. Statist. 6, 1979).
 
-    The smallest of m is multiplied by m, the next by m - 1 and so on; none becomes smaller than the one before, or
-    larger than 1. Rejecting those at most 0.05 rejects a true hypothesis anywhere with a probability of at most 0.05.
+    The smallest of m p-values is multiplied by m, the next by m - 1 and so on; the results don't decrease and are at
+    most 1. Rejecting those up to 0.05 keeps the probability of rejecting any true hypothesis at 0.05 or less.
+
+    Returns:
+        Corrected p-values in the order of `values`.
     """
     corrected, least = [0.0] * len(values), 0.0
     for rank, place in enumerate(sorted(range(len(values)), key=lambda place: values[place])):
@@ -136,9 +141,9 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def _over_examples(
-    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], Outcomes]], seeds: int, seed: int
+    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], TaskOutcomes]], seeds: int, seed: int
 ) -> Significance:
-    """The tests of one seed: outcomes [examples] of both sides, per task."""
+    """The test over examples alone; `pairs` has both sides' outcomes, shape (examples,), per task."""
     if len(pairs) == 1 and all(np.isin(side, (0.0, 1.0)).all() for side in pairs[0][:2]):
         difference = pairs[0][0] - pairs[0][1]
         from scipy.stats import binomtest
@@ -154,7 +159,7 @@ def _over_examples(
     differences = np.concatenate(parts)
     observed = abs(differences.sum())
     rng = np.random.default_rng(seed)
-    extreme, block = 0, max(1, 1_000_000 // differences.size)  # bounds the matrix of signs to some 8 MB
+    extreme, block = 0, max(1, 1_000_000 // differences.size)  # limits the matrix of signs to 8 MB
     for start in range(0, _RESAMPLES, block):
         signs = rng.choice((-1.0, 1.0), size=(min(block, _RESAMPLES - start), differences.size))
         extreme += int((np.abs(signs @ differences) >= observed - _TINY).sum())
@@ -163,11 +168,11 @@ def _over_examples(
 
 @dataclass(frozen=True, slots=True)
 class _TwoWay:
-    """The mean of a table whose rows and columns are both samples.
+    """Mean of a table (seeds, examples) whose rows and columns are both random samples.
 
     Attributes:
-        by_seeds, by_examples: the two parts of its variance.
-        seeds, examples: how many of each.
+        by_seeds, by_examples: The two components of the mean's variance.
+        seeds, examples: Number of rows and columns.
     """
 
     mean: float
@@ -177,7 +182,7 @@ class _TwoWay:
     examples: int
 
     def limit(self, level: float) -> float:
-        """How far the mean is from the true one, with a probability of `level` at most, or farther."""
+        """Half width of the confidence interval of the mean at confidence 1 - `level`."""
         from scipy.stats import t as student
 
         variance = self.by_seeds + self.by_examples
@@ -188,7 +193,7 @@ class _TwoWay:
 
     @property
     def p(self) -> float:
-        """Two-sided, of a true mean of 0."""
+        """Two-sided p-value of the hypothesis that the true mean is 0."""
         from scipy.optimize import brentq
 
         distance = abs(self.mean)
@@ -200,11 +205,11 @@ class _TwoWay:
 
 
 def _two_way(tables: Sequence[tuple[NDArray[np.float64], float]]) -> _TwoWay:
-    """The weighted mean of tables [seeds, examples], which have the seeds in common and examples of their own."""
+    """Weighted mean of tables, shape (seeds, examples), with the same seeds and different examples."""
     total = sum(weight for _, weight in tables)
     seeds = tables[0][0].shape[0]
     per_seed = np.zeros(seeds)
-    by_examples = together = 0.0
+    by_examples = interaction = 0.0
     for values, weight in tables:
         share, count = weight / total, values.shape[1]
         rows, columns = values.mean(axis=1), values.mean(axis=0)
@@ -212,15 +217,15 @@ def _two_way(tables: Sequence[tuple[NDArray[np.float64], float]]) -> _TwoWay:
         if count > 1:
             rest = values - rows[:, None] - columns + values.mean()
             by_examples += share**2 * float(columns.var(ddof=1)) / count
-            together += share**2 * float((rest**2).sum()) / ((seeds - 1) * (count - 1) * seeds * count)
-    # Both expect, beside their own component, the one of what seeds and examples have together: it counts once.
-    by_seeds = max(float(per_seed.var(ddof=1)) / seeds, together)
+            interaction += share**2 * float((rest**2).sum()) / ((seeds - 1) * (count - 1) * seeds * count)
+    # The mean squares of seeds and of examples both contain the interaction's variance, which must count only once.
+    by_seeds = max(float(per_seed.var(ddof=1)) / seeds, interaction)
     least = max(2, min(values.shape[1] for values, _ in tables))
-    return _TwoWay(float(per_seed.mean()), by_seeds, max(by_examples - together, 0.0), seeds, least)
+    return _TwoWay(float(per_seed.mean()), by_seeds, max(by_examples - interaction, 0.0), seeds, least)
 
 
 def _additive(values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-    """Values [seeds, examples] whose plain means are the seeds' scores; a geometric mean's to first order."""
+    """Values, shape (seeds, examples), whose row means are the seeds' scores (for a geometric mean, to first order)."""
     if metric != "geometric_mean":
         return values
     logs = _logs(values)

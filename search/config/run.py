@@ -13,7 +13,6 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.genomes.registry import AnyGenomeSection
-from moevolve.search.requests import LONGEST_NAME
 from moevolve.search.settings.phases import EvolutionSection, Phase, StrategySection
 from moevolve.search.settings.section import Section
 from moevolve.store.session import without_password
@@ -162,6 +161,8 @@ def _without_folder(name: str) -> str:
     return f"{prefix}:{PurePath(path).name}".lstrip(":") if path.startswith("/") else name
 
 
+LONGEST_NAME = 200
+"""Most characters of a search's name, which becomes part of file names and URLs."""
 SearchName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_NAME)]
 
 

@@ -1,7 +1,4 @@
-"""What a run is known to take before any of its tasks is read: sizes of models, and numbers of evaluations.
-
-Nothing here loads torch.
-"""
+"""Sizes of models and numbers of evaluations, known before a run's tasks are read. Nothing here loads torch."""
 
 from __future__ import annotations
 
@@ -27,10 +24,10 @@ class ModelSize:
 
     Attributes:
         title: `full model`, or the phase's kind.
-        experts: per MoE layer; 0 without any.
-        active: per token.
-        parameters: in all; None where candidates differ.
-        active_parameters: that a token passes through; where candidates differ, in the start.
+        experts: Number of experts per MoE layer; 0 for dense models.
+        active: Number of active experts per token.
+        parameters: Number of all parameters; None where candidates differ in it.
+        active_parameters: Number of parameters per token; that of the phase's start where candidates differ in it.
         token_flops: FLOPs per token in matrix products with weights, attention between positions left out.
     """
 
@@ -44,7 +41,7 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class PhaseCount:
-    """How many evaluations a phase has at most: repeated candidates are looked up."""
+    """Number of a phase's individuals, and of different ones at most; repeated ones are looked up, not evaluated."""
 
     kind: str
     individuals: int
@@ -52,7 +49,7 @@ class PhaseCount:
 
 
 def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount, ...]:
-    """Individuals of every phase, and how many different ones there can be."""
+    """Count the individuals of every phase, and how many of them can differ."""
     counts = []
     for phase in config.phases:
         different = costs.distinct_candidates(phase.kind)
@@ -62,7 +59,7 @@ def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount
 
 
 def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[str, str]) -> tuple[ModelSize, ...]:
-    """The full model, then a candidate of every kind of phase; `like` says which kind it is counted as."""
+    """Size the full model and a candidate of every kind of phase; `like` maps it to the kind that it is counted as."""
     facts = outline.facts
     active = active_parameters(facts, facts.experts, facts.active)
     full = ModelSize(FULL_MODEL, facts.experts, facts.active, facts.parameters, active, outline.token_flops)
@@ -71,24 +68,24 @@ def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[st
 
 
 def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:
-    """Which kind of phase the candidates of a kind are like: a repair phase's are like those before it."""
+    """Map each kind of phase to the one that its candidates' sizes are those of: for `repair`, the phase before it."""
     pairs = zip(phases, (phases[0], *phases), strict=False)
     return {phase.kind: before.kind if phase.kind == "repair" else phase.kind for phase, before in pairs}
 
 
 def final_evaluations(config: RunConfig) -> tuple[int, int]:
-    """Evaluations after the last individual: of candidates on `dev`, of models on `test` (the full one's included)."""
+    """Count the final evaluations: candidates on `dev`, and models on `test`, the full model included."""
     section = config.final
-    # The full model and the best; the other entries (`search.loop.final_table.auxiliary_entries`); random draws.
+    # Of `test`: the full model, the best, the other rows of `search.loop.final_table`, and random draws.
     beside = any(phase.kind == "repair" for phase in config.phases) + sum(len(phase.named) for phase in config.phases)
     return section.rerank, (2 + beside + section.random_baselines if section.test else 0)
 
 
 def count_run(config: RunConfig, outline: ModelOutline) -> tuple[tuple[ModelSize, ...], tuple[PhaseCount, ...]]:
-    """What is known of a run without its tasks' data: the models' sizes, and individuals by phase.
+    """Count what is known of a run without its tasks' data: sizes of models, and individuals by phase.
 
     Raises:
-        UserError: the model can't have such genomes; the message names the field.
+        UserError: the genome's settings don't fit the model; the message names the field.
     """
     costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
     return model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)

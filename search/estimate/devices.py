@@ -1,4 +1,4 @@
-"""GPUs that a search may be planned for: their memory, and their peak rates by their makers' data sheets."""
+"""GPUs that estimates know: their memory, and their peak FLOP/s by the makers' data sheets."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
 
+DEFAULT_GPUS = "a100-80g,h100,h200"
+UTILISATION = 0.4
+"""Default for the share of a GPU's peak FLOP/s that a search is assumed to reach: what plain `transformers` models
+commonly reach in batches of thousands of tokens. It isn't measured for searches."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """One kind of GPU.
 
     Attributes:
-        name: what it is called on the command line.
-        title: what its maker calls it.
-        half_flops: peak FLOP/s of dense matrix products in bfloat16 and float16, accumulated in float32.
-        single_flops: the same in float32, without TF32, which torch leaves off.
-        memory: bytes.
+        name: Name on the command line.
+        title: The maker's name.
+        half_flops: Peak FLOP/s of dense matrix products in bfloat16 and float16, accumulated in float32.
+        single_flops: Peak FLOP/s in float32 without TF32, which torch leaves off.
+        memory: Bytes of memory.
     """
 
     name: str
@@ -59,10 +64,10 @@ beyond that is left to the CUDA context and the allocator."""
 
 
 def find_gpus(names: str) -> tuple[Device, ...]:
-    """The devices of a comma-separated list.
+    """Look up a comma-separated list of GPUs.
 
     Raises:
-        UserError: one is unknown; the message has near names.
+        UserError: one is unknown; the message has similar names.
     """
     return tuple(_find(name.strip().lower()) for name in names.split(","))
 

@@ -1,145 +1,57 @@
-"""The estimate of a search, put together: from a configuration to all that `plan` prints. No weights are loaded."""
+"""Estimates a search from its configuration, without loading weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.models import shipped_models
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import (
     FULL_MODEL,
-    ModelSize,
     PhaseCount,
     described_as,
     final_evaluations,
     model_sizes,
     phase_counts,
 )
-from moevolve.search.estimate.devices import Device
+from moevolve.search.estimate.devices import UTILISATION, Device
 from moevolve.search.estimate.memory import worker_memory
 from moevolve.search.estimate.repairs import RepairWork, repair_works
+from moevolve.search.estimate.report import DeviceEstimate, Estimate
 from moevolve.search.estimate.workload import Prompts, SplitWork, WorkloadReader
+from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.loop.setup import needs_calibration
-from moevolve.search.strategies.schedule import make_schedule
+from moevolve.search.strategies.schedule import make_schedule, rounds_notes
 from moevolve.workers.contract.capacity import WorkerMemory, experts_share
 from moevolve.workers.methods.eep.expert_memory import kept_layers
 from moevolve.workers.profiling.outline import ModelOutline
 
-UTILISATION = 0.4
-"""Share of a GPU's peak FLOP/s that a search is assumed to get: what plain `transformers` models commonly get in
-batches of thousands of tokens. Nobody has measured it for these searches."""
-
 DEVICE, HOST = "device", "host"
 
 
-@dataclass(frozen=True, slots=True)
-class EstimateRequest:
-    """What is to be estimated.
-
-    Attributes:
-        config: the run; its model's weights needn't be there.
-        gpus: devices to estimate for; none for a run on the CPU.
-        prompts: lengths in the place of the tasks' data.
-        utilisation: share of a GPU's peak FLOP/s that is assumed, in (0, 1].
-    """
-
-    config: RunConfig
-    gpus: tuple[Device, ...] = ()
-    prompts: Prompts | None = None
-    utilisation: float = UTILISATION
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceEstimate:
-    """A search on one kind of GPU.
-
-    Attributes:
-        device: the kind.
-        workers: that are busy at once, no more than the run's window.
-        memory: bytes of the GPUs, or of the part of one, that a worker has.
-        fits: whether a worker fits, by where original experts are kept (`device`, `host`).
-        kept_layers: MoE layers whose experts stay on the device, of the full model and of a candidate of each phase,
-            where the run keeps original experts on the host; else empty.
-        hours: of all evaluations, by their FLOPs alone.
-    """
-
-    device: Device
-    workers: int
-    memory: int
-    fits: Mapping[str, bool]
-    kept_layers: Mapping[str, int]
-    hours: float
-
-
-@dataclass(frozen=True, slots=True)
-class Pilot:
-    """Evaluations that were made for real, on the machine that asked, and what the search takes if all are like them.
-
-    Attributes:
-        individuals: that were evaluated.
-        workers: that evaluated them.
-        seconds: of one evaluation, its candidate's making and repair included, by kind of phase.
-        hours: of the whole search by as many workers, its final evaluations included.
-    """
-
-    individuals: int
-    workers: int
-    seconds: Mapping[str, float]
-    hours: float
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """All that is known before a search runs.
-
-    Attributes:
-        config: the run.
-        outline: its model.
-        sizes: the full model, and a candidate of each phase.
-        memory: of one worker, by where original experts are kept: `device`, and for models of experts `host`.
-        splits: all that is evaluated, `search` first.
-        flops: of one evaluation on `search`, by kind of phase: FLOPs per token times tokens, gold answers' included.
-        total_flops: of all evaluations of the search.
-        counts: individuals by phase.
-        final: evaluations at the end: of candidates on `dev`, of models on `test` (the full one's included).
-        utilisation: share of a GPU's peak FLOP/s that `devices` assume.
-        devices: estimates.
-        repairs: of the phases that do.
-        set_aside: a line for people for each task whose `search` gives rows to measure on.
-        pilot: what was measured, if that was asked for.
-    """
-
-    config: RunConfig
-    outline: ModelOutline = field(repr=False)
-    sizes: tuple[ModelSize, ...]
-    memory: Mapping[str, WorkerMemory]
-    splits: tuple[SplitWork, ...]
-    flops: Mapping[str, int]
-    total_flops: int
-    counts: tuple[PhaseCount, ...]
-    final: tuple[int, int]
-    utilisation: float
-    devices: tuple[DeviceEstimate, ...]
-    repairs: tuple[RepairWork, ...] = ()
-    set_aside: tuple[str, ...] = ()
-    pilot: Pilot | None = None
-
-
-def estimate(request: EstimateRequest) -> Estimate:
+def estimate(
+    config: RunConfig, gpus: Sequence[Device] = (), prompts: Prompts | None = None, utilisation: float = UTILISATION
+) -> Estimate:
     """Estimate a run.
 
+    Args:
+        config: The run. Its model's weights needn't exist.
+        gpus: GPUs to estimate hours for; none for a run on the CPU.
+        prompts: Lengths to assume instead of reading the tasks' data.
+        utilisation: Share of a GPU's peak FLOP/s that is reached, in (0, 1].
+
     Raises:
-        UserError: the configuration asks for what can't be had, or prompts can't be found and none were given; the
-            message names the field.
+        UserError: the configuration asks for something that can't be had, or there are neither data nor given lengths
+            of prompts; the message names the field.
     """
-    config, outline = request.config, _outline(request.config)
+    outline = _outline(config)
     space = make_space(config.genome, outline.facts, config.phases)
     costs = costs_of(space, outline)
-    reader = WorkloadReader(config, outline, request.prompts, needs_calibration(space))
+    reader = WorkloadReader(config, outline, prompts, needs_calibration(space))
     searched, set_aside = reader.splits("search"), reader.set_aside()
     ranked = reader.splits("dev") if config.final.rerank else ()
     tested = (*reader.splits("test"), *reader.held_out()) if config.final.test else ()
@@ -147,56 +59,103 @@ def estimate(request: EstimateRequest) -> Estimate:
     _check_positions(splits, outline)
 
     repairs = repair_works(config, costs, outline)
-    passes = [one for split in splits for one in (*split.passes.required, *split.passes.decoding)]
-    on_gpu = bool(request.gpus)
-    memory = {
-        where: worker_memory(config, outline, costs, passes, on_gpu, where == HOST, repairs)
-        for where in ((DEVICE, HOST) if outline.experts_bytes else (DEVICE,))
-    }
-    counts, like = phase_counts(config, costs), described_as(config.phases)
-    final = final_evaluations(config)
+    memory = _memory(config, outline, costs, splits, repairs, bool(gpus))
+    phases, like = phase_counts(config, costs), described_as(config.phases)
     token_flops = {kind: costs.token_flops(each) for kind, each in like.items()}
-    total = sum(count.different * token_flops[count.kind] for count in counts) * _tokens(searched)
-    total += outline.token_flops * _tokens((*searched, *tested))
-    last = token_flops[counts[-1].kind]
-    total += last * (final[0] * _tokens(ranked) + max(0, final[1] - 1) * _tokens(tested))
-
-    def on_device(device: Device) -> DeviceEstimate:
-        gpus = config.workers.num_gpus or 1.0
-        available, workers = int(device.memory * gpus), busy_workers(config)
-        fits = {where: each.device <= available for where, each in memory.items()}
-        models = {FULL_MODEL: outline.facts.experts} | dict.fromkeys(like, costs.kept_experts)
-        kept: dict[str, int] = {}
-        if config.model.originals == HOST and HOST in memory:
-            share = experts_share(available - (outline.weight_bytes - outline.experts_bytes), memory[HOST].beside)
-            layers, count = len(outline.facts.moe_layers), outline.facts.experts
-            whole = outline.experts_bytes // layers
-            kept = {title: kept_layers(layers, whole * each // count, share) for title, each in models.items()}
-        # Several GPUs of a worker hold a model's layers one after the other, and compute one at a time.
-        rate = workers * min(gpus, 1.0) * device.flops(outline.facts.dtype) * request.utilisation
-        return DeviceEstimate(device, workers, available, fits, kept, total / rate / 3600)
-
+    final = final_evaluations(config)
+    total = _total_flops(outline.token_flops, token_flops, phases, final, searched, ranked, tested)
+    models = {FULL_MODEL: outline.facts.experts} | dict.fromkeys(like, costs.kept_experts)
     return Estimate(
-        config=config,
-        outline=outline,
+        name=config.name,
+        model=config.model.path,
+        family=outline.facts.family,
+        dtype=outline.facts.dtype,
+        moe_layers=len(outline.facts.moe_layers),
+        originals=config.model.originals,
+        workers=config.workers.count,
         sizes=model_sizes(outline, costs, like),
         memory=memory,
         splits=splits,
-        flops={kind: each * _tokens(searched) for kind, each in token_flops.items()},
+        evaluation_flops={kind: each * _tokens(searched) for kind, each in token_flops.items()},
         total_flops=total,
-        counts=counts,
-        final=final,
-        utilisation=request.utilisation,
-        devices=tuple(map(on_device, request.gpus)),
+        phases=phases,
+        ranked=final[0],
+        tested=final[1],
+        utilisation=utilisation,
+        devices=tuple(_on_device(gpu, config, outline, memory, models, total, utilisation) for gpu in gpus),
         repairs=repairs,
-        set_aside=set_aside,
+        remarks=(*set_aside, *rounds_notes(config)),
     )
 
 
 def busy_workers(config: RunConfig) -> int:
-    """Workers of a run that evaluate at once; those beyond the window would have nothing to do."""
+    """Number of a run's workers that evaluate at once; those beyond the window would have nothing to do."""
     in_flight = make_schedule(config).in_flight
     return min(config.workers.most(in_flight), in_flight)
+
+
+def _memory(
+    config: RunConfig,
+    outline: ModelOutline,
+    costs: GenomeCosts[Any],
+    splits: Iterable[SplitWork],
+    repairs: Sequence[RepairWork],
+    on_gpu: bool,
+) -> dict[str, WorkerMemory]:
+    """Memory of a worker, by where original experts are kept."""
+    passes = [one for split in splits for one in (*split.passes.required, *split.passes.decoding)]
+    return {
+        where: worker_memory(config, outline, costs, passes, on_gpu, where == HOST, repairs)
+        for where in ((DEVICE, HOST) if outline.experts_bytes else (DEVICE,))
+    }
+
+
+def _total_flops(
+    full: int,
+    token_flops: Mapping[str, int],
+    phases: Sequence[PhaseCount],
+    final: tuple[int, int],
+    searched: Iterable[SplitWork],
+    ranked: Iterable[SplitWork],
+    tested: Iterable[SplitWork],
+) -> int:
+    """FLOPs of a search: the full model's FLOPs per token are `full`, those of candidates are by kind of phase."""
+    on_search, on_dev, on_test = _tokens(searched), _tokens(ranked), _tokens(tested)
+    total = sum(phase.different * token_flops[phase.kind] for phase in phases) * on_search
+    total += full * (on_search + on_test)
+    return total + token_flops[phases[-1].kind] * (final[0] * on_dev + max(0, final[1] - 1) * on_test)
+
+
+def _on_device(
+    device: Device,
+    config: RunConfig,
+    outline: ModelOutline,
+    memory: Mapping[str, WorkerMemory],
+    models: Mapping[str, int],
+    flops: int,
+    utilisation: float,
+) -> DeviceEstimate:
+    """A search of so many FLOPs on one kind of GPU; `models` has the number of experts per layer of each model."""
+    gpus, peak = config.workers.num_gpus or 1.0, device.flops(outline.facts.dtype)
+    available, workers = int(device.memory * gpus), busy_workers(config)
+    # Several GPUs of a worker hold a model's layers one after the other, and compute one at a time.
+    rate = workers * min(gpus, 1.0) * peak * utilisation
+    kept: dict[str, int] = {}
+    if config.model.originals == HOST and HOST in memory:
+        share = experts_share(available - (outline.weight_bytes - outline.experts_bytes), memory[HOST].beside)
+        layers, count = len(outline.facts.moe_layers), outline.facts.experts
+        layer_bytes = outline.experts_bytes // layers
+        kept = {title: kept_layers(layers, layer_bytes * each // count, share) for title, each in models.items()}
+    return DeviceEstimate(
+        name=device.name,
+        title=device.title,
+        workers=workers,
+        memory_bytes=available,
+        flops_per_second=peak,
+        fits={where: each.device <= available for where, each in memory.items()},
+        kept_layers=kept,
+        hours=flops / rate / 3600,
+    )
 
 
 def _outline(config: RunConfig) -> ModelOutline:

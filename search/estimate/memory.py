@@ -1,4 +1,4 @@
-"""What one worker takes of its device's and of the host's memory."""
+"""Memory of one worker, on its device and on the host."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
 
 _LOGITS_AT_ONCE = 1 << 24
-"""Where texts are read, logits are made of so many at once (`workers/engine/texts.py`), of two models where they are
-compared, with two float32 copies of each and their difference."""
+"""Number of logits that are computed at once when running text is scored (`workers/engine/texts.py`): for two models
+where they are compared, with two float32 copies of each and their difference."""
 _FLOAT_LOGITS = 1 << 22
-"""Where single tokens' logits are read, so many are turned to float32 at once (`workers/engine/forward.py`)."""
+"""Number of logits that are converted to float32 at once when single tokens are read (`workers/engine/forward.py`)."""
 
-_READ = 32
-"""Before any prompt is known: tokens of a pass for each position whose logits are made."""
+_TOKENS_PER_LOGITS = 32
+"""Assumed number of tokens in a pass for each position whose logits are computed, as long as no prompt is known."""
 _LEAST_BATCH = 1024
+"""Fewest `engine.batch_tokens` that a refusal suggests."""
 
 
 def worker_memory(
@@ -35,20 +36,20 @@ def worker_memory(
     host: bool,
     repairs: Sequence[RepairWork] = (),
 ) -> WorkerMemory:
-    """Memory of a worker of a search.
+    """Count the memory of a search's worker.
 
     Weights and buffers are exact. Activations are counted along the code that runs
-    (`moevolve.workers.profiling.activations`). The CUDA context, the allocator's spare room and the process itself are
+    (`moevolve.workers.profiling.activations`). The CUDA context, the allocator's reserve and the process itself are
     not counted.
 
     Args:
-        config: the run.
-        outline: its model.
-        costs: of its candidates.
-        passes: all that are run.
-        on_gpu: whether the device has memory of its own.
-        host: whether original experts stay on the host, whatever the run says.
-        repairs: of its phases.
+        config: The run.
+        outline: Outline of its model.
+        costs: Costs of its candidates.
+        passes: All forward passes of the run.
+        on_gpu: True if the device has memory of its own.
+        host: True if original experts stay on the host, whatever the run says.
+        repairs: Memory of its phases' repairs.
     """
     experts, passes = outline.experts_bytes, tuple(passes)
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
@@ -60,7 +61,7 @@ def worker_memory(
         layers = len(outline.facts.moe_layers)
         items.append(_original(outline, host, on_gpu))
         at_once = max(experts, buffers) if host else 0
-        # Layers that don't all fit take turns; those that a repair changes stay.
+        # With originals on the host, layers take turns in one buffer, but repaired layers stay in buffers of their own.
         items.append(MemoryItem("buffers for candidates' experts", 0 if host and not repairs else buffers, 0))
         items.append(MemoryItem("one layer's original experts", experts // layers if host else 0, 0))
     activations = _activations(outline, passes)
@@ -69,8 +70,8 @@ def worker_memory(
     needed = [
         MemoryItem("keys and values of a batch", max((_cached(outline, one) for one in passes), default=0), 0),
         MemoryItem("activations and logits of a batch (estimate)", activations, 0),
-        # Experts are merged when no pass is under way, or between layers, and measured when no batch is, so none of
-        # these is ever there with another.
+        # Merging happens between passes or between layers, and calibration between batches, so that neither adds to a
+        # batch's activations.
         MemoryItem(
             "what merging or calibrating takes beyond these",
             max(0, between - activations),
@@ -89,13 +90,13 @@ def worker_memory(
 def launch_memory(
     config: RunConfig, outline: ModelOutline, costs: GenomeCosts[Any], on_gpu: bool = True
 ) -> NeededMemory:
-    """What a worker has to find when it starts, without a look at any prompt: passes are as large as they may be.
+    """Count the memory that a worker must find when it starts, with passes of the largest size instead of real prompts.
 
     Args:
-        config: the run.
-        outline: its model.
-        costs: of its candidates.
-        on_gpu: whether the device has memory of its own; where that isn't known, more host memory is asked for.
+        config: The run.
+        outline: Outline of its model.
+        costs: Costs of its candidates.
+        on_gpu: True if the device has memory of its own or that isn't known, which takes more host memory.
     """
 
     def taken(host: bool, batch_tokens: int) -> WorkerMemory:
@@ -113,11 +114,11 @@ def launch_memory(
         for size in halves:
             settings = (*named, *(() if size == tokens else (f"engine.batch_tokens={size}",)))
             ways += _ways(settings, taken(place, size), config)
-    return NeededMemory(taken(host, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=_trouble)))
+    return NeededMemory(taken(host, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=_way_rank)))
 
 
 def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[SmallerSettings]:
-    """One way, in the run's dtype or in half of it, on one GPU or on several."""
+    """Alternatives with this memory: in the run's dtype or a 16-bit one, on one GPU or several."""
     dtypes = [(settings, 1)]
     if config.model.dtype == "float32":
         dtypes.append(((*settings, "model.dtype=bfloat16"), 2))
@@ -134,14 +135,14 @@ def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) ->
                 )
 
 
-def _trouble(way: SmallerSettings) -> int:
-    """How much a way asks for: settings, and more devices before all."""
+def _way_rank(way: SmallerSettings) -> int:
+    """Rank of an alternative: more GPUs count most, then the number of changed settings."""
     return way.settings.count("--set") + 10 * way.settings.count("num_gpus")
 
 
 def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
-    """Passes as large as a batch of this size can make them."""
-    read = max(1, batch_tokens // _READ)
+    """The largest passes that a batch of this size can need: over the prompts, and of a decoding step."""
+    read = max(1, batch_tokens // _TOKENS_PER_LOGITS)
     first = Pass(batch_tokens, batch_tokens, read, 0, outline.caches, 1, batch_tokens)
     step = Pass(read, read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
     return first, step
@@ -155,7 +156,7 @@ def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
 
 
 def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, host: bool) -> int:
-    """All weights are on the host first; originals that stay there are pinned layer by layer, each copied for that."""
+    """Peak of host memory: all weights pass through it; originals that stay are copied to be pinned, layer by layer."""
     if not on_gpu or config.model.device_map is not None:
         return 0
     if not host or not outline.expert_bytes:
@@ -164,26 +165,26 @@ def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, host: bool)
 
 
 _COMPARED = 128
-"""About as many positions' logits are compared at once (`workers/export/verify.py`)."""
+"""Number of positions whose logits are compared at once, roughly (`workers/export/verify.py`)."""
 
 
 def _exported(outline: ModelOutline, retained: int) -> int:
-    """The largest part of a checkpoint that is compared with the resident model: a layer's, or the embeddings.
+    """Bytes of the largest part of a checkpoint that is compared with the resident model: a layer, or the embeddings.
 
     Args:
-        outline: the model.
-        retained: experts of the checkpoint's layers.
+        outline: The model.
+        retained: Number of experts per layer of the checkpoint.
     """
     embeddings = outline.vocabulary * outline.hidden * outline.facts.dtype_bytes
     others = max(0, outline.weight_bytes - outline.experts_bytes - 2 * embeddings) // len(outline.layers)
     experts = max(map(sum, outline.expert_bytes)) * retained // outline.facts.experts
-    # Gates and ups, two thirds, come first, and are put together of single experts' while these are there.
+    # Gate and up projections, two thirds of an expert, are fused first, while the single ones are still there.
     logits = _COMPARED * outline.vocabulary * outline.facts.dtype_bytes
     return max(embeddings + logits, experts * 4 // 3, experts + others)
 
 
 def _merging(config: RunConfig, outline: ModelOutline) -> int:
-    """Pieces of experts that are brought over, or widened to float32, to be merged; of as many as there are at most."""
+    """Bytes of expert weights that are staged for merging, copied to the device or converted to float32, at most."""
     if not outline.expert_bytes or all(phase.kind != "merge" for phase in config.phases):
         return 0
     count, itemsize = outline.facts.experts, outline.facts.dtype_bytes
@@ -191,7 +192,7 @@ def _merging(config: RunConfig, outline: ModelOutline) -> int:
 
 
 def _repairing(repairs: Sequence[RepairWork]) -> Iterator[MemoryItem]:
-    """What repairs take beside scoring, at most."""
+    """Memory of repairs in addition to scoring, at most."""
     if not repairs:
         return
     yield MemoryItem("a layer's fit, with states of its tokens", max(each.taken for each in repairs), 0)
@@ -204,11 +205,11 @@ def _cached(outline: ModelOutline, one: Pass) -> int:
 
 
 def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
-    """One layer's states, or logits beside the states behind the last layer."""
+    """Bytes of one layer's states, or of logits and the last layer's states, whichever is larger."""
     size, streams = outline.facts.dtype_bytes, STREAMS * outline.hidden * outline.facts.dtype_bytes
     most = 0
     for one in passes:
-        # A cache grows by a copy: of one layer's keys, then of its values.
+        # A cache grows by copying one layer's keys, then its values.
         grown = outline.cache_bytes // (2 * len(outline.layers))
         attending = one.tokens * outline.attention_bytes + one.cached * (outline.repeated_bytes + grown)
         network = one.tokens * streams + one.real * (outline.network_bytes - streams)
@@ -216,7 +217,7 @@ def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
             logits = _LOGITS_AT_ONCE * (2 * size + 20)
         else:
             made = one.at_once * outline.vocabulary
-            # Decoding looks for the largest only.
+            # Decoding needs only the largest logit, not normalised ones.
             normalised = 0 if one.cached else 2 * 4 * min(made, max(_FLOAT_LOGITS, outline.vocabulary))
             logits = made * size + normalised
         most = max(most, attending, network, one.tokens * streams // 2 + logits)

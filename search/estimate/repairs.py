@@ -1,10 +1,12 @@
-"""What repairing a candidate takes of memory, and which repairs are refused for it."""
+"""Memory for repairing candidates, and which repairs are refused for lack of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import computed_field
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
@@ -18,18 +20,18 @@ from moevolve.workers.profiling.outline import ModelOutline
 
 @dataclass(frozen=True, slots=True)
 class RepairWork:
-    """Memory for repairing a candidate of one phase as the phase says; those of a repair phase vary it.
+    """Memory for repairing a candidate of one phase by the phase's recipe, which candidates of a repair phase vary.
 
     Attributes:
-        phase: position of the phase.
-        kind: of the phase.
-        tokens: that are run and fitted.
-        width: features of the largest fit.
-        needed: bytes of the largest fit, without blocks of its features.
-        taken: bytes of the largest fit with these blocks and with the states of the tokens.
-        allowed: bytes that a fit may take.
-        streams: bytes of the unedited model's states behind every layer, on the host.
-        kept: bytes of fitted layers that are kept for later candidates.
+        phase: Position of the phase in the run.
+        kind: Kind of the phase.
+        tokens: Number of calibration tokens that are run and fitted on.
+        width: Number of features of the largest fit.
+        needed: Bytes of the largest fit, without blocks of its features.
+        taken: Bytes of the largest fit, with blocks of its features and hidden states of the tokens.
+        allowed: Bytes that a fit may take.
+        streams: Host bytes of the unedited model's hidden states behind every layer.
+        kept: Bytes of fitted layers that are kept for later candidates.
     """
 
     phase: int
@@ -42,9 +44,10 @@ class RepairWork:
     streams: int
     kept: int
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def fault(self) -> str | None:
-        """Why its largest fit would be refused, naming the field; None if it wouldn't."""
+        """Reason for which the largest fit would be refused, naming the setting; None if it has enough memory."""
         if has_room(self.needed, self.allowed):
             return None
         least = self.allowed >> 20
@@ -60,29 +63,32 @@ class RepairWork:
 def repair_works(
     config: RunConfig, costs: GenomeCosts[Any], outline: ModelOutline, most: int | None = None
 ) -> tuple[RepairWork, ...]:
-    """What the repairs of a search take, phase by phase.
+    """Count the memory of a search's repairs, phase by phase.
 
     Args:
-        config: the search.
-        costs: of its candidates.
-        outline: its model.
-        most: tokens of all calibration rows; None takes as many as the repairs ask for.
+        config: The search.
+        costs: Costs of its candidates.
+        outline: Outline of its model.
+        most: Number of tokens in all calibration rows; None takes as many as the repairs ask for.
     """
     found = []
     for position, phase in enumerate(config.phases):
         if phase.repair is not None:
             tokens = phase.repair.tokens if most is None else min(phase.repair.tokens, most)
-            found.append(_Counted(phase.repair, costs, outline, tokens).work(position, phase.kind))
+            found.append(_RepairCounter(phase.repair, costs, outline, tokens).work(position, phase.kind))
     return tuple(found)
 
 
-def _sloped(fits: Sequence[tuple[FitOutline, ...]], neurons: NeuronRecipe | None) -> tuple[tuple[FitOutline, ...], ...]:
-    """The fits of layers whose slots are as wide as a recipe says."""
-    slots = [fit for layer in fits for fit in layer if fit.pool]
-    if neurons is None or not slots:
+def _pruned_widths(
+    fits: Sequence[tuple[FitOutline, ...]], neurons: NeuronRecipe | None
+) -> tuple[tuple[FitOutline, ...], ...]:
+    """Give the fits of layers with kept experts the widths of a recipe that prunes neurons."""
+    experts = [fit for layer in fits for fit in layer if fit.pool]
+    if neurons is None or not experts:
         return tuple(fits)
-    own = slots[0].width // slots[0].blocks
-    widths = iter(neurons.widths(len(slots), slots[0].pool // own, slots[0].blocks, own))
+    first = experts[0]
+    own = first.width // first.blocks
+    widths = iter(neurons.widths(len(experts), first.pool // own, first.blocks, own))
     return tuple(tuple(_wide(fit, next(widths)) if fit.pool else fit for fit in layer) for layer in fits)
 
 
@@ -102,12 +108,12 @@ def _most_kept(layers: Sequence[int]) -> int:
     return most
 
 
-class _Counted:
-    """Counts one recipe's memory."""
+class _RepairCounter:
+    """Counts the memory of one repair recipe."""
 
     def __init__(self, recipe: RepairRecipe, costs: GenomeCosts[Any], outline: ModelOutline, tokens: int) -> None:
         self._recipe, self._outline, self._tokens = recipe, outline, tokens
-        self._fits = _sloped(costs.fitted_maps(), recipe.neurons)
+        self._fits = _pruned_widths(costs.fitted_maps(), recipe.neurons)
 
     def work(self, position: int, kind: str) -> RepairWork:
         hidden, size, tokens = self._outline.hidden, self._outline.facts.dtype_bytes, self._tokens
@@ -121,7 +127,7 @@ class _Counted:
             tokens=tokens,
             width=largest.width,
             needed=self._needed(largest),
-            # Streams before and behind the layer and what goes into it, and three times in float32 what is missing.
+            # States before and behind the layer and its input, and in float32 the residual to fit, three times.
             taken=max(map(self._taken, fits)) + 4 * states + 3 * 4 * tokens * hidden,
             allowed=self._recipe.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
@@ -129,7 +135,7 @@ class _Counted:
         )
 
     def _candidates(self, fit: FitOutline) -> int:
-        """For every slot; 0 where there are no more of them than a slot has neurons, so none go."""
+        """Count the candidate neurons of a kept expert; 0 if they are no more than its own, so that none is pruned."""
         neurons = self._recipe.neurons
         if neurons is None or not fit.pool:
             return 0

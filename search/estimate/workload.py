@@ -1,10 +1,13 @@
-"""What is evaluated how often: prompts as tokens, passes over them, and a search's evaluations."""
+"""The prompts of a run's splits as numbers of tokens, and the forward passes that evaluate them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.kinds import FITNESSES
@@ -19,12 +22,12 @@ from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What the user says of prompts in the place of data. Choices that are ranked are taken as one token each.
+    """Lengths that a user gives instead of data. Choices that are ranked count as one token each.
 
     Attributes:
-        prompt_tokens: of every prompt.
-        new_tokens: of every answer; None takes the task's `max_new_tokens`.
-        examples: of every split; None takes what the task's file says.
+        prompt_tokens: Length of every prompt.
+        new_tokens: Length of every answer; None takes the task's `max_new_tokens`.
+        examples: Number of rows of every split; None takes the task file's.
     """
 
     prompt_tokens: int
@@ -33,19 +36,18 @@ class Prompts:
 
 
 _CHARACTERS = 4
-"""Per token, where there is no tokenizer: about what English text has."""
+"""Characters per token where there is no tokenizer, about as in English text."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitWork:
-    """One task's split.
+    """The work of evaluating a candidate on one split of a task.
 
     Attributes:
-        task, split: which.
-        examples: prompts.
-        tokens: of prompts and answers that are fed, padding left out.
-        source: where the lengths are from, for people.
-        passes: what one evaluation runs.
+        examples: Number of prompts.
+        tokens: Number of tokens of prompts and answers that the model reads, padding left out.
+        source: Description of where the lengths come from.
+        passes: Forward passes of one evaluation; left out of JSON.
     """
 
     task: str
@@ -53,30 +55,27 @@ class SplitWork:
     examples: int
     tokens: int
     source: str
-    passes: Passes = field(repr=False)
+    passes: Annotated[Passes, Field(exclude=True)] = field(repr=False)
 
 
 class WorkloadReader:
-    """Finds the lengths of a run's prompts, and plans the passes over them."""
+    """Finds the lengths of a run's prompts, and plans the forward passes over them.
+
+    Args:
+        config: The run.
+        outline: Outline of its model.
+        given: Lengths to use instead of the tasks' data.
+        calibrating: True if the run needs calibration rows.
+    """
 
     def __init__(self, config: RunConfig, outline: ModelOutline, given: Prompts | None, calibrating: bool) -> None:
-        """Take a run.
-
-        Args:
-            config: the run.
-            outline: its model.
-            given: lengths to use in the place of the tasks' data.
-            calibrating: whether the run needs rows to measure on.
-        """
         self._config, self._outline, self._given, self._calibrating = config, outline, given, calibrating
-        self._meter: PromptMeter | None = None
-        self._looked = False
 
     def splits(self, name: Split) -> tuple[SplitWork, ...]:
-        """The tasks' splits of one name; with `tie_break: agreement` also those that break ties.
+        """Plan one split of every task; with `tie_break: agreement` also the evaluations that break ties.
 
         Raises:
-            UserError: a task's data can't be had or planned, and no lengths were given.
+            UserError: a task's data can't be read or planned, and no lengths were given.
         """
         works = [self._work(task, name, None) for task in self._config.tasks]
         if self._config.tie_break == "agreement" and name != "test":
@@ -84,12 +83,12 @@ class WorkloadReader:
         return tuple(work for work in works if work is not None)
 
     def held_out(self) -> tuple[SplitWork, ...]:
-        """The `test` splits of tasks that are only tested on."""
+        """Plan the `test` splits of the held-out tasks."""
         found = (self._work(TaskSection(name=name), "test", None) for name in self._config.final.held_out)
         return tuple(work for work in found if work is not None)
 
     def set_aside(self) -> tuple[str, ...]:
-        """A line for people for each task that has no rows of its own to measure on, if the run needs some.
+        """Describe, if the run calibrates, where the rows come from for tasks without a `calibration` split.
 
         Raises:
             UserError: as `splits`.
@@ -121,10 +120,9 @@ class WorkloadReader:
         return SplitWork(task.name, split, len(tokens.prompts), count, source, passes)
 
     def _tokens(self, prepared: PreparedSplit) -> tuple[SplitTokens, str]:
-        meter = self._find_meter()
-        if meter is not None:
-            wrapped = ", in the chat template" if meter.wraps(prepared) else ""
-            return meter.tokens(prepared), f"data, tokenised{wrapped}"
+        if self._meter is not None:
+            wrapped = ", in the chat template" if self._meter.wraps(prepared) else ""
+            return self._meter.tokens(prepared), f"data, tokenised{wrapped}"
         limit = self._config.engine.max_prompt_tokens
         if prepared.window is not None:
             windows = ceil(len(prepared.running_text) / _CHARACTERS) // prepared.window
@@ -148,15 +146,13 @@ class WorkloadReader:
         )
         return made, f"data, {_CHARACTERS} characters a token (no tokenizer)"
 
-    def _find_meter(self) -> PromptMeter | None:
-        """The model's tokenizer, if it has one."""
-        if not self._looked:
-            self._looked = True
-            try:
-                self._meter = PromptMeter(self._config.model, self._config.engine)
-            except UserError:
-                self._meter = None
-        return self._meter
+    @cached_property
+    def _meter(self) -> PromptMeter | None:
+        """The model's tokenizer, or None if there is none."""
+        try:
+            return PromptMeter(self._config.model, self._config.engine)
+        except UserError:
+            return None
 
 
 def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
@@ -180,6 +176,6 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
 
 
 def _windows(fitness: str, window: int, count: int, new_tokens: int) -> SplitTokens:
-    """Running text in windows, one at least."""
+    """Cut running text into windows, at least one."""
     count = max(count, 1)
     return SplitTokens.of_lengths(fitness, (window,) * count, (0,) * count, ((),) * count, new_tokens)

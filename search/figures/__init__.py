@@ -1,1 +1,1 @@
-"""Figures: drawn narrow enough to be read on a phone, given back as matplotlib figures."""
+"""Matplotlib figures of searches, narrow enough to be read on a phone."""

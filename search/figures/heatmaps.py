@@ -1,4 +1,4 @@
-"""Heat maps in panels: how many are shown, how they are labelled, and one of the blocks of linear layers' matrices."""
+"""Heat maps in panels: their number and labels, and a figure of the blocks of linear layers' matrices."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_ROWS = 6
-"""Rows of panels in a figure for a narrow page."""
+"""Most rows of panels in a figure for a narrow page."""
 WIDE = 6
-"""Panels beside each other on a wide page."""
+"""Panels in a row on a wide page."""
 
 
 def spread(count: int, limit: int) -> NDArray[np.int64]:
-    """At most `limit` of `count` positions, the first and the last among them."""
+    """Choose at most `limit` of `count` positions evenly, the first and the last among them."""
     positions: NDArray[np.int64] = np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
     return positions
 
 
 def left_out(count: int, shown: int, what: str) -> str:
-    """A sentence for a caption on how many of `count` are shown; empty where all are."""
+    """Make a caption's sentence on how many of `count` are shown, or an empty string if all are."""
     return "" if count <= shown else f" {shown} of {count} {what} are shown."
 
 
 def ticks(axes: Axes, columns: int, rows: int) -> None:
-    """At most eight labels on either axis of a heat map."""
+    """Put at most eight labels on either axis of a heat map."""
     axes.set_xticks(range(0, columns, -(-columns // 8)))
     axes.set_yticks(range(0, rows, -(-rows // 8)))
 
 
 def panels(figure: Any, rows: int, columns: int, used: int) -> Any:
-    """Panels side by side, those beyond `used` left blank."""
+    """Make a grid of panels, of which those beyond `used` stay blank."""
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in grid.ravel()[used:]:
         axes.set_axis_off()
@@ -46,7 +46,7 @@ def panels(figure: Any, rows: int, columns: int, used: int) -> Any:
 
 
 def label_edges(grid: Any, x: str, y: str) -> None:
-    """Name what runs along the axes, at the left and at the lower edge of the panels."""
+    """Label the axes at the left and at the lower edge of a grid of panels."""
     for axes in grid[:, 0]:
         axes.set_ylabel(y)
     for axes in grid[-1]:
@@ -54,19 +54,19 @@ def label_edges(grid: Any, x: str, y: str) -> None:
 
 
 def short_name(name: str) -> str:
-    """`layers.0.mlp.up_proj` as `0 up_proj`."""
+    """Shorten a layer's name, `layers.0.mlp.up_proj`, to `0 up_proj`."""
     parts = name.split(".")
     return f"{parts[1]} {parts[-1]}" if len(parts) > 2 else name
 
 
 def blocks_figure(names: Sequence[str], blocks: NDArray[np.float64], neutral: float | None, what: str) -> Figure:
-    """One number per block of linear layers' mixing matrices.
+    """Draw one number per block of linear layers' mixing matrices.
 
     Args:
-        names: of the layers.
-        blocks: [layers, K, K].
-        neutral: the value in the middle of the scale, from which numbers differ in two directions; None for sizes.
-        what: the numbers are.
+        names: Names of the layers.
+        blocks: Numbers to draw, shape (layers, K, K).
+        neutral: Value in the middle of a two-sided colour scale; None for numbers from 0 on.
+        what: Label of the colour scale.
     """
     rows = -(-min(len(blocks), 3 * MAX_ROWS) // 3)
     with drawing(0.85 + 1.42 * rows, squares=True) as figure:
@@ -78,7 +78,7 @@ def blocks_figure(names: Sequence[str], blocks: NDArray[np.float64], neutral: fl
 def draw_blocks(
     figure: Any, names: Sequence[str], blocks: NDArray[np.float64], neutral: float | None, columns: int, rows: int
 ) -> tuple[Any, Any]:
-    """The panels of `blocks_figure` on a figure or a part of one; gives an image for the scale, and the panels."""
+    """Draw the panels of `blocks_figure`; return an image for the colour scale, and the panels."""
     picked = spread(len(blocks), columns * rows)
     reach = float(np.abs(blocks - (neutral or 0.0)).max()) or 1.0
     bounds: dict[str, Any] = {"vmin": 0.0, "vmax": reach, "cmap": SEQUENTIAL}

@@ -1,24 +1,24 @@
-"""Where an individual comes from, as a picture: ancestors by the time they were made and the score they had."""
+"""The lineage of an individual as a picture: ancestors by order of creation and score."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moevolve.search.figures.course import legend_above
+from moevolve.search.figures.fitness import legend_above
 from moevolve.search.figures.style import GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
 from moevolve.store.records import LineageGraph, LineageNode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_NAMED = 12
-"""Individuals of the main line that are named, at most."""
+_LABELS = 12
+"""Most individuals of the main line that are labelled."""
 
 
 def main_line(graph: LineageGraph) -> list[int]:
-    """The individual's better parent, that one's better parent, and so on back to one without: indices, oldest first.
+    """Follow the better parents of an individual back to one without parents; return their indices, oldest first.
 
-    Of two parents the one with the higher fitness counts, the younger one where they tie.
+    The better of two parents has the higher fitness, or is the younger one if they tie.
     """
     nodes = {node.index: node for node in graph.nodes}
     parents: dict[int, list[LineageNode]] = {}
@@ -31,11 +31,11 @@ def main_line(graph: LineageGraph) -> list[int]:
 
 
 def lineage_figure(graph: LineageGraph, root: str) -> Figure:
-    """Ancestors as dots over the order of creation, an edge to each child, and the main line in bold.
+    """Draw ancestors as dots over the order of creation, an edge to each child, and the main line in bold.
 
     Args:
-        graph: the ancestors.
-        root: what the individual is that they are ancestors of, for the legend.
+        graph: The individual and its ancestors.
+        root: Label of the individual in the legend.
     """
     from matplotlib.collections import LineCollection
 
@@ -60,7 +60,7 @@ def lineage_figure(graph: LineageGraph, root: str) -> Figure:
         if graph.root in nodes:
             fitness = nodes[graph.root].fitness or 0
             axes.plot(graph.root, 100 * fitness, "*", markersize=11, color=RED, zorder=4, label=root)
-        for node in _thinned(known):
+        for node in _labelled(known):
             below = node.index != graph.root and _valley(known, node)
             axes.annotate(
                 str(node.index),
@@ -81,19 +81,19 @@ def lineage_figure(graph: LineageGraph, root: str) -> Figure:
 
 
 def _valley(line: list[LineageNode], node: LineageNode) -> bool:
-    """Whether the line goes down to a node and up again, so that there is room for its name below it only."""
+    """Tell whether the line goes down to a node and up again, so that only below it there is room for its label."""
     place = line.index(node)
     around = [line[other].fitness or 0.0 for other in (place - 1, place + 1) if 0 <= other < len(line)]
     return all(fitness > (node.fitness or 0.0) for fitness in around)
 
 
-def _thinned(line: list[LineageNode]) -> list[LineageNode]:
-    """Those of a line that are far enough apart for their names: the youngest first, then back."""
+def _labelled(line: list[LineageNode]) -> list[LineageNode]:
+    """Choose nodes of a line that are far enough apart for labels, from the youngest back."""
     if not line:
         return []
     reach = max(1, line[-1].index - line[0].index)
     chosen = [line[-1]]
     for node in reversed(line[:-1]):
-        if chosen[-1].index - node.index >= reach / _NAMED:
+        if chosen[-1].index - node.index >= reach / _LABELS:
             chosen.append(node)
     return chosen

@@ -1,4 +1,4 @@
-"""How figures look, and how they get onto a page."""
+"""The style of figures, and saving them as files or as SVG for a page."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from moevolve.evaluators.errors import UserError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Figure  # noqa: PLC0414 - the other rooms have the type from here
+    from matplotlib.figure import Figure as Figure  # noqa: PLC0414 - other packages import the type from here
 
 WIDTH = 4.1
-"""Inches. Shown at a phone's width, letters are then as large as the text around them."""
+"""Width of a figure in inches: at a phone's width, its letters are as large as the text around it."""
 INK = "#0b0c0d"
-"""Text and axes; on a page they take its colour, so that they are seen in light and in dark."""
+"""Colour of text and axes. On a page they take the page's text colour instead, for light and dark themes."""
 
 # Okabe-Ito: distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00"
 PHASE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 MANY_MARKS = 3000
-"""Dots or lines that are put into a page one by one; more of them become a picture within the figure."""
+"""Most dots or lines that an SVG holds one by one; more of them become a raster image within it."""
 GREY = "#8a8a8a"
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 
@@ -50,7 +50,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def drawing(height: float, width: float = WIDTH, *, squares: bool = False) -> Iterator[Figure]:
-    """A figure to draw on, `width` x `height` inches, in our style; `squares` for panels of a fixed shape."""
+    """Make a figure of `width` x `height` inches in our style; `squares` lays out panels of a fixed aspect ratio."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -59,7 +59,7 @@ def drawing(height: float, width: float = WIDTH, *, squares: bool = False) -> It
 
 
 def scale_below(figure: Figure, image: Any, panels: Any, label: str) -> None:
-    """A colour scale under all of a figure's panels, the same in figures of any height."""
+    """Put a colour scale under all panels of a figure, equally high in figures of any height."""
     height = figure.get_size_inches()[1]
     figure.colorbar(
         image,
@@ -77,26 +77,26 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure; the file's suffix chooses the format.
 
     Raises:
-        UserError: the suffix names no known format.
+        UserError: the suffix is of no known format.
     """
     check_format(figure, path)
     figure.savefig(path, dpi=200)
 
 
 def check_format(figure: Figure, path: Path) -> None:
-    """Raises UserError if a file's suffix names no format that figures are written in."""
+    """Raise UserError if figures can't be written in the format of a file's suffix."""
     if path.suffix.lstrip(".").lower() not in figure.canvas.get_supported_filetypes():
         known = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
         raise UserError(f"{path}: unknown picture format; use one of {known}")
 
 
 def to_svg(figure: Figure, name: str, description: str) -> str:
-    """A figure as an `<svg>` element to be put into a page: it refers to nothing outside and takes the text's colour.
+    """Make an `<svg>` element for a page: it refers to nothing outside and takes the text's colour.
 
     Args:
-        figure: what to draw.
-        name: distinguishes its ids from those of the page's other figures; letters and digits.
-        description: what is to be seen, for those who can't see it.
+        figure: Figure to convert.
+        name: Prefix that distinguishes its ids from other figures' on the page; letters and digits.
+        description: Description of the figure for screen readers.
     """
     from matplotlib import rc_context
 

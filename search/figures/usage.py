@@ -1,4 +1,4 @@
-"""Experts at work, before and after (EEP, Fig. 4, 6 and 7): who is chosen, with which weight, and who together."""
+"""Expert usage before and after a search (EEP, Fig. 4, 6 and 7): how often experts are chosen, their weights, pairs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LAYERS = 4
-"""Layers shown one by one."""
+"""Most layers with panels of their own."""
 _MANY = 16
-"""Experts whose bars still fit half the width."""
+"""Most experts whose bars fit half the width."""
 BEFORE, AFTER = "full model", "individual"
 
 
 def on_originals(layer: RoutedLayer, values: NDArray[Any], experts: int) -> NDArray[np.float64]:
-    """Values of new experts [n'] at the original experts that they mostly consist of, added up: [experts].
+    """Sum values of new experts, shape (n',), at the original experts that they mostly consist of, shape (experts,).
 
-    NaN where no new expert comes from; layers without origins give their values back.
+    Original experts that no new one consists of get NaN. Values of layers without origins are returned as they are.
     """
     if not layer.origins:
         return values.astype(np.float64)
@@ -37,12 +37,12 @@ def on_originals(layer: RoutedLayer, values: NDArray[Any], experts: int) -> NDAr
 
 
 def _experts(usages: Sequence[Usage]) -> int:
-    """Columns that all layers fit in: the original experts, if the full model has some."""
+    """Most experts of any layer: the number of original experts, if the full model has experts."""
     return max(layer.experts for usage in usages for layer in usage.routed)
 
 
 def share_map(usage: Usage, experts: int) -> NDArray[np.float64]:
-    """Share of a layer's tokens that chose each expert, in %, by depth: [layers, experts]; NaN where there is none."""
+    """Share of tokens that chose each expert in %, shape (layers, experts); NaN where there is no expert."""
     found = np.full((len(usage.routed), experts), np.nan)
     for row, layer in enumerate(usage.routed):
         placed = on_originals(layer, 100 * layer.counts / usage.tokens, experts)
@@ -51,7 +51,7 @@ def share_map(usage: Usage, experts: int) -> NDArray[np.float64]:
 
 
 def map_figure(before: Usage | None, after: Usage) -> Figure:
-    """All layers at a glance: the share of tokens that chose each expert."""
+    """Draw the share of tokens that chose each expert, in all layers."""
     shown = [usage for usage in (before, after) if usage is not None and usage.routed]
     experts = _experts(shown)
     maps = [share_map(usage, experts) for usage in shown]
@@ -74,17 +74,17 @@ def map_figure(before: Usage | None, after: Usage) -> Figure:
 
 
 def bars_figure(before: Usage | None, after: Usage, weights: str | None) -> Figure:
-    """Of some layers, activation counts and accumulated routing weights of every expert, before and after.
+    """Draw every expert's activation count and accumulated routing weight in some layers, before and after.
 
     Args:
-        before: the full model's usage; None for kinds whose full model has no experts.
-        after: the individual's.
-        weights: what the weights are, for the heading of their column; None leaves them out.
+        before: Usage of the full model; None where it has no experts.
+        after: Usage of the individual.
+        weights: Heading of the weights' column; None leaves them out.
     """
     shown = [usage for usage in (before, after) if usage is not None and usage.routed]
     experts, picked = _experts(shown), spread(len(shown[-1].routed), LAYERS)
     headings = {"counts": "tokens that chose it"} | ({} if weights is None else {"weights": weights})
-    # Many bars need the whole width: then the weights stand below the counts.
+    # Many bars need the whole width, so the weights stand below the counts then.
     columns = len(headings) if experts <= _MANY else 1
     panels = [(shown[-1].routed[position].layer, position, name) for position in picked for name in headings]
     rows = len(panels) // columns
@@ -105,7 +105,7 @@ def bars_figure(before: Usage | None, after: Usage, weights: str | None) -> Figu
 
 
 def _draw_bars(axes: Axes, layers: Sequence[RoutedLayer], name: str, experts: int, colours: Sequence[str]) -> None:
-    """`counts` or `weights` of one layer in every model, side by side."""
+    """Draw `counts` or `weights` of one layer side by side for every model."""
     wide = 0.8 / len(layers)
     for place, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
         values = on_originals(layer, getattr(layer, name), experts)
@@ -117,12 +117,12 @@ def _draw_bars(axes: Axes, layers: Sequence[RoutedLayer], name: str, experts: in
 
 
 def together_figure(before: Usage | None, after: Usage) -> Figure:
-    """Of some layers, the share of tokens that chose both of two experts; an expert with itself is left out."""
+    """Draw the share of tokens that chose both of two experts in some layers; the diagonal is left out."""
     shown = [usage for usage in (before, after) if usage is not None and usage.routed]
     picked = spread(len(shown[-1].routed), LAYERS)
     maps = [[_pairs(usage, position) for usage in shown] for position in picked]
     top = max(float(np.nanmax(each, initial=0.0)) for row in maps for each in row) or 1.0
-    # Layers below each other where two models are compared, else two beside each other.
+    # A row has one layer in two models, or two layers of one model.
     panels = [
         (usage, position, each)
         for position, row in zip(picked, maps, strict=True)
@@ -143,7 +143,7 @@ def together_figure(before: Usage | None, after: Usage) -> Figure:
 
 
 def words_figure(usage: Usage) -> Figure:
-    """Of three layers, what each word's tokens chose (as ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9, shows in text)."""
+    """Draw which experts each word's tokens chose, in three layers (cf. ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9)."""
     picked = [usage.routed[position] for position in spread(len(usage.routed), 3)]
     with drawing(1.0 + 0.15 * len(usage.words)) as figure:
         grid = figure.subplots(1, len(picked), squeeze=False, sharey=True)
@@ -170,7 +170,7 @@ def _describe_pairs(axes: Axes, layer: RoutedLayer, model: str) -> None:
 
 
 def mixing_usage_figure(layers: Sequence[MixedLayer]) -> Figure:
-    """The mixing matrices that block-mixed layers run on."""
+    """Draw the mixing matrices that block-mixed layers run on."""
     what = "mixing coefficient" if layers[0].variant == "I" else "size of the block"
     blocks = np.stack([layer.blocks for layer in layers])
     return blocks_figure([layer.name for layer in layers], blocks, 1.0, f"{what} (1: as in plain low rank)")

@@ -1,1 +1,1 @@
-"""Use cases: a store and a request in, a record out."""
+"""Use cases: functions that take a store and a request and return records."""

@@ -1,24 +1,22 @@
-"""Analyses of an individual's experts: made by a worker on a task split, kept as a JSON file, read back for reports."""
+"""Analyses of how an individual uses its experts: measuring them, drawing them, writing and reading their files."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.search.genomes.registry import routing_weights_label
 from moevolve.search.loop.scores import FULL
-from moevolve.search.operations.data import as_data
 from moevolve.search.operations.evaluate import prepared_split
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.requests import AnalyseRequest
+from moevolve.search.requests.answers import Analysis
+from moevolve.search.requests.models import AnalyseRequest
 from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.usage import Usage, UsageRequest
+from moevolve.workers.contract.usage import UsageRequest
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
@@ -26,34 +24,8 @@ if TYPE_CHECKING:
 FILE = "analysis.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Analysis:
-    """What was seen of an individual's experts.
-
-    Attributes:
-        ref: the individual.
-        search_id: its search.
-        kind: of its genome.
-        task, split: whose prompts and answers were run.
-        task_fingerprint: of that split.
-        before: the full model's usage; None where it has no experts to compare with.
-        after: the individual's.
-        format: of the file.
-    """
-
-    ref: str
-    search_id: str
-    kind: str
-    task: str
-    split: str
-    task_fingerprint: str
-    before: Usage | None = field(repr=False)
-    after: Usage = field(repr=False)
-    format: Literal["moevolve-analysis/3"] = "moevolve-analysis/3"
-
-
 def analyse(store: StoreReader, request: AnalyseRequest) -> Analysis:
-    """See `AnalyseRequest`: the individual and the full model are run in this process. Nothing is stored."""
+    """See `AnalyseRequest`. The individual and the full model run in this process; nothing is stored."""
     from moevolve.workers.worker import EvaluationWorker
 
     reference = request.individual
@@ -84,7 +56,7 @@ def analyse(store: StoreReader, request: AnalyseRequest) -> Analysis:
 
 
 def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
-    """The analysis as figures, with what is to be seen on each, by name."""
+    """Draw an analysis: figures by name, each with a caption."""
     from moevolve.search.figures import usage as draw
 
     before, after = analysis.before, analysis.after
@@ -122,10 +94,7 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
 
 
 def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
-    """Write an analysis and its figures into a folder, which is made if need be.
-
-    Returns:
-        The files, `analysis.json` first.
+    """Write an analysis and its figures into a folder, made if need be, and return the files, `analysis.json` first.
 
     Raises:
         UserError: the folder can't be written.
@@ -135,7 +104,7 @@ def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
     written = [folder / FILE]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written[0].write_text(json.dumps(as_data(analysis)), encoding="utf-8")
+        written[0].write_bytes(TypeAdapter(Analysis).dump_json(analysis))
         for name, (figure, _) in figures_of(analysis).items():
             written.append(folder / f"{name}.png")
             save(figure, written[-1])
@@ -148,7 +117,7 @@ def read_analysis(path: Path) -> Analysis:
     """Read an `analysis.json`, or the one in a folder.
 
     Raises:
-        UserError: there is none, or it is something else.
+        UserError: there is none, or the file is something else.
     """
     path = path / FILE if path.is_dir() else path
     try:

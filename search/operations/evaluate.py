@@ -1,49 +1,21 @@
-"""Scoring a stored individual, or a search's full model, on any task."""
+"""Scoring a stored individual, or the full model of a search, on any task."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
-
-from pydantic import computed_field
 
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.files import override_lines
 from moevolve.search.config.run import TaskSection
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.scores import interval, with_outcomes
+from moevolve.search.loop.scores import with_outcomes
 from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.operations.subject import Subject, bound_subject
-from moevolve.search.requests import EvaluateRequest
+from moevolve.search.requests.answers import Evaluation
+from moevolve.search.requests.models import EvaluateRequest
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import engine_fingerprint
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """What a subject scored on one split of a task.
-
-    Attributes:
-        ref: the subject: `SEARCH:INDEX`, or `full`.
-        record: as the store has it, with its per-example outcomes.
-    """
-
-    ref: str
-    record: EvaluationRecord = field(repr=False)
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def score(self) -> float | None:
-        """In [0, 1]; None for a candidate that failed."""
-        return self.record.score
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the score; None for a candidate that failed."""
-        return None if self.record.score is None else interval(self.record)
 
 
 def evaluate(store: Store, request: EvaluateRequest) -> Evaluation:
@@ -57,7 +29,7 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
     """Score a subject on one split of a task in this process; a stored evaluation is reused.
 
     Raises:
-        UserError: unknown task, or it has no such split.
+        UserError: there is no such task, or it has no such split.
     """
     from moevolve.search.pools.local import LocalPool
     from moevolve.workers.worker import EvaluationWorker
@@ -74,7 +46,7 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
 
 
 def prepared_split(subject: Subject, name: str, split: Split) -> PreparedSplit:
-    """The split as the subject's search has it, or as the task file says for another task."""
+    """Prepare a split as the subject's search does, or by the task file for a task that the search doesn't have."""
     section = next((item for item in subject.config.tasks if name in (item.name, load_task(item.name).name)), None)
     if section is None:
         return TaskSection(name=name).prepared(split)

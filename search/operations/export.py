@@ -1,4 +1,4 @@
-"""Exports of stored individuals: checkpoints with provenance, and coefficient files."""
+"""Exporting stored individuals: as checkpoints with provenance, and as coefficient files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
 from moevolve.search.operations.subject import bound_subject, find_subject
-from moevolve.search.requests import ExportRequest
+from moevolve.search.requests.models import ExportRequest
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
@@ -37,7 +37,7 @@ def export(store: Store, request: ExportRequest) -> ExportReport:
 
 
 def export_coefficients(store: StoreReader, reference: str, path: Path) -> None:
-    """Write an EEP individual as a coefficient file of the authors' format.
+    """Write an EEP individual as a coefficient file in the authors' format.
 
     Raises:
         UserError: the file exists, or the individual is of another kind.

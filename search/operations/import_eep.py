@@ -1,4 +1,4 @@
-"""Coefficient files as stored individuals: one search of one individual per file."""
+"""Importing EEP coefficient files: each becomes a search of one individual."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import changed_loading, load_run_config, override_lines
 from moevolve.search.config.models import find_model
-from moevolve.search.config.run import RunConfig
+from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.operations.opening import opened_store
-from moevolve.search.requests import LONGEST_NAME, ImportEepRequest
+from moevolve.search.requests.answers import Imported
+from moevolve.search.requests.models import ImportEepRequest
 from moevolve.search.running.describe import pinned
 from moevolve.search.running.launch import search_record
 from moevolve.search.running.weights import describe_any, resolved_model_path
@@ -29,23 +30,12 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.eep.edit import RouterSpace
 
 _AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
-"""What the authors wrap prompts in, by model type; see `moevolve.workers.contract.settings.PACKAGED_TEMPLATES`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """One stored coefficient file."""
-
-    ref: str
-    path: Path
-    experts: int
-    groups: int
-    summary: str
+"""Prompt templates of the authors by model type; see `moevolve.workers.contract.settings.PACKAGED_TEMPLATES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """One coefficient file as a search that is yet to be stored."""
+    """A coefficient file that was read, as a search to be stored."""
 
     path: Path
     config: RunConfig
@@ -53,14 +43,14 @@ class ReadFile:
 
 
 def import_eep(store: str | Store, request: ImportEepRequest) -> list[Imported]:
-    """See `ImportEepRequest`. The store is opened when all files are read: a bad one leaves it untouched."""
+    """See `ImportEepRequest`. The store is opened after all files are read, so that a bad file leaves it untouched."""
     read = read_files(request)
     with opened_store(store, create=True) as opened:
         return store_files(opened, read)
 
 
 def read_files(request: ImportEepRequest) -> list[ReadFile]:
-    """Read every file. Weights aren't needed; whatever needs them later says which they are (`weights`).
+    """Read every coefficient file; no weights are needed.
 
     Raises:
         UserError: a file can't be read or doesn't fit the model.
@@ -72,7 +62,7 @@ def read_files(request: ImportEepRequest) -> list[ReadFile]:
 
 
 def store_files(store: Store, read: Sequence[ReadFile]) -> list[Imported]:
-    """Store all that was read, or nothing.
+    """Store all files, or none.
 
     Raises:
         UserError: a search of that name exists.
@@ -89,7 +79,7 @@ def _model_of(experts_of: str) -> tuple[ModelConfig, EngineConfig]:
     if experts_of.endswith((".yaml", ".yml")):
         config = load_run_config(Path(experts_of))
         return config.model, config.engine
-    # A device has room for the retained experts of a large model, hardly ever for its originals beside them.
+    # A device rarely holds a large model's original experts in addition to the retained ones.
     model = ModelConfig(path=resolved_model_path(find_model(experts_of, "--experts-of")), originals="host")
     return model, EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
 

@@ -1,4 +1,4 @@
-"""Opening stores that are given as a URL or as an open store."""
+"""Opening stores from a URL or an open store."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from moevolve.store.session import without_password
 
 
 def is_server(url: str) -> bool:
-    """Whether a store's URL is that of a server.
+    """Tell whether a URL is a server's.
 
     Raises:
-        UserError: it is HOST:PORT, which is neither.
+        UserError: it is HOST:PORT, which is neither a server's nor a store's URL.
     """
     if re.fullmatch(r"(\[[\da-fA-F:]+\]|[\w.-]+):\d+/?", url):
         raise UserError(f"{url} is no URL: a server's is http://{url}")
@@ -24,17 +24,17 @@ def is_server(url: str) -> bool:
 
 
 def refuse_server(url: str) -> None:
-    """Raises UserError if a store's URL is that of a server."""
+    """Raise UserError if a URL is a server's."""
     if is_server(url):
         raise UserError(f"{url} is a server: this needs the store itself, and the model; do it where they are")
 
 
 def opened_reader(store: str | StoreReader) -> AbstractContextManager[StoreReader]:
-    """A store by URL, closed afterwards; or an open one, left open.
+    """Open a store to read; the context closes one given by URL, and leaves an open one open.
 
     Raises:
-        StoreError: it can't be opened.
-        UserError: it is a server's.
+        StoreError: the store can't be opened.
+        UserError: the URL is a server's.
     """
     if not isinstance(store, str):
         return nullcontext(store)
@@ -43,11 +43,11 @@ def opened_reader(store: str | StoreReader) -> AbstractContextManager[StoreReade
 
 
 def opened_store(store: str | Store, create: bool = False) -> AbstractContextManager[Store]:
-    """A store by URL, closed afterwards; or an open one, left open.
+    """Open a store to write; the context closes one given by URL, and leaves an open one open.
 
     Raises:
-        StoreError: it can't be opened, or was opened for reading only.
-        UserError: it is a server's.
+        StoreError: the store can't be opened, or was opened for reading only.
+        UserError: the URL is a server's.
     """
     if isinstance(store, str):
         refuse_server(store)
@@ -56,12 +56,12 @@ def opened_store(store: str | Store, create: bool = False) -> AbstractContextMan
 
 
 def writable(store: StoreReader) -> Store:
-    """An open store, to write to.
+    """Return an open store as one to write to.
 
     Raises:
         StoreError: it was opened for reading only.
     """
-    if not isinstance(store, Store):  # in a notebook no type checker says so
+    if not isinstance(store, Store):  # type checkers see it, notebooks don't
         where = without_password(store.url)
         raise StoreError(f"{where} was opened for reading only, and this writes to it: use moevolve.open_store")
     return store

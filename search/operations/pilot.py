@@ -1,4 +1,4 @@
-"""A pilot of a search: a few of its individuals are evaluated for real, to tell how long all of them take."""
+"""Pilots: evaluating a few individuals of a search to measure how long all of them take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import mean
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import FinalSection, RunConfig
-from moevolve.search.estimate.estimate import Estimate, Pilot
+from moevolve.search.estimate.report import Estimate, Pilot
 from moevolve.search.running.execute import PoolFactory, execute, ray_pool
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
@@ -18,10 +18,11 @@ from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
 
 _LEAST = 2
-"""Individuals of every phase: the first of a worker is slower than those after it."""
+"""Fewest individuals of a phase, since a worker's first one is slower than the others."""
 
 
 def run_pilot(
+    config: RunConfig,
     planned: Estimate,
     individuals: int,
     make_pool: PoolFactory = ray_pool,
@@ -29,27 +30,28 @@ def run_pilot(
 ) -> Pilot:
     """Run a search with fewer individuals, in a store that is removed afterwards.
 
-    All phases have their share of the individuals, two at least; nothing is scored on `dev` or `test`, whose time is
-    taken from that of `search` by their numbers of tokens.
+    Every phase gets its share of the individuals, at least two. Nothing is scored on `dev` or `test`: their time is
+    scaled from that of `search` by the number of tokens.
 
     Args:
-        planned: the search's estimate.
-        individuals: how many to evaluate.
-        make_pool: the workers; those of the run by default.
-        on_stage: told what is happening.
+        config: The search.
+        planned: Estimate of the search.
+        individuals: Number of individuals to evaluate.
+        make_pool: Makes the pool of workers; by default as the run configures it.
+        on_stage: Called with a line about each stage.
 
     Raises:
-        UserError: the model or the tasks aren't there, or no individual could be evaluated.
-        PoolError: no worker can be had.
+        UserError: the model or the tasks can't be loaded, or no individual could be evaluated.
+        PoolError: no worker can be started.
     """
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
-        config = _shortened(planned.config, individuals, Path(folder))
-        setup = set_up_new(config)
-        with Store.open(config.store) as store:
+        short = _shortened(config, individuals, Path(folder))
+        setup = set_up_new(short)
+        with Store.open(short.store) as store:
             register(setup, store)
             execute(setup, store, Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}")), make_pool)
             kept = [
-                (row.phase, store.individual(f"{config.name}:{row.index}").evaluations)
+                (row.phase, store.individual(f"{short.name}:{row.index}").evaluations)
                 for row in store.history(setup.search_id)
             ]
     return _scaled(planned, kept)
@@ -68,7 +70,7 @@ def _shortened(config: RunConfig, individuals: int, folder: Path) -> RunConfig:
 
 
 def _scaled(planned: Estimate, found: list[tuple[str, tuple[EvaluationRecord, ...]]]) -> Pilot:
-    """The whole search, if its individuals take what these took."""
+    """Extrapolate to the whole search from (phase, evaluations) of the pilot's individuals."""
     taken: dict[str, list[float]] = {}
     workers = set()
     for phase, evaluations in found:
@@ -80,11 +82,10 @@ def _scaled(planned: Estimate, found: list[tuple[str, tuple[EvaluationRecord, ..
         raise UserError("--pilot: no individual could be evaluated; `moevolve launch` says why")
     seconds = {phase: mean(each) for phase, each in taken.items()}
     slowest = max(seconds.values())
-    total = sum(count.different * seconds.get(count.kind, slowest) for count in planned.counts)
-    ranked, tested = planned.final
-    last = seconds.get(planned.counts[-1].kind, slowest)
+    total = sum(count.different * seconds.get(count.kind, slowest) for count in planned.phases)
+    last = seconds.get(planned.phases[-1].kind, slowest)
     tokens = Counter[str]()
     for split in planned.splits:
         tokens[split.split] += split.tokens
-    total += last * (ranked * tokens["dev"] + tested * tokens["test"]) / tokens["search"]
+    total += last * (planned.ranked * tokens["dev"] + planned.tested * tokens["test"]) / tokens["search"]
     return Pilot(len(found), len(workers), seconds, total / len(workers) / 3600)

@@ -1,4 +1,4 @@
-"""One picture of a search: score over evaluations, and what was searched of one individual."""
+"""The picture of a search: scores over evaluations, and the searched parameters of one individual."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.figures.course import draw_course
+from moevolve.search.figures.fitness import draw_fitness
 from moevolve.search.figures.style import check_format, drawing
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
@@ -16,12 +16,12 @@ from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.operations.subject import find_subject, start_of
-from moevolve.search.requests import PlotRequest
+from moevolve.search.requests.searches import PlotRequest
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord
 
 _WIDTH = 8.0
-"""Inches, unless the genome needs more."""
+"""Width of the figure in inches, unless the genome needs more."""
 
 
 def plot_search(
@@ -33,19 +33,19 @@ def plot_search(
     genome_label: str = "",
     start: Genome | None = None,
 ) -> None:
-    """Write one figure: the course of the search on top, what was searched of `genome` below; either may be missing.
+    """Write one figure: the fitness curve on top and the searched parameters of a genome below; either may be missing.
 
     Args:
-        path: image file; its suffix chooses the format (png, svg, pdf).
-        title: above the figure.
-        history: the search's individuals in order.
-        full: fitness of the unedited model, drawn as a line.
-        genome: individual of which it is drawn; None leaves it out.
-        genome_label: how to name it.
-        start: the genome that the search started from, if its kind has one.
+        path: Image file; its suffix chooses the format (png, svg, pdf).
+        title: Title of the figure.
+        history: All individuals of the search, in order.
+        full: Fitness of the unedited model, drawn as a line.
+        genome: Genome to draw; None draws none.
+        genome_label: Name of the genome in the figure.
+        start: Genome that the search started from, if its kind has one.
 
     Raises:
-        UserError: nothing was evaluated yet and there is no genome to draw, the suffix names no known format, or the
+        UserError: nothing was evaluated yet and there is no genome to draw, the suffix is of no known format, or the
             file can't be written.
     """
     above = any(row.fitness is not None for row in history)
@@ -61,7 +61,7 @@ def plot_search(
         figure.suptitle(title)
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         if above:
-            draw_course(parts[0].subplots(), history, full)
+            draw_fitness(parts[0].subplots(), history, full)
         if drawn is not None:
             figures_for(drawn).draw(parts[-1], drawn, start, genome_label)
         try:
@@ -75,7 +75,7 @@ def picture(store: StoreReader, request: PlotRequest) -> bytes:
 
     Raises:
         UserError: as `plot_search`, or the model's config can't be read.
-        StoreError: no such search or individual.
+        StoreError: there is no such search or individual.
     """
     record = store.search(request.search)
     history = store.history(record.id)

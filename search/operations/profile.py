@@ -1,4 +1,4 @@
-"""Profiles of stored individuals, of their full model and of checkpoint folders, by what a user typed."""
+"""Profiling stored individuals, their full model, and checkpoint folders."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import TaskSection
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL
-from moevolve.search.operations.data import as_data
 from moevolve.search.operations.evaluate import prepared_split
 from moevolve.search.operations.opening import opened_reader
 from moevolve.search.operations.subject import Subject, find_subject
-from moevolve.search.requests import ProfileRequest
+from moevolve.search.requests.models import ProfileRequest
 from moevolve.store.reader import StoreReader
 from moevolve.workers.checkpoints.loading import placed
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit
 from moevolve.workers.profiling.messages import LoadedDtype, ProfiledModel, ProfileSettings, TaskPrompts
 from moevolve.workers.profiling.passes import PromptMeter
-from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
+from moevolve.workers.profiling.report import ProfileReport
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
 _MOST_PROMPT_TOKENS = 512
 _NEW_TOKENS = 32
-_ONE_BY_ONE = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
+_APART = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
 
 
 def profile(
@@ -38,7 +36,7 @@ def profile(
 ) -> ProfileReport:
     """See `ProfileRequest`. Folders alone need no store, and are compared with the first of them.
 
-    What was exported is removed; `on_stage` is told what happens meanwhile.
+    Temporary exports are removed. `on_stage` is called with a line about each stage.
     """
     stored = [name for name in request.models if _is_stored(name)]
     if not stored:
@@ -76,23 +74,22 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
         report = profile_models(chosen, settings, processes, on_stage)
     notes = _notes(report, subjects)
     if request.apart is None and report.settings.apart:
-        notes = (_ONE_BY_ONE, *notes)
+        notes = (_APART, *notes)
     return replace(report, notes=notes)
 
 
 def _notes(report: ProfileReport, subjects: dict[str, Subject]) -> tuple[str, ...]:
-    """What a repair took, and individuals whose checkpoint isn't as large as the store says.
-
-    Stock forms may repeat what experts share. Making an edit counts with the first split that it is evaluated on.
-    """
+    """Note how long repairs took, and individuals whose checkpoint isn't as large as the store says."""
     notes = []
     for name, subject in subjects.items():
         evaluations = () if subject.detail is None else subject.detail.evaluations
+        # Making an edit counts with the first split that it is evaluated on.
         seconds = sum(each.seconds for each in evaluations if each.split == "search")
         if isinstance(subject.genome, RepairedGenome) and seconds:
             notes.append(f"{name} is repaired: to fit it, and to score it on search, took a worker {seconds:.1f} s")
     for model in report.models:
         detail = subjects[model.label].detail if model.label in subjects else None
+        # Stock checkpoints may repeat what experts share.
         if detail is not None and detail.individual.parameters != model.load.parameters:
             notes.append(
                 f"{model.label} describes {detail.individual.parameters:,} parameters; its {model.load.model_type} "
@@ -119,7 +116,7 @@ def _subjects(
 
 
 def _full_model(subjects: dict[str, Subject], request: ProfileRequest) -> ModelConfig | None:
-    """The model that all subjects edit, where it is to be profiled; None without any."""
+    """The one model that all subjects edit, on the device to profile it on; None without subjects."""
     models = {(subject.facts.fingerprint, subject.config.model.dtype): name for name, subject in subjects.items()}
     if len(models) > 1:
         one, other, *_ = models.values()
@@ -131,7 +128,7 @@ def _full_model(subjects: dict[str, Subject], request: ProfileRequest) -> ModelC
 def _prompts(
     request: ProfileRequest, subjects: dict[str, Subject], models: Sequence[ModelConfig]
 ) -> tuple[TaskPrompts | None, int]:
-    """The task's prompts as the first model is given them, and how many tokens follow."""
+    """Prompts of the task as the first model reads them, and the number of new tokens."""
     if request.task is None:
         return None, _NEW_TOKENS if request.new_tokens is None else request.new_tokens
     if request.prompt_tokens is not None:
@@ -154,7 +151,7 @@ def _settings(
     if prompts is not None:
         tokens, longest, fewer = (
             prompts.mean,
-            len(prompts.tokens[-1]),
+            prompts.longest,
             "--new-tokens, or truncate prompts with engine.max_prompt_tokens",
         )
     else:
@@ -180,11 +177,11 @@ def _settings(
 
 
 def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Path) -> dict[str, ProfiledModel]:
-    """The full model where it is, and the individuals as new checkpoints."""
+    """The full model at its own path, and the individuals as newly exported checkpoints."""
     from moevolve.workers.contract.card import ExportError
     from moevolve.workers.profiling.checkpoints import export_models
 
-    # Where a search keeps original experts on the host no GPU may have room for the whole model: all are taken.
+    # Where a search keeps original experts on the host, one GPU may not hold the whole model: it is spread over all.
     spread = "balanced" if full.originals == "host" else full.device_map
     models = {FULL: ProfiledModel(FULL, full.path, full.revision, spread, full.trust_remote_code)}
     edits = [(name, subject.edit) for name, subject in subjects.items() if name != FULL]
@@ -193,78 +190,3 @@ def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Pat
     except ExportError as error:
         raise ProfileError(f"{error.reason}; nothing is kept of it, which `moevolve export` does") from error
     return models | {model.label: model for model in exported}
-
-
-@as_data.register
-def _(report: ProfileReport) -> dict[str, Any]:
-    reference = report.reference
-    ran = reference.load
-    return {
-        "device": ran.device,
-        "device_name": ran.device_name,
-        "threads": ran.threads,
-        "settings": _settings_json(report.settings),
-        "context": report.settings.prompt_tokens,
-        "memory": report.peak_memory,
-        "reference": reference.label,
-        "notes": as_data(report.notes),
-        "models": [_model_json(model, reference) for model in report.models],
-    }
-
-
-def _settings_json(settings: ProfileSettings) -> dict[str, Any]:
-    """The task's prompts as numbers."""
-    data: dict[str, Any] = as_data(replace(settings, prompts=None))
-    if settings.prompts is not None:
-        lengths = list(map(len, settings.prompts.tokens))
-        names = {"task": settings.prompts.task, "split": settings.prompts.split}
-        data["prompts"] = names | {"count": len(lengths), "shortest": lengths[0], "longest": lengths[-1]}
-    return data
-
-
-def _model_json(model: ModelProfile, reference: ModelProfile) -> dict[str, Any]:
-    load, other = model.load, reference.load
-    pairs = zip(model.batches, reference.batches, strict=True)
-    return {
-        "id": model.label,
-        "model_type": load.model_type,
-        "dtype": load.dtype,
-        "attention": load.attention,
-        "experts": load.experts,
-        "parameters": load.parameters,
-        "active_parameters": load.active_parameters,
-        "weight_bytes": load.weight_bytes,
-        "flops_per_token": model.flops,
-        "linear_flops": load.linear_flops,
-        "attention_flops": load.attention_flops,
-        "ratios": {
-            "parameters": load.parameters / other.parameters,
-            "active_parameters": load.active_parameters / other.active_parameters,
-            "weight_bytes": load.weight_bytes / other.weight_bytes,
-            "flops_per_token": model.flops / reference.flops,
-        },
-        "batches": [_batch_json(mine, theirs) for mine, theirs in pairs],
-    }
-
-
-def _batch_json(mine: BatchProfile, theirs: BatchProfile) -> dict[str, Any]:
-    return {
-        "batch_size": mine.batch_size,
-        "prompt_tokens": mine.prompt_tokens,
-        "peak_bytes": mine.peak_bytes,
-        "prefill_tokens_per_second": mine.prefill_rate,
-        "decode_tokens_per_second": mine.decode_rate,
-        "answers_per_second": mine.answer_rate,
-        "prefill_seconds": as_data(mine.prefill_seconds),
-        "decode_seconds": as_data(mine.decode_seconds),
-        "ratios": {
-            "peak_bytes": _peak_ratio(mine, theirs),
-            "prefill_tokens_per_second": mine.prefill_rate / theirs.prefill_rate,
-            "decode_tokens_per_second": mine.decode_rate / theirs.decode_rate,
-            "answers_per_second": mine.answer_rate / theirs.answer_rate,
-        },
-    }
-
-
-def _peak_ratio(mine: BatchProfile, theirs: BatchProfile) -> float | None:
-    return mine.peak_bytes / theirs.peak_bytes if mine.peak_bytes and theirs.peak_bytes else None

@@ -1,8 +1,8 @@
-"""What is only looked up in the store."""
+"""Requests that only look something up in the store."""
 
 from __future__ import annotations
 
-from moevolve.search.requests import (
+from moevolve.search.requests.searches import (
     BestRequest,
     ControlRequest,
     LineageRequest,

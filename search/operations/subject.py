@@ -1,4 +1,4 @@
-"""What a command is about: an individual brought back with its genome and its model, or a search's full model."""
+"""Subjects of requests: an individual restored with its genome and its model's facts, or a search's full model."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from moevolve.workers.contract.facts import ModelFacts
 
 @dataclass(frozen=True)
 class Subject:
-    """What an evaluation or an export is about: an individual, or the full model of a search.
+    """The subject of an evaluation or an export: an individual, or the full model of a search.
 
     Attributes:
-        search: the search it belongs to.
-        config: the search's stored configuration.
-        facts: its model.
-        space: its genomes.
-        detail: the individual; None for the full model.
-        genome: its genome; None for the full model.
+        search: The search it belongs to.
+        config: The search's stored configuration.
+        facts: Facts of the search's model.
+        space: Space of the search's genomes.
+        detail: The stored individual; None for the full model.
+        genome: Genome of the individual; None for the full model.
     """
 
     search: SearchRecord
@@ -59,22 +59,23 @@ def find_subject(
     """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
 
     Args:
-        store: where to.
-        reference: what to look up.
-        search: whose full model.
-        model: where the weights are now (folder or hub id), if not where the store says.
-        weights: whether they are needed. Then they must be the search's; if it was imported without any, the subject's
-            search is about these, and the stored one as before. If not, the model's config is all that is read.
-        overrides: of the search's `model.*` and `engine.*` settings, `KEY=VALUE`.
+        store: Store that holds it.
+        reference: `SEARCH:INDEX`, or `full`.
+        search: Name or id of the search, for `full`.
+        model: Folder or hub id of the checkpoint; None takes the stored path.
+        weights: True requires the search's weights. If the search was imported without weights, the subject's record
+            (not the stored one) is bound to the ones found. False reads no more than the model's config.
+        overrides: Changes of the search's `model.*` and `engine.*` settings, as `KEY=VALUE`.
 
     Raises:
-        StoreError: no such individual or search.
-        UserError: `full` without saying of which search; the model isn't there any more, or isn't the same; as
-            `changed_loading`.
+        StoreError: there is no such individual or search.
+        UserError: `full` is ambiguous, the model is missing or isn't the same any more, or an override is wrong.
     """
     detail = None if reference == FULL else store.individual(reference)
     record = _search_of_full(store, search) if detail is None else detail.search
-    config = _at(parse_stored_config(record.config), record.model_path if model is None else resolved_model_path(model))
+    config = _with_model_path(
+        parse_stored_config(record.config), record.model_path if model is None else resolved_model_path(model)
+    )
     if overrides:
         changed = changed_loading(config.model, config.engine, overrides)
         config = config.model_copy(update={"model": changed.model, "engine": changed.engine})
@@ -97,10 +98,10 @@ def bound_subject(
     model: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Subject:
-    """`find_subject`; a search that was imported without weights is about these from now on.
+    """Do as `find_subject`, and bind a search that was imported without weights to the ones found, in the store.
 
     Raises:
-        StoreError, UserError: as `find_subject`; or the search is about other weights meanwhile.
+        StoreError, UserError: as `find_subject`; or the search was bound to other weights meanwhile.
     """
     subject = find_subject(store, reference, search, model, overrides=overrides)
     found = subject.search
@@ -110,18 +111,18 @@ def bound_subject(
 
 
 def uncalibrated_space(config: RunConfig, facts: ModelFacts) -> GenomeSpace[Any]:
-    """The space of a stored search's genomes, without what it is calibrated with."""
+    """Make the genome space of a stored search without its calibration."""
     return make_space(config.genome, facts, config.phases)
 
 
 def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:
-    """The genome that a subject's search started from, unrepaired; None without the method's own start."""
+    """Restore the genome that a subject's search started from, unrepaired; None if its method has no start."""
     start = next((row for row in history if row.operator == START), None)
     return None if start is None else base_genome(subject.space.from_bytes(start.genome))
 
 
-def _at(config: RunConfig, path: str) -> RunConfig:
-    """The configuration with its model elsewhere."""
+def _with_model_path(config: RunConfig, path: str) -> RunConfig:
+    """Change the model's path in a configuration."""
     if path == config.model.path:
         return config
     return config.model_copy(update={"model": replace(config.model, path=path, revision=None, own_dtype=None)})

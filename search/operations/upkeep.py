@@ -1,4 +1,4 @@
-"""Stores as a whole: pruned, copied. What the store can't know of searches by itself is found out here."""
+"""Pruning and copying stores, with the calibrations that searches need, which the store can't know by itself."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from moevolve.store.upkeep.prune import PruneReport
 
 
 def prune(store: Store, searches: Sequence[str], dry_run: bool) -> PruneReport:
-    """Delete searches, and what no other one needs then.
+    """Delete searches, and evaluations and calibrations that no other search needs.
 
     Raises:
-        StoreError: no such search, or it is being run. Nothing was deleted.
+        StoreError: there is no such search, or it is running. Nothing was deleted.
     """
     return pruning.prune(store, searches, lambda search: _calibrations(store, search), dry_run)
 
 
 def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> CopyReport:
-    """Copy searches, or all that there are if none is named.
+    """Copy searches, or all if none is named.
 
     Raises:
-        StoreError: no such search, or what the target has of that name isn't the same. Nothing was copied.
+        StoreError: there is no such search, or the target has another one of that name. Nothing was copied.
         UserError: both are the same store.
     """
     if source.url == target.url:
@@ -45,7 +45,7 @@ def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> CopyRep
 
 
 def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
-    """Fingerprints of what a search is calibrated with; of all there are, where that can't be known here."""
+    """Fingerprints of a search's calibrations; of all stored ones where they can't be determined on this machine."""
     if not any(task.split == "calibration" for task in store.search_tasks(search.id, auxiliary=True)):
         return ()
     try:

@@ -1,1 +1,1 @@
-"""A page about one search."""
+"""Reports: one HTML page about one search."""

@@ -1,4 +1,4 @@
-"""What a report says, gathered from the store."""
+"""The contents of a report, read from the store."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import set_aside_note
-from moevolve.search.operations.analyse import Analysis
 from moevolve.search.operations.subject import Subject, find_subject, start_of
+from moevolve.search.requests.answers import Analysis
 from moevolve.search.settings.phases import (
     EvolutionSection,
     NevergradSection,
@@ -33,12 +33,12 @@ from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
 
-_REASON = 160
+_MAX_REASON = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """One of the best individuals, with its fitness and what made it."""
+    """One of the best individuals, with its fitness, phase and operator."""
 
     entry: Entry
     fitness: float
@@ -46,8 +46,14 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Individuals that failed for one reason, numbers in it apart."""
+class FailureGroup:
+    """Individuals that failed for the same reason.
+
+    Attributes:
+        reason: Message of the first of them, shortened.
+        count: Number of individuals.
+        example: The first of them as SEARCH:INDEX.
+    """
 
     reason: str
     count: int
@@ -55,29 +61,27 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """All of a report but its figures.
+class ReportContents:
+    """Everything in a report except its figures.
 
     Attributes:
-        search: the search.
-        config: its configuration.
-        settings: the same as YAML, without secrets.
-        facts: (what, value) pairs: what was searched.
-        counts: individuals by status, and how many the configuration asks for (None for imported ones).
-        history: its individuals.
-        full: fitness of the full model.
-        standings: the final table.
-        leaders: the best few by fitness.
-        graph: ancestors of the best; None without a best.
-        line: its main line, oldest first.
-        failures: by reason, the most frequent first.
-        costs: evaluations and seconds.
-        subject: the best with its genome; None without a best, or without its model.
-        start: genome of the method's own start, if it has one.
-        notes: what is particular about this report.
-        commands: (what for, command) pairs.
-        provenance: (what, value) pairs.
-        analysis: of experts, if one was given.
+        settings: The configuration as YAML, without secrets.
+        facts: Name and value of what was searched: model, tasks, genome, phases ...
+        counts: Number of individuals by status, made, and planned (None for an imported search).
+        history: All individuals, in order.
+        full: Fitness of the full model.
+        standings: Final table.
+        leaders: The best few individuals by fitness.
+        graph: Ancestors of the best individual; None if there is no best.
+        line: Main line of these ancestors, oldest first.
+        failures: Failed individuals by reason, the most frequent first.
+        costs: Number and duration of evaluations.
+        subject: The best individual with its genome; None if there is no best, or its model's config can't be read.
+        start: Genome that the method starts from, if any.
+        notes: Remarks on what is missing or special.
+        commands: Purpose and text of commands that continue from here.
+        provenance: Name and value of ids, dates and fingerprints.
+        analysis: Analysis of expert activations, if one was given.
     """
 
     search: SearchRecord
@@ -91,7 +95,7 @@ class Contents:
     leaders: tuple[Leader, ...] = field(repr=False)
     graph: LineageGraph | None = field(repr=False)
     line: tuple[LineageNode, ...] = field(repr=False)
-    failures: tuple[Failure, ...]
+    failures: tuple[FailureGroup, ...]
     costs: SearchCosts
     subject: Subject | None = field(repr=False)
     start: Genome | None = field(repr=False)
@@ -101,18 +105,18 @@ class Contents:
     analysis: Analysis | None = field(repr=False)
 
 
-def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | None = None) -> Contents:
-    """Everything a report says of a search; nothing is evaluated and nothing written.
+def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | None = None) -> ReportContents:
+    """Collect the contents of a search's report. Nothing is evaluated or written.
 
     Args:
-        store: where the search is.
-        name: of the search, or its id.
-        limit: how many of the best individuals are listed.
-        analysis: of one of its individuals, to be shown.
+        store: Store that has the search.
+        name: Name or id of the search.
+        limit: Number of the best individuals to list.
+        analysis: Analysis of one of its individuals to include.
 
     Raises:
-        StoreError: no such search.
-        UserError: the analysis is of another search.
+        StoreError: there is no such search.
+        UserError: the analysis belongs to another search.
     """
     search = store.search(name)
     config = parse_stored_config(search.config)
@@ -123,7 +127,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
     subject, start, notes = _subject(store, table.winner, history)
     graph = None if table.winner is None else store.ancestors(table.winner)
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}
-    return Contents(
+    return ReportContents(
         search=search,
         config=config,
         settings=settings_text(search.config),
@@ -135,11 +139,11 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         leaders=tuple(_leaders(store, search, config, limit)),
         graph=graph,
         line=() if graph is None else tuple(nodes[index] for index in main_line(graph)),
-        failures=failures_of(search, history),
+        failures=group_failures(search, history),
         costs=store.costs(search),
         subject=subject,
         start=start,
-        notes=(*notes, *_set_aside(store, search, config)),
+        notes=(*notes, *_calibration_notes(store, search, config)),
         commands=tuple(_commands(search, table, config)),
         provenance=tuple(_provenance(store, search)),
         analysis=analysis,
@@ -154,7 +158,7 @@ def settings_text(stored: str) -> str:
 def _subject(
     store: StoreReader, ref: str | None, history: Sequence[IndividualRecord]
 ) -> tuple[Subject | None, Genome | None, list[str]]:
-    """The best with its genome and the genome of the start, or a note on why they can't be had."""
+    """The best individual with its genome, and the genome of the start; or a note that says why they can't be read."""
     if ref is None:
         return None, None, []
     try:
@@ -164,8 +168,8 @@ def _subject(
     return subject, start_of(subject, history), []
 
 
-def _set_aside(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[str]:
-    """A line for each task whose `search` gave rows to measure on, if its data are still what they were."""
+def _calibration_notes(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[str]:
+    """A note for each task whose `search` split gave rows for calibration, unless its data have changed since."""
     records = store.search_tasks(search.id, auxiliary=True)
     measured = {task.task_fingerprint for task in records if task.split == "calibration"}
     notes = []
@@ -183,8 +187,8 @@ def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[
     model, engine = config.model, config.engine
     facts = [("model", f"{model.path} ({model.parameter_dtype})")]
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
-    weighs = len({task.weight for task in tasks}) > 1
-    names = [f"{task.task} (weight {task.weight:g})" if weighs else task.task for task in tasks]
+    weighted = len({task.weight for task in tasks}) > 1
+    names = [f"{task.task} (weight {task.weight:g})" if weighted else task.task for task in tasks]
     facts.append(("tasks" if len(names) > 1 else "task", ", ".join(names) or "none"))
     genome = {key: value for key, value in config.genome.model_dump().items() if key != "kind" and value is not None}
     facts.append(("genome", f"{config.genome.kind}: " + ", ".join(f"{key} {_word(v)}" for key, v in genome.items())))
@@ -238,24 +242,20 @@ def _leaders(store: StoreReader, search: SearchRecord, config: RunConfig, limit:
     return leaders
 
 
-def failures_of(search: SearchRecord, history: Sequence[IndividualRecord]) -> tuple[Failure, ...]:
-    """Failed individuals by reason, the most frequent first; numbers don't tell reasons apart."""
+def group_failures(search: SearchRecord, history: Sequence[IndividualRecord]) -> tuple[FailureGroup, ...]:
+    """Failed individuals by reason, the most frequent first. Reasons that differ only in numbers count as one."""
     groups: dict[str, list[IndividualRecord]] = {}
     for row in history:
         if row.status == "failed":
-            reason = " ".join((row.failure or "no reason was recorded").split())
-            groups.setdefault(re.sub(r"\d+(\.\d+)?", "#", reason), []).append(row)
+            groups.setdefault(re.sub(r"\d+(\.\d+)?", "#", _reason(row)), []).append(row)
     found = sorted(groups.values(), key=lambda rows: (-len(rows), rows[0].index))
     return tuple(
-        Failure(
-            " ".join((rows[0].failure or "no reason was recorded").split())[:_REASON], len(rows), _ref(search, rows)
-        )
-        for rows in found
+        FailureGroup(_reason(rows[0])[:_MAX_REASON], len(rows), f"{search.name}:{rows[0].index}") for rows in found
     )
 
 
-def _ref(search: SearchRecord, rows: Sequence[IndividualRecord]) -> str:
-    return f"{search.name}:{rows[0].index}"
+def _reason(row: IndividualRecord) -> str:
+    return " ".join((row.failure or "no reason was recorded").split())
 
 
 def _commands(search: SearchRecord, table: FinalTable, config: RunConfig) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Templates of reports and of the server's pages, and how values are written in them."""
+"""Jinja environment of reports and of the server's pages, with filters that format values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from moevolve.store.records import BestRow, SearchRecord
 
 FOLDER = Path(__file__).parent
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Names that are the same in a path."""
+"""Names that need no quoting in a path."""
 
 
 @cache
 def environment(folder: Path | None = None) -> Environment:
-    """Templates of reports, and those of a server's pages if their folder is given.
+    """The environment of reports or, if the folder of their templates is given, of the server's pages.
 
-    With that, tables of both link to individuals' pages; a report is a file that leads nowhere.
+    Only on the server's pages do tables link to the pages of individuals: a report is a file without a server.
     """
     found = Environment(
         loader=FileSystemLoader([*([folder] if folder else []), FOLDER / "templates"]),
@@ -53,13 +53,13 @@ def environment(folder: Path | None = None) -> Environment:
 
 
 def handle(search: SearchRecord | BestRow) -> str:
-    """What a search is called in a path: its name, if that can stand there as it is, or its id."""
+    """Name of a search in a URL path, or its id if the name needed quoting."""
     name, key = (search.search_name, search.search_id) if isinstance(search, BestRow) else (search.name, search.id)
     return name if _PLAIN.fullmatch(name) else key
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """A duration in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, hours = seconds / 60, seconds / 3600
@@ -67,14 +67,14 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time that is left, as `h:mm:ss`."""
+    """A duration as `h:mm:ss` or `m:ss`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def when(moment: datetime | None) -> str | Markup:
-    """A time in UTC, for people and for programs."""
+    """A time in UTC as a `<time>` element; `-` for none."""
     if moment is None:
         return "-"
     stamp = moment.isoformat(timespec="seconds")

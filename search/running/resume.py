@@ -10,7 +10,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import FirstWorker
-from moevolve.search.requests import ResumeRequest, RetryRequest
+from moevolve.search.requests.running import ResumeRequest, RetryRequest
 from moevolve.search.running.describe import Call, call_here
 from moevolve.search.running.execute import check_not_cancelled, execute, refuse_cancelled
 from moevolve.search.running.lease_heartbeat import brief_lease

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests import CancelRequest, PauseRequest, ScaleRequest, StopRequest
+from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.running.lease_heartbeat import brief_lease
 from moevolve.store.records import Control, DesiredState
 from moevolve.store.repository import Store

@@ -1,1 +1,1 @@
-"""The HTTP server: an API over a store, the pages on top of it, and what keeps strangers out."""
+"""HTTP server over a store: the API under /api, the pages for browsers, and the access control around both."""

@@ -1,10 +1,9 @@
-"""A server seen from another machine: requests are sent to it, searches run there and are followed from here."""
+"""Client of a server on another machine: sends requests, and follows searches that run there."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -13,15 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.requests import (
-    ControlRequest,
-    Request,
-    ResumeRequest,
-    SearchRequest,
-    StandingsRequest,
-    path_fields,
-)
-from moevolve.search.server.drivers import Launch
+from moevolve.search.requests.record import Request, path_fields
+from moevolve.search.requests.running import ResumeRequest
+from moevolve.search.requests.searches import ControlRequest, FinalTableRequest, SearchRequest
+from moevolve.search.server.processes import Job
 from moevolve.search.service.use_cases import use_case_of
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import Control, SearchRecord
@@ -34,23 +28,23 @@ if TYPE_CHECKING:
 
 TOKEN = "MOEVOLVE_TOKEN"
 _TIMEOUT_S = 60.0
-_EVERY_S = 1.0
-_LOOKS = 3
-"""How often a search is seen to be run by nobody and not to have ended: record and lease are asked for one by one."""
+_POLL_S = 1.0
+_POLLS_WITHOUT_DRIVER = 3
+"""Polls that may find no driver although the search hasn't ended: its record and lease are read one after the other."""
 
 T = TypeVar("T")
 
 
 class RemoteService:
-    """The service of a server. The environment variable MOEVOLVE_TOKEN has the token, if it needs one.
+    """Answers requests by asking a server, with the token in the environment variable MOEVOLVE_TOKEN.
 
-    Whatever fails is a `StoreError` or a `UserError` with the line that the server gave.
+    Every failure is a `StoreError` or a `UserError` with the server's message.
 
     Args:
-        url: of the server.
+        url: URL of the server, `http://HOST:PORT`.
 
     Raises:
-        UserError: the URL isn't one, or has a user or a password in it; the token can't be one.
+        UserError: the URL is malformed or contains a user or a password, or the token is malformed.
     """
 
     def __init__(self, url: str) -> None:
@@ -82,54 +76,59 @@ class RemoteService:
         if case.path is None:
             raise UserError(f"{self.url} is a server: this needs the store itself, and the model; do it where they are")
         values = TypeAdapter(type(request)).dump_python(request, mode="json", exclude_none=True)
-        path = _path(*(_filled(part, values) for part in case.path.strip("/").split("/")))
+        path = "/api" + case.path.format(**{name: quote(str(value), safe="") for name, value in values.items()})
         others = {name: value for name, value in values.items() if name not in path_fields(case.path)}
         if case.answer is bytes:
-            content: Any = self._ask("GET", path, params=others).content
-            drawn: T = content
-            return drawn
+            content: Any = self._send("GET", path, params=others).content
+            document: T = content
+            return document
         answer = self._post(case.answer, path, others) if case.writes else self._get(case.answer, path, **others)
-        found: T = answer
-        return found
+        received: T = answer
+        return received
 
     def launch(self, configuration: str, name: str | None, overrides: dict[str, Any], observer: Observer) -> FinalTable:
-        """Launch a search on the server's machine and follow it to its end; interrupting that leaves it running.
+        """Launch a search on the server's machine and follow it to its end. An interrupt leaves the search running.
 
         Args:
-            configuration: name of one of the server's run files.
-            name: of the search; None takes the run file's.
-            overrides: of its settings.
-            observer: told what happens.
+            configuration: Name of one of the server's run files.
+            name: Name of the search; None takes the run file's.
+            overrides: Changed settings by dotted path.
+            observer: Receives the search's progress.
 
         Raises:
-            UserError: the server doesn't have, or allow, that; or the search didn't come to its end.
+            UserError: the server doesn't have the run file or doesn't allow a setting, or the search didn't finish.
         """
         asked = {"configuration": configuration, "name": name, "overrides": overrides}
-        started = self._post(Launch, "/api/searches", asked)
+        started = self._post(Job, "/api/searches", asked)
         return self.follow(started.name, 0, observer)
 
     def resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
-        """See `Service`: the search goes on on the server's machine. Of one that is finished it is the table."""
+        """See `Service`. The search continues on the server's machine; of a finished one only the table is returned."""
         if request.address is not None or request.overrides:
             raise UserError(f"{self.url} resumes searches as they are; change settings where the store is")
         search = request.search
         record = self.ask(SearchRequest(search))
         if record.status == "finished":
-            observer.on_begin(self._here(record))
-            return self.ask(StandingsRequest(search))
+            observer.on_begin(self._config(record))
+            return self.ask(FinalTableRequest(search))
         before = self.ask(ControlRequest(search)).epoch
-        kind: Any = Launch | None
-        if self._post(kind, _path("searches", search, "resume")) is None:
+        kind: Any = Job | None
+        if self._post(kind, f"/api/searches/{quote(search, safe='')}/resume") is None:
             return None
         return self.follow(record.name, before, observer)
 
     def follow(self, name: str, epoch: int, observer: Observer) -> FinalTable:
-        """Follow a search until its driver, of a later epoch than that, has come to its end.
+        """Follow a search until it is finished.
+
+        Args:
+            name: Name of the search.
+            epoch: The epoch of the search's lease before its driver was started.
+            observer: Receives the search's progress.
 
         Raises:
-            UserError: it didn't start, ended otherwise than finished, or is gone.
+            UserError: the search didn't start, ended without finishing, or lost its driver.
         """
-        begun, stage, progress, silent = False, None, None, 0
+        begun, stage, progress, without_driver = False, None, None, 0
         while True:
             record, control = self._state(name)
             if record is None or control is None or (control.epoch <= epoch and record.status != "finished"):
@@ -137,7 +136,7 @@ class RemoteService:
             else:
                 if not begun:
                     begun = True
-                    observer.on_begin(self._here(record))
+                    observer.on_begin(self._config(record))
                 if control.stage is not None and control.stage != stage:
                     stage = control.stage
                     observer.on_stage(stage)
@@ -145,83 +144,73 @@ class RemoteService:
                     progress = control.progress
                     observer.on_progress(progress)
                 if record.status == "finished":
-                    return self.ask(StandingsRequest(name))
-                silent = 0 if control.alive else silent + 1
-                if silent and record.status not in ("running", "paused"):
+                    return self.ask(FinalTableRequest(name))
+                without_driver = 0 if control.alive else without_driver + 1
+                if without_driver and record.status not in ("running", "paused"):
                     raise UserError(f"search {name} is {record.status}: {record.status_reason or 'nobody says why'}")
-                if silent > _LOOKS:
+                if without_driver > _POLLS_WITHOUT_DRIVER:
                     raise UserError(f"search {name} has lost its driver; `moevolve resume {name}` continues it")
-            time.sleep(_EVERY_S)
+            time.sleep(_POLL_S)
 
     def _state(self, name: str) -> tuple[SearchRecord, Control] | tuple[None, None]:
-        """A search, and where it stands; nothing of one that isn't recorded yet."""
+        """A search and who runs it; None for both if it isn't recorded yet."""
         try:
             return self.ask(SearchRequest(name)), self.ask(ControlRequest(name))
         except NotFoundError:
             return None, None
 
     def _check_started(self, name: str) -> None:
-        for one in self._get(list[Launch], "/api/launches"):
-            if one.name == name and one.exit_code:
-                raise UserError(f"search {name} didn't start: {one.last_line}")
+        for job in self._get(list[Job], "/api/launches"):
+            if job.name == name and job.exit_code:
+                raise UserError(f"search {name} didn't start: {job.last_line}")
 
-    def _here(self, record: SearchRecord) -> RunConfig:
-        """A search's configuration, with the server in the place of its store."""
+    def _config(self, record: SearchRecord) -> RunConfig:
+        """A search's configuration, with the server's URL in place of its store's."""
         config = parse_stored_config(record.config)
         if config.is_imported:
             raise UserError(f"search {record.name} was imported: there is nothing to resume")
         return config.model_copy(update={"store": self.url})
 
-    def _get(self, kind: type[T], path: str, **asked: Any) -> T:
-        given = {name: value for name, value in asked.items() if value is not None}
-        return self._read(kind, lambda: self._ask("GET", path, params=given))
+    def _get(self, kind: type[T], path: str, **params: Any) -> T:
+        given = {name: value for name, value in params.items() if value is not None}
+        return self._parse(kind, self._send("GET", path, params=given))
 
     def _post(self, kind: type[T], path: str, body: Any = None) -> T:
-        return self._read(kind, lambda: self._ask("POST", path, json={} if body is None else body))
+        return self._parse(kind, self._send("POST", path, json={} if body is None else body))
 
-    def _read(self, kind: type[T], ask: Callable[[], httpx2.Response]) -> T:
+    def _parse(self, kind: type[T], response: httpx2.Response) -> T:
         try:
-            return TypeAdapter(kind).validate_json(ask().content)
+            return TypeAdapter(kind).validate_json(response.content)
         except ValidationError as error:
             raise StoreError(f"{self.url} answers what this version doesn't understand: {error.errors()[0]}") from None
 
-    def _ask(self, method: str, path: str, **what: Any) -> httpx2.Response:
+    def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
         try:
-            answer = self._http.request(method, path, **what)
+            answer = self._http.request(method, path, **options)
         except self._failed as error:
             raise StoreError(f"{self.url} can't be reached: {error}") from None
         if answer.is_success:
             return answer
         try:
-            said = str(answer.json()["detail"])
+            detail = str(answer.json()["detail"])
         except (ValueError, KeyError, TypeError):
-            said = f"it answers {answer.status_code}, which is no answer of moevolve's"
+            detail = f"it answers {answer.status_code}, which is no answer of moevolve's"
         if answer.status_code == 401:
-            said = f"it knows no such token as {TOKEN} has" if self._token else f"it wants a token: set {TOKEN}"
+            detail = f"it knows no such token as {TOKEN} has" if self._token else f"it wants a token: set {TOKEN}"
         if answer.status_code == 422:
-            raise UserError(said)
+            raise UserError(detail)
         raise (NotFoundError if answer.status_code == 404 else StoreError)(
-            said if answer.status_code in (404, 409) else f"{self.url}: {said}"
+            detail if answer.status_code in (404, 409) else f"{self.url}: {detail}"
         )
 
 
 def _token() -> str:
-    """That of the environment, if there is one.
+    """The token in the environment, or an empty string.
 
     Raises:
-        UserError: it can't be sent; the message doesn't show it.
+        UserError: the token is malformed; the message doesn't show it.
     """
     token = os.environ.get(TOKEN, "").strip()
     if not all("!" <= each <= "~" for each in token):
         raise UserError(f"{TOKEN} has blanks or characters other than ASCII, which no token has: set it again")
     return token
-
-
-def _path(*parts: str) -> str:
-    """A route under /api; names in it are whatever the user typed."""
-    return "/api/" + "/".join(quote(part, safe="") for part in parts)
-
-
-def _filled(part: str, values: Mapping[str, Any]) -> str:
-    """A part of a route with the value of the parameter that stands in it, if one does."""
-    return str(values[part[1:-1]]) if part.startswith("{") else part

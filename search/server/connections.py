@@ -1,9 +1,9 @@
-"""Who stays connected, and how long: nobody holds a connection without asking for something.
+"""Limits on connections, so that idle clients can't use up the process's file descriptors.
 
-uvicorn closes connections that are idle between two requests, but waits for ever for the first one and for the rest of
-any. Connections are files of the process, whose number is limited; beyond it none can be accepted, which the event loop
-logs without end. So requests have to come in time, and where connections get too many even so, those that ask for
-nothing make room, the oldest first.
+uvicorn closes connections that are idle between two requests, but waits forever for the first request on a connection
+and for the rest of an incomplete one. Each connection is an open file of the process. When none is left, `accept` fails
+again and again, and the event loop logs each failure. So a request has to arrive within a time limit, and if there are
+too many connections even so, those that wait for a request are closed, the oldest first.
 """
 
 from __future__ import annotations
@@ -15,68 +15,72 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 BACKLOG = 64
-"""Connections that wait to be accepted, which happens to all of them at once, before any can make room."""
-_ASKED_WITHIN_S = 15.0
-"""For the head and the body of a request, since the connection was made or the answer before was sent."""
-_MOST_FILES, _MOST_CONNECTIONS = 1 << 16, 4096
+"""Connections waiting to be accepted. All may be accepted at once, before any connection is closed to make room."""
+_REQUEST_TIMEOUT_S = 15.0
+_MAX_FILES, _MAX_CONNECTIONS = 1 << 16, 4096
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection of a client, by HTTP/1.1."""
+    """An HTTP/1.1 connection with a time limit on requests.
 
-    asked_within_s = _ASKED_WITHIN_S
-    _deadline: asyncio.TimerHandle | None = None
+    Attributes:
+        request_timeout_s: Seconds for the head and the body of a request to arrive, counted from the start of the
+            connection or the end of the previous response.
+    """
+
+    request_timeout_s = _REQUEST_TIMEOUT_S
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request, and make room for it."""
+        """Start the timer, and close the oldest waiting connection if there are too many."""
         super().connection_made(transport)
-        self._set_deadline()
-        if len(self.connections) > most_connections():
+        self._start_timer()
+        if len(self.connections) > max_connections():
             others = [each for each in self.connections if isinstance(each, BoundedProtocol)]
-            min(others, key=lambda each: each.due).give_up()
+            min(others, key=lambda each: each.deadline).abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop the timer."""
         super().connection_lost(exc)
-        self._unset_deadline()
+        self._stop_timer()
 
     def handle_events(self) -> None:
-        """Take what came, and see whether something has still to come."""
+        """Process received data; the timer runs while a request is incomplete."""
         super().handle_events()
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            self._set_deadline()
+            self._start_timer()
         else:
-            self._unset_deadline()
+            self._stop_timer()
 
     @property
-    def due(self) -> float:
-        """When the request has to be there, in the loop's seconds; infinity if nothing is waited for."""
-        return float("inf") if self._deadline is None else self._deadline.when()
+    def deadline(self) -> float:
+        """Time by the event loop's clock at which the request must be complete; infinity if none is awaited."""
+        return float("inf") if self._timer is None else self._timer.when()
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Close the connection at once."""
-        self._unset_deadline()
+        self._stop_timer()
         self.transport.abort()
 
-    def _set_deadline(self) -> None:
-        if self._deadline is None and not self.transport.is_closing():
-            self._deadline = self.loop.call_later(self.asked_within_s, self.give_up)
+    def _start_timer(self) -> None:
+        if self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.request_timeout_s, self.abort)
 
-    def _unset_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
-def allow_files() -> None:
-    """Let this process, and what it starts, have as many files open as it may."""
+def raise_file_limit() -> None:
+    """Raise the limit on open files of this process and its children as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def most_connections() -> int:
-    """How many connections this process's files allow for, beside those of its store and of what it starts."""
+def max_connections() -> int:
+    """Number of connections allowed; the other half of the open files is for the store and child processes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(files // 2, _MOST_CONNECTIONS)
+    return _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(files // 2, _MAX_CONNECTIONS)

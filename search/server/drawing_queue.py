@@ -1,6 +1,7 @@
-"""Drawing one thing after the other: what draws has settings for its whole process, and takes seconds.
+"""A queue that draws one figure at a time.
 
-Whoever waits holds none of the threads that answer other requests, and no more wait than are served in bearable time.
+matplotlib's settings belong to the whole process, and a drawing takes seconds. Requests that wait here occupy none of
+the threads that answer other requests, and the length of the queue is limited.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import ParamSpec, TypeVar
 from anyio import CapacityLimiter, to_thread
 from starlette.exceptions import HTTPException
 
-MOST_ASKED = 20
-"""Drawings that are under way or waited for; a browser asks a server for six things at once."""
+MAX_DRAWINGS = 20
+"""Drawings in progress or waiting; a browser sends up to six requests to a server at once."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -23,19 +24,19 @@ class DrawingQueue:
 
     def __init__(self) -> None:
         self._turn = CapacityLimiter(1)
-        self._asked = 0
+        self._count = 0
 
     async def run(self, draw: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `draw` in a thread, when it is its turn.
+        """Call `draw` in a thread once the drawings before it are done.
 
         Raises:
-            HTTPException: 503, `MOST_ASKED` are asked for already.
+            HTTPException: status 503, if `MAX_DRAWINGS` are in progress or waiting.
         """
-        if self._asked >= MOST_ASKED:
-            detail = f"{MOST_ASKED} drawings are waited for; ask again in a moment"
+        if self._count >= MAX_DRAWINGS:
+            detail = f"{MAX_DRAWINGS} drawings are waited for; ask again in a moment"
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"retry-after": "10"})
-        self._asked += 1
+        self._count += 1
         try:
             return await to_thread.run_sync(lambda: draw(*args, **kwargs), limiter=self._turn)
         finally:
-            self._asked -= 1
+            self._count -= 1

@@ -1,7 +1,7 @@
-"""What changed, for whoever watches: one look at the store each second serves all who do, and none happens for nobody.
+"""News of a store for the clients that watch it: one query per second serves all of them.
 
-Watchers get cursors, not contents: how many events a search has and how many individuals are done. What they want of
-that they fetch, from where they were. Nobody's connection to the store stays open while they wait.
+The store isn't queried while nobody watches. Watchers get cursors, not contents: the number of a search's events and of
+its complete individuals. They fetch what is new from there. No connection to the store stays open while they wait.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from moevolve.store.reader import StoreReader
 
 log = logging.getLogger(__name__)
 
-MOST_WATCHERS = 200
-"""Each holds a connection for as long as it looks at a page."""
-_EVERY_S = 1.0
-_SLOWEST_S = 30.0
-"""Between two looks at a store that can't be reached."""
+MAX_WATCHERS = 200
+"""Each keeps a connection open for as long as it shows a page."""
+_INTERVAL_S = 1.0
+_MAX_INTERVAL_S = 30.0
+"""Longest time between two queries, reached when the store repeatedly can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a search is.
+    """Progress of a search.
 
     Attributes:
-        events: how many it has.
-        done: individuals that are complete, as its driver last said.
-        alive: whether a driver runs it.
+        events: Number of events recorded.
+        done: Number of complete individuals, as last reported by the driver.
+        alive: True while a driver runs the search.
     """
 
     events: int
@@ -44,32 +44,32 @@ class Feed:
     """News of a store's searches.
 
     Args:
-        store: the store.
-        every: seconds between two looks.
+        store: The store to query.
+        interval: Seconds between two queries.
     """
 
-    def __init__(self, store: StoreReader, every: float = _EVERY_S) -> None:
-        self._store, self._every = store, every
+    def __init__(self, store: StoreReader, interval: float = _INTERVAL_S) -> None:
+        self._store, self._interval = store, interval
         self._now: dict[str, Cursor] = {}
-        self._looked, self._changed = asyncio.Event(), asyncio.Condition()
+        self._queried, self._changed = asyncio.Event(), asyncio.Condition()
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
     def is_full(self) -> bool:
-        """Whether as many watch as may."""
-        return self._watchers >= MOST_WATCHERS
+        """Whether `MAX_WATCHERS` are watching."""
+        return self._watchers >= MAX_WATCHERS
 
     async def watch(self) -> AsyncGenerator[Mapping[str, Cursor]]:
-        """Cursors by search id: at first those of all searches, then those that changed, as often as any do."""
+        """Yield cursors by search id: first those of all searches, then those that changed, whenever any do."""
         sent: dict[str, Cursor] = {}
         self._watchers += 1
         try:
             if self._task is None or self._task.done():
-                self._looked.clear()
+                self._queried.clear()
                 self._task = asyncio.create_task(self._run())
-            await self._looked.wait()
+            await self._queried.wait()
             while not self._closed:
                 news = {key: cursor for key, cursor in self._now.items() if sent.get(key) != cursor}
                 if news or not sent:
@@ -81,24 +81,24 @@ class Feed:
             self._watchers -= 1
 
     async def close(self) -> None:
-        """Let all watchers go."""
+        """End the iteration of all watchers."""
         self._closed = True
-        self._looked.set()
+        self._queried.set()
         if self._task is not None:
             self._task.cancel()
         async with self._changed:
             self._changed.notify_all()
 
     async def _run(self) -> None:
-        pause = self._every
+        pause = self._interval
         while self._watchers:
             try:
-                pause = self._every if await self._look() else min(2 * pause, _SLOWEST_S)
+                pause = self._interval if await self._query() else min(2 * pause, _MAX_INTERVAL_S)
             finally:
-                self._looked.set()
+                self._queried.set()
             await asyncio.sleep(pause)
 
-    async def _look(self) -> bool:
+    async def _query(self) -> bool:
         try:
             controls = await run_in_threadpool(self._store.controls)
         except StoreError as error:

@@ -1,4 +1,4 @@
-"""The course of a search as a plot needs it: as many points as there are pixels, however many individuals there are."""
+"""Fitness over the individuals of a search, down-sampled to about as many points as a plot has pixels."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from numpy.typing import NDArray
 
 from moevolve.store.reader import StoreReader
 
-MOST_POINTS = 2000
-_KEPT = 8
-"""Searches whose individuals' fitness is kept: 4 bytes each."""
+MAX_POINTS = 2000
+_CACHED_SEARCHES = 8
+"""Searches whose fitness stays in memory, at 4 bytes per individual."""
+_UNSETTLED = 4096
+"""Number of latest individuals that may be incomplete; far more than any window."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitnessCurve:
-    """Fitness over index, in buckets of equal width.
+    """Fitness over individuals' indices, in buckets of equal width.
 
-    All lists have one entry per bucket that has an individual with a fitness.
+    All tuples have one entry per bucket; buckets without any fitness are left out.
 
     Attributes:
-        individuals: highest index with a fitness + 1.
-        width: indices per bucket.
-        first: index of a bucket's first individual with a fitness.
-        low, high: least and most fitness in it.
-        at: index of the one with the most, the earliest of several.
-        best: most fitness up to its end.
+        individuals: Highest index that has a fitness, plus 1.
+        width: Number of indices per bucket.
+        first: Lowest index in the bucket that has a fitness.
+        low, high: Lowest and highest fitness in the bucket.
+        at: Index of the individual with the highest fitness, the lowest of several.
+        best: Highest fitness up to the end of the bucket.
     """
 
     individuals: int
@@ -41,11 +43,11 @@ class FitnessCurve:
 
 
 def down_sampled(fitness: NDArray[np.float32], points: int) -> FitnessCurve:
-    """The least, the most and the best so far, bucket by bucket.
+    """Lowest, highest and best-so-far fitness per bucket.
 
     Args:
-        fitness: [individuals], by index; NaN where there is none.
-        points: at most so many buckets.
+        fitness: Float32, shape (individuals,), NaN for individuals without a fitness.
+        points: Maximum number of buckets.
     """
     known = np.flatnonzero(~np.isnan(fitness))
     if not known.size:
@@ -55,7 +57,7 @@ def down_sampled(fitness: NDArray[np.float32], points: int) -> FitnessCurve:
     values, bucket = fitness[known].astype(np.float64), known // width
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
     high = np.maximum.reduceat(values, starts)
-    # The first of those that reach their bucket's most.
+    # The first individual that reaches its bucket's maximum.
     tops = np.flatnonzero(values == np.repeat(high, np.diff(starts, append=values.size)))
     at = known[tops[np.searchsorted(tops, starts)]]
     return FitnessCurve(
@@ -70,8 +72,8 @@ def down_sampled(fitness: NDArray[np.float32], points: int) -> FitnessCurve:
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of a search: its fitness by index, from where on it isn't complete, and events looked at."""
+class _Cached:
+    """Fitness of a search by index, the index from which it may be incomplete, and the last event seen."""
 
     fitness: NDArray[np.float32]
     frontier: int = 0
@@ -79,45 +81,35 @@ class _Known:
 
 
 class FitnessCurves:
-    """Fitness curves of a store's searches; only what is new of one is read again.
-
-    Args:
-        store: the store.
-    """
+    """Fitness curves of a store's searches; of a search seen before, only new individuals are read."""
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._cache: OrderedDict[str, _Cached] = OrderedDict()
         self._lock = threading.Lock()
 
-    def course(self, search_id: str, points: int = MOST_POINTS) -> FitnessCurve:
-        """Down-sampled to at most so many points."""
+    def curve(self, search_id: str, points: int = MAX_POINTS) -> FitnessCurve:
+        """The curve of a search, with at most `points` buckets."""
         with self._lock:
-            known = self._up_to_date(search_id)
-            fitness = known.fitness
+            fitness = self._up_to_date(search_id).fitness
         return down_sampled(fitness, points)
 
-    def _up_to_date(self, search_id: str) -> _Known:
-        known = self._known.pop(search_id, None) or _Known(np.empty(0, dtype=np.float32))
+    def _up_to_date(self, search_id: str) -> _Cached:
+        cached = self._cache.pop(search_id, None) or _Cached(np.empty(0, dtype=np.float32))
         events = self._store.control(search_id).events
-        # A retry takes individuals back.
-        if any(event.kind == "retried" for event in self._store.events({search_id: known.events})):
-            known = _Known(np.empty(0, dtype=np.float32))
-        rows = self._store.fitness_by_index(search_id, known.frontier)
+        # A retry removes individuals.
+        if any(event.kind == "retried" for event in self._store.events({search_id: cached.events})):
+            cached = _Cached(np.empty(0, dtype=np.float32))
+        rows = self._store.fitness_by_index(search_id, cached.frontier)
         if rows:
             indices, values = (np.array(column) for column in zip(*rows, strict=True))
-            fitness = np.full(max(len(known.fitness), int(indices.max()) + 1), np.nan, dtype=np.float32)
-            fitness[: len(known.fitness)] = known.fitness
+            fitness = np.full(max(len(cached.fitness), int(indices.max()) + 1), np.nan, dtype=np.float32)
+            fitness[: len(cached.fitness)] = cached.fitness
             fitness[indices] = values
-            # Individuals come to an end in any order, and failed ones have no fitness: those of the last stretch are
-            # asked for again.
-            known = _Known(fitness, max(0, int(indices.max()) - _UNSETTLED))
-        known.events = events
-        self._known[search_id] = known
-        while len(self._known) > _KEPT:
-            self._known.popitem(last=False)
-        return known
-
-
-_UNSETTLED = 4096
-"""Far more than any window: before the last so many individuals, all are complete."""
+            # Individuals complete in any order, and failed ones never get a fitness: the latest are read again.
+            cached = _Cached(fitness, max(0, int(indices.max()) - _UNSETTLED))
+        cached.events = events
+        self._cache[search_id] = cached
+        while len(self._cache) > _CACHED_SEARCHES:
+            self._cache.popitem(last=False)
+        return cached

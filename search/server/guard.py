@@ -1,14 +1,16 @@
-"""Who may ask for what: the outermost layer, which every request goes through and no route can leave out.
+"""Access control: the outermost ASGI middleware, which every request passes and no route can bypass.
 
-It refuses by default. What a request needs:
+Requests are refused unless they meet all of these conditions:
 
-* a `Host` that the server goes by, so that no page elsewhere can lead a browser here under a name of its own (DNS
-  rebinding), also on loopback; whether it is well it tells under any name;
-* to come from no other site's page, other than as a visit of a person who follows a link;
-* a token, if the server has any: `Authorization: Bearer TOKEN`, or the cookie that signing in leaves in a browser;
-* if it has none, to come straight from this machine, through no proxy: others may be behind one;
-* to change something: a token of scope `write`, and the header `X-Moevolve`, which a form of another site can't send;
-* a body of bounded size.
+* The `Host` is one of the server's names, also on loopback, so that no other site can reach the server from a browser
+  under a name of its own (DNS rebinding). Only the health check answers under any name.
+* The request doesn't come from another site's page, unless a person followed a link there.
+* If the server has tokens, the request has one: as `Authorization: Bearer TOKEN`, or as the cookie set by signing in.
+* If the server has no tokens, the request comes from this machine and through no proxy, behind which there may be
+  others.
+* If it changes something, its token has scope `write`, and it has the header `X-Moevolve`, which a form of another site
+  can't send.
+* Its body is no larger than `MAX_BODY_BYTES`.
 """
 
 from __future__ import annotations
@@ -30,42 +32,40 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moevolve.search.server.settings import Scope as TokenScope
 
-LARGEST_BODY = 1 << 16
-"""Bytes of a request's body."""
-TOO_LARGE = f"a request's body may have {LARGEST_BODY:,} bytes"
+MAX_BODY_BYTES = 1 << 16
+TOO_LARGE = f"a request's body may have {MAX_BODY_BYTES:,} bytes"
 HEADER = "x-moevolve"
 COOKIE = "moevolve"
 HEALTH = "/healthz"
-"""What tells load balancers, by whatever name they ask, that the server is well."""
+"""Path of the health check for load balancers, which is answered under any host name."""
 OPEN_PATHS = (HEALTH, "/login")
-"""What needs no token, besides what is under /static/."""
+"""Paths that need no token, besides those under /static/."""
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
-"""Content security policy of whole documents that we make: they have styles within, no scripts, and reach nothing."""
-_BY_PROXIES = ("forwarded", "via", "x-real-ip")
+"""Content security policy of reports and figures: inline styles are allowed, scripts and requests aren't."""
+_PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
 _LOCAL = re.compile(r"/(?![/\\]|log(in|out)\b)[!-\[\]-~]*")
-"""Visible characters of ASCII but the backslash: browsers leave out others, and then see what stood apart together."""
-_SAFE = ("GET", "HEAD", "OPTIONS")
-_ADDED = {
+"""Visible ASCII without the backslash. Browsers drop some other characters, which could leave two slashes in a row."""
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_RESPONSE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",  # with less, browsers don't say of our own forms where they come from either
+    "referrer-policy": "same-origin",  # with `no-referrer`, forms of our own pages would have no origin either
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
 
 
 class Guard:
-    """ASGI middleware.
+    """ASGI middleware that answers refused requests itself.
 
     Args:
-        app: what is guarded.
-        hosts: names that the server goes by.
-        tokens: with their scopes; without any, everybody who reaches the server may do everything.
-        sign_in: the page that a browser without a token gets, by whether a token was given that isn't one, and by the
-            path that it leads to.
+        app: The guarded application.
+        hosts: Host names of the server, lower case and without ports.
+        tokens: Scope of each token. If there are none, everyone who can connect may read and write.
+        sign_in: Makes the sign-in page from two values: whether a wrong token was entered, and the path to open next.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Guard:
         sign_in: Callable[[bool, str], str],
     ) -> None:
         self._app, self._hosts, self._tokens, self._sign_in = app, hosts, tokens, sign_in
-        self._bounded = RequestBodyLimitMiddleware(self._let_in, LARGEST_BODY)
-        # What a browser keeps tells nobody the token itself.
+        self._bounded = RequestBodyLimitMiddleware(self._answer, MAX_BODY_BYTES)
+        # Cookies hold a value derived from the token, not the token itself.
         self._sessions = {session_of(token): scope for token, scope in tokens.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,30 +90,30 @@ class Guard:
         headers = Headers(scope=scope)
         await (self._refusal(scope, headers) or self._bounded)(scope, receive, sender)
 
-    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that isn't refused."""
-        if scope["path"] != "/login" or scope["method"] in _SAFE:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that is allowed."""
+        if scope["path"] != "/login" or scope["method"] in _SAFE_METHODS:
             await self._app(scope, receive, send)
             return
         with suppress(ClientDisconnect):
             body = await Request(scope, receive).body()
-            await self._signed_in(Headers(scope=scope), body)(scope, receive, send)
+            await self._sign_in_response(Headers(scope=scope), body)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["path"] != HEALTH and hostname(headers.get("host", "")) not in self._hosts:
             return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `moevolve serve --hosts`")
-        if scope["path"] != HEALTH and not self._tokens and _is_passed_on(headers):
+        if scope["path"] != HEALTH and not self._tokens and _is_proxied(headers):
             return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
-        if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > LARGEST_BODY:
+        if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
             return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
-        path, writes = scope["path"], scope["method"] not in _SAFE
-        if not _is_from_here(headers) and (writes or not _is_visit(headers)):
+        path, writes = scope["path"], scope["method"] not in _SAFE_METHODS
+        if not _is_same_origin(headers) and (writes or not _is_navigation(headers)):
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
         if path in OPEN_PATHS or path.startswith("/static/"):
             return None
         has = self._scope(headers)
         if has is None:
-            return self._unknown(scope, headers)
+            return self._unauthorized(scope, headers)
         if writes and has != "write":
             return problem(HTTPStatus.FORBIDDEN, "this token may read only")
         if writes and HEADER not in headers:
@@ -121,9 +121,9 @@ class Guard:
         scope.setdefault("state", {})["may_write"] = has == "write"
         return None
 
-    def _unknown(self, scope: Scope, headers: Headers) -> Response:
+    def _unauthorized(self, scope: Scope, headers: Headers) -> Response:
         path, query = scope["path"], scope["query_string"].decode("latin-1")
-        # A part of a page has no place for another one.
+        # A sign-in page can't stand inside a part of a page.
         whole = not path.startswith("/api") and "part" not in parse_qs(query, keep_blank_values=True)
         if whole and "text/html" in headers.get("accept", ""):
             asked = f"{quote(path)}?{query}" if query else quote(path)
@@ -137,15 +137,15 @@ class Guard:
             return "write"
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return _found(self._tokens, token.strip())
-        return _found(self._sessions, _cookie(headers))
+            return _scope_of(self._tokens, token.strip())
+        return _scope_of(self._sessions, _cookie(headers))
 
-    def _signed_in(self, headers: Headers, body: bytes) -> Response:
-        """Take the token of the form on the page for signing in."""
+    def _sign_in_response(self, headers: Headers, body: bytes) -> Response:
+        """The response to the sign-in form, with the cookie if its token is known."""
         form = parse_qs(body.decode("utf-8", "replace"))
         given = form.get("token", [""])[0].strip()
         asked = local_path(form.get("next", ["/"])[0])
-        if _found(self._tokens, given) is None:
+        if _scope_of(self._tokens, given) is None:
             return HTMLResponse(self._sign_in(True, asked), HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(asked, HTTPStatus.SEE_OTHER)
         secure = headers.get("x-forwarded-proto") == "https"
@@ -153,29 +153,29 @@ class Guard:
         return response
 
 
-def _is_from_here(headers: Headers) -> bool:
-    """Whether a browser says that one of this server's own pages asks, or it is no browser."""
+def _is_same_origin(headers: Headers) -> bool:
+    """Whether the request comes from one of this server's pages, or from no browser."""
     origin = headers.get("origin")
     if origin is not None:
         return _site(origin) == headers.get("host", "")
     return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
 
 
-def _is_visit(headers: Headers) -> bool:
-    """Whether a browser opens what it asks for as a page of its own, which no other page sees, or is part of."""
+def _is_navigation(headers: Headers) -> bool:
+    """Whether a browser opens the response as a top-level page, which no other page can read or embed."""
     return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
 
 
-def _is_passed_on(headers: Headers) -> bool:
-    """Whether a proxy says that somebody else asks."""
-    return any(name in _BY_PROXIES or name.startswith("x-forwarded-") for name in headers)
+def _is_proxied(headers: Headers) -> bool:
+    """Whether a proxy passed the request on."""
+    return any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in headers)
 
 
 def _with_headers(send: Send, *, secret: bool) -> Send:
     async def sender(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in _ADDED.items():
+            for name, value in _RESPONSE_HEADERS.items():
                 headers.setdefault(name, value)
             if secret:
                 headers.setdefault("cache-control", "no-store")
@@ -184,8 +184,8 @@ def _with_headers(send: Send, *, secret: bool) -> Send:
     return sender
 
 
-def _found(known: Mapping[str, TokenScope], given: str) -> TokenScope | None:
-    """The scope of a token; how long the look-up takes tells nothing of those that there are."""
+def _scope_of(known: Mapping[str, TokenScope], given: str) -> TokenScope | None:
+    """The scope of a token or session; the time it takes doesn't depend on how much of the value is right."""
     scopes = [scope for one, scope in known.items() if hmac.compare_digest(one.encode(), given.encode())]
     return scopes[0] if scopes else None
 
@@ -199,12 +199,12 @@ def _cookie(headers: Headers) -> str:
 
 
 def session_of(token: str) -> str:
-    """What a browser keeps in place of a token."""
+    """The cookie value that stands for a token."""
     return hmac.new(token.encode(), b"moevolve session", hashlib.sha256).hexdigest()
 
 
 def hostname(host: str) -> str:
-    """The name in a `Host` header, lower case, without port and brackets; empty if there is none."""
+    """The host name in a `Host` header, lower case, without port and brackets; empty if it is malformed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -212,7 +212,7 @@ def hostname(host: str) -> str:
 
 
 def _site(origin: str) -> str:
-    """Name and port in an `Origin` header; empty if there are none."""
+    """Host and port in an `Origin` header; empty if it is malformed."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -220,10 +220,10 @@ def _site(origin: str) -> str:
 
 
 def local_path(asked: str) -> str:
-    """Where to go after signing in: a path of this server with its query, or `/` for what could be something else."""
+    """`asked` if it is certainly a path of this server, with an optional query; else `/`."""
     return asked if _LOCAL.fullmatch(asked) else "/"
 
 
 def problem(status: int, detail: str) -> JSONResponse:
-    """What every request that fails gets."""
+    """A JSON response with the one line `detail`, which every failed request gets."""
     return JSONResponse({"detail": detail}, status)

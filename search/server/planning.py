@@ -1,7 +1,7 @@
-"""What a search that is asked for by names would run as, and what that takes: looked up, checked and counted.
+"""Launch requests that come over the network: checked, resolved to a configuration, and planned.
 
-A request names a run file, a model and tasks that the server has, and settings that may be changed over the network.
-No path or URL of a client's ever opens anything.
+A request names a run file, a model and tasks that the server has, and changes settings from a fixed list. A path or URL
+sent by a client is never opened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moevolve.search.config.run import RunConfig, SearchName
 from moevolve.search.estimate.counts import ModelSize, PhaseCount, count_run, final_evaluations
 from moevolve.search.report.contents import settings_text
 from moevolve.search.running.weights import outline_local
-from moevolve.search.server.service import Service
+from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.errors import NameTakenError, NotFoundError
 from moevolve.store.lineage import suggestion
@@ -30,31 +30,25 @@ from moevolve.store.records import SearchRecord
 
 T = TypeVar("T")
 
-FREE = (
+LAUNCH_SETTINGS = (
     *("seed", "window", "preset", "genome", "phases", "strategy", "tie_break", "final.rerank", "final.test"),
-    *(
-        "final.random_baselines",
-        "workers.count",
-        "workers.num_cpus",
-        "workers.num_gpus",
-        "workers.timeout_s",
-        "workers.min",
-        "workers.max",
-        "workers.priority",
-    ),
+    *("final.random_baselines", "workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
+    *("workers.min", "workers.max", "workers.priority"),
 )
-"""Settings that a launch may change, with all that is in them: none of them leads to a file or to another machine."""
+"""Settings and whole sections that a launch may change. None of them refers to a file or to another machine."""
+_NOT_COMPARED = ("name", "store", "workers.address", "model.revision", "model.own_dtype")
+"""Settings that may differ between two launches of the same search."""
 
 
-class LaunchRequest(BaseModel):
-    """A search to launch.
+class RemoteLaunchRequest(BaseModel):
+    """A search to launch on the server's machine.
 
     Attributes:
-        configuration: name of a run file that the server has.
-        name: of the search; None takes the run file's.
-        model: name of a checkpoint that the server has; None takes the run file's.
-        tasks: names of tasks; None takes the run file's.
-        overrides: further settings, by dotted path.
+        configuration: Name of one of the server's run files.
+        name: Name of the search; None takes the run file's.
+        model: Name of one of the server's checkpoints; None takes the run file's.
+        tasks: Names of tasks; None takes the run file's.
+        overrides: Further settings by dotted path.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -68,13 +62,13 @@ class LaunchRequest(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """A launch that was asked for, by what its names stand for on the server's machine.
+class ResolvedLaunch:
+    """A launch request with its names looked up.
 
     Attributes:
-        path: of the run file.
-        changes: of its settings, as the command line has them.
-        config: the settings, with the search's name and the server's store.
+        path: Path of the run file.
+        changes: Changed settings as `KEY=VALUE`, as on the command line.
+        config: Full configuration, with the search's name and the server's store.
     """
 
     path: Path
@@ -83,24 +77,26 @@ class Resolved:
 
     @property
     def arguments(self) -> list[str]:
-        """Of the command that launches it."""
+        """Arguments of the `moevolve` command that launches the search."""
         flags = [part for change in self.changes for part in ("--set", change)]
         return ["launch", str(self.path), "--name", self.config.name, "--or-resume", *flags]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What would be launched, as far as that is known without weights and without the tasks' data.
+class LaunchPlan:
+    """What a launch would run, as far as it is known without loading weights or task data.
 
     Attributes:
-        name: of the search.
-        status: of the search of this name and these settings that is in the store, and would go on; None without one.
-        settings: all of them, as YAML.
-        phases: how many individuals each has, and how many different ones there can be at most.
-        ranked: individuals that are scored on `dev` at the end.
-        tested: models that are scored on `test` at the end, the full one included.
-        sizes: the full model, and a candidate of each kind of phase; none if the model's config isn't on this machine.
-        weight_bytes: of the full model as a worker loads it; None where it has no sizes.
+        name: Name of the search.
+        status: Status of the stored search with this name and these settings, which a launch would continue; None if
+            there is none.
+        settings: All settings as YAML.
+        phases: Number of individuals of each phase, and the largest possible number of different ones.
+        ranked: Number of individuals scored on `dev` at the end.
+        tested: Number of models scored on `test` at the end, including the full one.
+        sizes: Sizes of the full model and of a candidate of each kind of phase; empty if the model's config isn't on
+            this machine.
+        weight_bytes: Bytes of the full model's weights as a worker loads them; None if `sizes` is empty.
     """
 
     name: str
@@ -113,15 +109,15 @@ class Plan:
     weight_bytes: int | None
 
 
-def make_plan(asked: LaunchRequest, service: Service) -> Plan:
-    """What a request would launch.
+def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> LaunchPlan:
+    """Plan a launch; nothing is started.
 
     Raises:
-        NotFoundError, UserError: as `resolve`, or the model isn't there, or can't have such genomes.
-        NameTakenError: as `status_of`.
+        NotFoundError, UserError: see `resolve`; also, the model is missing or doesn't fit the genome's settings.
+        NameTakenError: see `stored_status`.
     """
-    config = resolve(asked, service.settings).config
-    status = status_of(service.store, config)
+    config = resolve(asked, server.settings).config
+    status = stored_status(server.store, config)
     phases = tuple(PhaseCount(phase.kind, phase.evaluations, phase.evaluations) for phase in config.phases)
     sizes: tuple[ModelSize, ...] = ()
     outline = outline_local(config.model)
@@ -130,45 +126,47 @@ def make_plan(asked: LaunchRequest, service: Service) -> Plan:
     ranked, tested = final_evaluations(config)
     weight_bytes = None if outline is None else outline.weight_bytes
     text = settings_text(config.canonical_json())
-    return Plan(config.name, status, text, phases, ranked, tested, sizes, weight_bytes)
+    return LaunchPlan(config.name, status, text, phases, ranked, tested, sizes, weight_bytes)
 
 
-def resolve(asked: LaunchRequest, settings: ServerSettings) -> Resolved:
-    """The run file that a request names, and what it changes of it.
+def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> ResolvedLaunch:
+    """Look up what a request names, and make its configuration.
 
     Raises:
         NotFoundError: the server has no such run file.
-        UserError: it may not change that, the server has no such model or task, or a setting is wrong.
+        UserError: a setting may not be changed or is wrong, or the server has no such model or task.
     """
     files = settings.run_files()
     if asked.configuration not in files:
         raise NotFoundError(f"no configuration {asked.configuration!r}: {suggestion(asked.configuration, files)}")
     for key in asked.overrides:
-        if not _is_free(key):
-            raise UserError(f"overrides: {key!r} can't be set over the network; what can: {', '.join(FREE)}")
+        if not _may_change(key):
+            raise UserError(f"overrides: {key!r} can't be set over the network; what can: {', '.join(LAUNCH_SETTINGS)}")
     changes: dict[str, Any] = dict(asked.overrides)
     if asked.model is not None:
-        changes["model.path"] = _known(asked.model, settings.models, "model")
+        changes["model.path"] = _look_up(asked.model, settings.models, "model")
     if asked.tasks is not None:
         tasks = list_tasks()
         for task in asked.tasks:
-            _known(task, tasks, "tasks")
+            _look_up(task, tasks, "tasks")
         changes["tasks"] = asked.tasks
     if settings.address is not None:
         changes["workers.address"] = settings.address
     path, flags = files[asked.configuration], tuple(as_override(key, value) for key, value in changes.items())
     config = load_run_config(path, flags)
-    return Resolved(path, flags, config.model_copy(update={"name": asked.name or config.name, "store": settings.store}))
+    return ResolvedLaunch(
+        path, flags, config.model_copy(update={"name": asked.name or config.name, "store": settings.store})
+    )
 
 
-def _known(name: str, known: Mapping[str, T], what: str) -> T:
+def _look_up(name: str, known: Mapping[str, T], what: str) -> T:
     if name not in known:
         raise UserError(f"{what}: the server knows no {name!r}: {suggestion(name, known)}")
     return known[name]
 
 
-def status_of(store: StoreReader, config: RunConfig) -> str | None:
-    """The status of the stored search that a launch would go on with; None if there is none of its name.
+def stored_status(store: StoreReader, config: RunConfig) -> str | None:
+    """The status of the stored search that a launch would continue; None if no search has this name.
 
     Raises:
         NameTakenError: a search of this name has other settings.
@@ -183,10 +181,10 @@ def status_of(store: StoreReader, config: RunConfig) -> str | None:
     return record.status
 
 
-def request_like(search: SearchRecord, settings: ServerSettings) -> LaunchRequest | None:
-    """What to ask for to launch a stored search's settings again: of the run file that takes the fewest changes.
+def request_like(search: SearchRecord, settings: ServerSettings) -> RemoteLaunchRequest | None:
+    """The launch request that gives a stored search's settings with the fewest changes to a run file.
 
-    None if no run file gives them with what a launch may change.
+    None if no run file gives them by changing only `LAUNCH_SETTINGS`.
 
     Raises:
         UserError: another version of moevolve stored it.
@@ -204,26 +202,23 @@ def request_like(search: SearchRecord, settings: ServerSettings) -> LaunchReques
     return min(found, key=lambda asked: len(asked.overrides), default=None)
 
 
-_NOT_COMPARED = ("name", "store", "workers.address", "model.revision", "model.own_dtype")
-
-
-def _difference(name: str, given: RunConfig, stored: RunConfig, settings: ServerSettings) -> LaunchRequest:
-    """What to change of a run file for stored settings, as far as that can be asked for."""
+def _difference(name: str, given: RunConfig, stored: RunConfig, settings: ServerSettings) -> RemoteLaunchRequest:
+    """The request for a run file with the changes that lead to `stored`, as far as a request can make them."""
     before, after = (dict(_leaves("", config.model_dump(mode="json"))) for config in (given, stored))
     changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
     changed = {key: value for key, value in changed.items() if key not in _NOT_COMPARED}
     models = [known for known, path in settings.models.items() if path == changed.get("model.path")]
     tasks = [after[key] for key in after if re.fullmatch(r"tasks\.\d+\.name", key)]
-    return LaunchRequest(
+    return RemoteLaunchRequest(
         configuration=name,
         model=models[0] if models else None,
         tasks=tasks if any(key.startswith("tasks.") for key in changed) else None,
-        overrides={key: value for key, value in changed.items() if _is_free(key)},
+        overrides={key: value for key, value in changed.items() if _may_change(key)},
     )
 
 
 def _leaves(path: str, data: Any) -> Iterator[tuple[str, Any]]:
-    """Every plain value in a configuration, by its dotted path."""
+    """Every scalar in a configuration with its dotted path."""
     if not isinstance(data, dict | list):
         yield path, data
         return
@@ -231,6 +226,5 @@ def _leaves(path: str, data: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{path}.{key}" if path else str(key), value)
 
 
-def _is_free(key: str) -> bool:
-    """Whether a launch may change a setting."""
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+def _may_change(key: str) -> bool:
+    return any(key == allowed or key.startswith(f"{allowed}.") for allowed in LAUNCH_SETTINGS)

@@ -1,4 +1,4 @@
-"""How errors become answers: a status and one line, never a traceback."""
+"""Error responses: a status and one line, never a traceback."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from moevolve.store.errors import (
 
 log = logging.getLogger(__name__)
 
-Page = Callable[[Request, int, str, str], Response]
-"""What a page that can't be shown says instead, of a status, its name and one line."""
+ErrorPage = Callable[[Request, int, str, str], Response]
+"""Makes an error page from the request, the status code, a title and one line of detail."""
 
 _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (NotFoundError, HTTPStatus.NOT_FOUND),
@@ -38,17 +38,17 @@ _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (StoreError, HTTPStatus.SERVICE_UNAVAILABLE),
     (UserError, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-"""The first class that fits decides."""
+"""Status by class of error; the first class that matches counts."""
 
 
 class Problem(BaseModel):
-    """What a request that failed gets: one line."""
+    """Response to a request that failed."""
 
     detail: str
 
 
 def _declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    # Not as `model`, which a route that answers with text would declare to be text, too.
+    # Not as `model`: a route that returns text would declare it as text.
     content = {"application/json": {"schema": Problem.model_json_schema()}}
     return {status.value: {"content": content, "description": status.phrase} for status in statuses}
 
@@ -60,13 +60,13 @@ READS = _declared(
     HTTPStatus.UNPROCESSABLE_ENTITY,
     HTTPStatus.SERVICE_UNAVAILABLE,
 )
-"""What a route that reads may answer besides what was asked for."""
+"""Error responses of a route that reads, for the OpenAPI description."""
 WRITES = READS | _declared(HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-"""The same of one that changes something."""
+"""Error responses of a route that changes something."""
 
 
-def answer_errors(app: FastAPI, page: Page) -> None:
-    """Let an application answer all errors with a `Problem`, or a browser that asks for a page with a page."""
+def answer_errors(app: FastAPI, page: ErrorPage) -> None:
+    """Install error handlers: `page` for browsers that request a page, a `Problem` as JSON for all others."""
 
     def answered(request: Request, status: int, detail: str) -> Response:
         if not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", ""):
@@ -77,14 +77,18 @@ def answer_errors(app: FastAPI, page: Page) -> None:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
         if status != HTTPStatus.SERVICE_UNAVAILABLE:
             return answered(request, status, str(error))
-        # What a database says names its place, and what was asked of it.
+        # A database's message may contain its address and the query.
         log.error("%s %s: %s", request.method, request.url.path, error)
         return answered(request, status, "the store can't be read now; the server's log says why")
 
     def malformed(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        lines = [f"{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}: {each['msg']}" for each in error.errors()]
-        return answered(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(lines))
+        # The first part of a location is `query`, `path` or `body`.
+        faults = (
+            f"{'.'.join(map(str, each['loc'][1:] or each['loc'])) or 'request'}: {each['msg']}"
+            for each in error.errors()
+        )
+        return answered(request, HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(faults))
 
     def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -1,4 +1,4 @@
-"""What a server is told when it starts. Nothing of it can be changed, or read, by a request."""
+"""Settings of the server, read once at its start. No request can change or read them."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ from moevolve.search.settings.section import Section
 Scope = Literal["read", "write"]
 SCOPES: tuple[Scope, ...] = ("read", "write")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-EVERYWHERE = ("0.0.0.0", "::")
+WILDCARDS = ("0.0.0.0", "::")
 """Stand for all addresses of a machine."""
-_SHORTEST = 16
-"""Characters of a token; shorter ones can be guessed."""
+_MIN_TOKEN_LENGTH = 16
 
 
 class ServerSettings(Section):
-    """A server's settings.
+    """Settings of the server.
 
     Attributes:
-        store: URL of its store.
-        host: address that it listens at.
-        port: 0 takes a free one.
-        hosts: names that it is reached under, without ports, besides `host`, those of this machine's loopback and, if
-            `host` stands for all of its addresses, those that it has in its network.
-        tokens: file of tokens, which nobody but its owner may read; lines are `read TOKEN` or `write TOKEN`. Without
-            it they are taken from MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN.
-        configurations: folders whose run files can be launched, by their names without `.yaml`.
-        models: checkpoints that a launch may name in place of its run file's.
-        exports: folder that exports are written into; None turns them off.
-        logs: folder of the logs of searches that are launched from here.
-        address: Ray cluster that searches launched from here join; None starts Ray on this machine for each.
-        webhooks: who is told how searches that are launched from here end.
+        store: URL of the store.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        hosts: Further host names of the server, without ports. `host` and the loopback names always count, and so do
+            the machine's own names and addresses if `host` stands for all of its addresses.
+        tokens: File with lines `read TOKEN` or `write TOKEN`, which only its owner may read. Without it, tokens are
+            read from MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN.
+        configurations: Folders of run files that can be launched, by their names without `.yaml`.
+        models: Checkpoints (folder or hub id) by name, which a launch may use instead of its run file's.
+        exports: Folder that exports are written to; None turns exporting off.
+        logs: Folder for the logs of searches and exports started by the server.
+        address: Ray cluster that launched searches join; None starts Ray on this machine for each search.
+        webhooks: Addresses that are notified when searches launched by the server end.
     """
 
     store: str = "sqlite:///moevolve.db"
@@ -68,34 +67,34 @@ class ServerSettings(Section):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it, by names of its own."""
+        """Whether all host names are loopback names, so that only this machine can connect."""
         return {self.host, *self.hosts} <= set(LOOPBACK)
 
     @property
     def allowed_hosts(self) -> frozenset[str]:
-        """Host names, lower case and without ports, that requests may be addressed to."""
+        """Host names that requests may be addressed to, lower case and without ports."""
         return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, *self.names))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What clients can reach it at: `host`, or the machine's names and addresses where that stands for all."""
-        return _own_names() if self.host in EVERYWHERE else (self.host,)
+        """Host names for clients: `host`, or this machine's names and addresses if `host` stands for all of them."""
+        return _machine_names() if self.host in WILDCARDS else (self.host,)
 
     def run_files(self) -> dict[str, Path]:
-        """The run files that can be launched, by name."""
+        """Run files that can be launched, by name."""
         return {path.stem: path for folder in self.configurations for path in sorted(folder.glob("*.yaml"))}
 
     def read_tokens(self) -> dict[str, Scope]:
-        """The tokens with their scopes.
+        """The scope of each token.
 
         Raises:
-            UserError: the file can't be read, others may read it, or a line of it is wrong, or it has none; or there is
-                none where the server can be reached from other machines.
+            UserError: the file can't be read, is readable by others, has a malformed line or no tokens; a token is too
+                short; or other machines can connect and there are no tokens.
         """
-        found = _tokens_of(self.tokens) if self.tokens is not None else _tokens_of_environment(os.environ)
+        found = _read_token_file(self.tokens) if self.tokens is not None else _read_token_variables(os.environ)
         for token in found:
-            if len(token) < _SHORTEST:
-                raise UserError(f"a token of {len(token)} characters can be guessed; use {_SHORTEST} or more")
+            if len(token) < _MIN_TOKEN_LENGTH:
+                raise UserError(f"a token of {len(token)} characters can be guessed; use {_MIN_TOKEN_LENGTH} or more")
         if not found and self.tokens is not None:
             raise UserError(f"tokens: {self.tokens} has none: write lines `read TOKEN` or `write TOKEN` into it")
         if not found and not self.is_loopback:
@@ -108,12 +107,14 @@ class ServerSettings(Section):
 
 
 def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSettings:
-    """Settings of a YAML file, if one is given, and of the command line, where None says nothing.
+    """Read the server's settings.
 
-    Paths in the file that aren't absolute are taken from its folder.
+    Args:
+        path: YAML file; relative paths in it start from its folder. None takes the defaults.
+        changes: Settings from the command line, which replace those of the file unless they are None.
 
     Raises:
-        UserError: no such file, or a wrong setting; the message names it.
+        UserError: there is no such file, or a setting is wrong; the message names it.
     """
     data = {} if path is None else read_yaml(path)
     if path is not None:
@@ -129,24 +130,25 @@ def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSet
         raise UserError(f"{path or 'serve'}: {explain_validation(error, data)}") from None
 
 
-def _own_names() -> tuple[str, ...]:
-    """This machine's name, also with its domain, and its addresses as names lead to them and as it sends from."""
+def _machine_names() -> tuple[str, ...]:
+    """This machine's host name, its full name with the domain, and its addresses in the network."""
     name = socket.gethostname()
     found, addresses = [name], []
     with suppress(OSError):
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
         found.append(answers[0][3])
         addresses += [str(answer[4][0]) for answer in answers]
-    # From where it would send to the outside (these are addresses for documentation); that sends nothing.
+    # Connecting a datagram socket sends nothing, but selects the address that packets to the outside would come from.
+    # The two targets are addresses reserved for documentation.
     for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
-            asking.connect((outside, 9))
-            addresses.append(str(asking.getsockname()[0]))
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 9))
+            addresses.append(str(probe.getsockname()[0]))
     found += [one for one in addresses if not (ip_address(one).is_loopback or ip_address(one).is_link_local)]
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _tokens_of(path: Path) -> dict[str, Scope]:
+def _read_token_file(path: Path) -> dict[str, Scope]:
     try:
         mode = path.stat().st_mode
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -165,6 +167,6 @@ def _tokens_of(path: Path) -> dict[str, Scope]:
     return found
 
 
-def _tokens_of_environment(variables: Mapping[str, str]) -> dict[str, Scope]:
+def _read_token_variables(variables: Mapping[str, str]) -> dict[str, Scope]:
     names = {scope: f"MOEVOLVE_{scope.upper()}_TOKEN" for scope in SCOPES}
     return {variables[name]: scope for scope, name in names.items() if variables.get(name)}

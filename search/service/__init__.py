@@ -1,1 +1,1 @@
-"""Use cases: what each command does, as functions that return records and print nothing."""
+"""The service that answers requests, from a store or from a server."""

@@ -1,4 +1,4 @@
-"""Who answers requests: a store opened in this process, or a server (`search/server/client.py`) with one."""
+"""The service that answers requests: a store in this process, or a server (`search/server/client.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from moevolve.search.operations.opening import writable
-from moevolve.search.requests import Request, ResumeRequest
+from moevolve.search.requests.record import Request
+from moevolve.search.requests.running import ResumeRequest
 from moevolve.search.service.use_cases import use_case_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
@@ -21,10 +22,10 @@ T = TypeVar("T")
 class Service(Protocol):
     """Answers requests. Use it as a context manager.
 
-    Whatever goes wrong is a `StoreError` or a `UserError` of one line, the same from a store as from a server.
+    Every error is a `StoreError` or a `UserError` of one line, the same from a store as from a server.
 
     Attributes:
-        url: of the store or of the server.
+        url: URL of the store or of the server.
     """
 
     @property
@@ -37,11 +38,11 @@ class Service(Protocol):
     ) -> None: ...
 
     def ask(self, request: Request[T]) -> T:
-        """What answers the request; see the request's record for its errors."""
+        """Answer a request; see its record for the errors."""
         ...
 
     def resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
-        """Continue a search and follow it to its end; see `ResumeRequest`."""
+        """Continue a search and follow it to its end; see `ResumeRequest` for the errors."""
         ...
 
 
@@ -49,8 +50,8 @@ class LocalService:
     """Answers requests from a store.
 
     Args:
-        store: that may be open for reading only.
-        keep_open: whether leaving the context leaves the store open.
+        store: An open store. Reading is enough for requests that write nothing.
+        keep_open: Keep the store open when the context is left.
     """
 
     def __init__(self, store: StoreReader, keep_open: bool = False) -> None:
@@ -59,7 +60,7 @@ class LocalService:
 
     @property
     def url(self) -> str:
-        """That of the store."""
+        """URL of the store."""
         return self.store.url
 
     def __enter__(self) -> Self:
@@ -84,7 +85,7 @@ class LocalService:
         return resume(self.writable(), request, observer)
 
     def writable(self) -> Store:
-        """The store, to write to.
+        """Return the store for writing.
 
         Raises:
             StoreError: it was opened for reading only.

@@ -1,4 +1,4 @@
-"""What answers each request: a function of this package that takes a store and the request."""
+"""Which function answers each request: it takes a store and the request, returns records, and prints nothing."""
 
 from __future__ import annotations
 
@@ -7,19 +7,40 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, get_type_hints
 
-from moevolve.search import requests as ask
+from moevolve.search.requests.models import (
+    AnalyseRequest,
+    AnswersRequest,
+    EvaluateRequest,
+    ExportRequest,
+    ImportEepRequest,
+    ProfileRequest,
+    PromptsRequest,
+)
+from moevolve.search.requests.record import Request
+from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
+from moevolve.search.requests.searches import (
+    BestRequest,
+    ControlRequest,
+    FinalTableRequest,
+    LineageRequest,
+    PlotRequest,
+    ReportRequest,
+    SearchesRequest,
+    SearchRequest,
+    ShowRequest,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class UseCase:
-    """What answers a request.
+    """How a request is answered.
 
     Attributes:
-        home: module and name of the function, as `module:name`; the module is imported when it is needed.
-        path: of the HTTP route under /api, with the request's positional fields in braces; None where the answer needs
-            what a server doesn't offer to its clients, such as the model.
-        writes: whether the function needs a store that can be written to. Such a route is a POST.
-        opens: whether the function opens the store itself, and is given its URL, or an open store.
+        home: Module and name of the answering function, as `module:name`. It is imported when it is needed.
+        path: HTTP path under /api, with the request's positional fields in braces; None where the answer needs
+            something that a server doesn't offer to its clients, such as the model.
+        writes: True if the function needs a store that it can write to. Such a route is a POST.
+        opens: True if the function opens the store itself, from a URL or an open store.
     """
 
     home: str
@@ -29,45 +50,45 @@ class UseCase:
 
     @property
     def function(self) -> Callable[[Any, Any], Any]:
-        """The function."""
+        """The answering function."""
         module, _, name = self.home.partition(":")
         found: Callable[[Any, Any], Any] = getattr(import_module(module), name)
         return found
 
     @property
     def answer(self) -> Any:
-        """The type of the answer, which is sent as JSON, or as it is if it is bytes."""
+        """Type of the answer. HTTP sends bytes as they are, anything else as JSON."""
         return get_type_hints(self.function)["return"]
 
 
 _QUERIES = "moevolve.search.operations.queries"
 _STEER = "moevolve.search.running.steer"
 
-USE_CASES: dict[type[ask.Request[Any]], UseCase] = {
-    ask.SearchesRequest: UseCase(f"{_QUERIES}:searches", "/searches"),
-    ask.SearchRequest: UseCase(f"{_QUERIES}:search", "/searches/{search}"),
-    ask.ControlRequest: UseCase(f"{_QUERIES}:control", "/searches/{search}/control"),
-    ask.StandingsRequest: UseCase("moevolve.search.operations.final_table:final_table", "/searches/{search}/standings"),
-    ask.BestRequest: UseCase(f"{_QUERIES}:best", "/best"),
-    ask.ShowRequest: UseCase(f"{_QUERIES}:show", "/individuals/{individual}"),
-    ask.LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),
-    ask.PlotRequest: UseCase("moevolve.search.operations.plot:picture", "/searches/{search}/plot"),
-    ask.ReportRequest: UseCase("moevolve.search.report.page:page_of", "/searches/{search}/report"),
-    ask.EvaluateRequest: UseCase("moevolve.search.operations.evaluate:evaluate", writes=True),
-    ask.AnswersRequest: UseCase("moevolve.search.operations.answers:answers"),
-    ask.PromptsRequest: UseCase("moevolve.search.operations.prompts:prompts"),
-    ask.AnalyseRequest: UseCase("moevolve.search.operations.analyse:analyse"),
-    ask.ExportRequest: UseCase("moevolve.search.operations.export:export", writes=True),
-    ask.ImportEepRequest: UseCase("moevolve.search.operations.import_eep:import_eep", opens=True),
-    ask.ProfileRequest: UseCase("moevolve.search.operations.profile:profile", opens=True),
-    ask.PauseRequest: UseCase(f"{_STEER}:pause", "/searches/{search}/pause", writes=True),
-    ask.StopRequest: UseCase(f"{_STEER}:stop", "/searches/{search}/stop", writes=True),
-    ask.CancelRequest: UseCase(f"{_STEER}:cancel", "/searches/{search}/cancel", writes=True),
-    ask.ScaleRequest: UseCase(f"{_STEER}:scale", "/searches/{search}/scale", writes=True),
+USE_CASES: dict[type[Request[Any]], UseCase] = {
+    SearchesRequest: UseCase(f"{_QUERIES}:searches", "/searches"),
+    SearchRequest: UseCase(f"{_QUERIES}:search", "/searches/{search}"),
+    ControlRequest: UseCase(f"{_QUERIES}:control", "/searches/{search}/control"),
+    FinalTableRequest: UseCase("moevolve.search.operations.final_table:final_table", "/searches/{search}/standings"),
+    BestRequest: UseCase(f"{_QUERIES}:best", "/best"),
+    ShowRequest: UseCase(f"{_QUERIES}:show", "/individuals/{individual}"),
+    LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),
+    PlotRequest: UseCase("moevolve.search.operations.plot:picture", "/searches/{search}/plot"),
+    ReportRequest: UseCase("moevolve.search.report.page:page_of", "/searches/{search}/report"),
+    EvaluateRequest: UseCase("moevolve.search.operations.evaluate:evaluate", writes=True),
+    AnswersRequest: UseCase("moevolve.search.operations.answers:answers"),
+    PromptsRequest: UseCase("moevolve.search.operations.answers:prompts"),
+    AnalyseRequest: UseCase("moevolve.search.operations.analyse:analyse"),
+    ExportRequest: UseCase("moevolve.search.operations.export:export", writes=True),
+    ImportEepRequest: UseCase("moevolve.search.operations.import_eep:import_eep", opens=True),
+    ProfileRequest: UseCase("moevolve.search.operations.profile:profile", opens=True),
+    PauseRequest: UseCase(f"{_STEER}:pause", "/searches/{search}/pause", writes=True),
+    StopRequest: UseCase(f"{_STEER}:stop", "/searches/{search}/stop", writes=True),
+    CancelRequest: UseCase(f"{_STEER}:cancel", "/searches/{search}/cancel", writes=True),
+    ScaleRequest: UseCase(f"{_STEER}:scale", "/searches/{search}/scale", writes=True),
 }
-"""By type of request."""
+"""Use cases by type of request."""
 
 
-def use_case_of(request: ask.Request[Any]) -> UseCase:
-    """What answers a request."""
+def use_case_of(request: Request[Any]) -> UseCase:
+    """Look up how a request is answered."""
     return USE_CASES[type(request)]

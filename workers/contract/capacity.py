@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import computed_field
+
 from moevolve.evaluators.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,10 +59,12 @@ class WorkerMemory:
     experts: int = 0
     exporting: int = 0
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def device(self) -> int:
         return sum(item.device for item in self.items)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def host(self) -> int:
         return sum(item.host for item in self.items)

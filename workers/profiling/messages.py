@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, computed_field
 
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import Device
@@ -41,8 +43,27 @@ class TaskPrompts:
 
     task: str
     split: str
-    tokens: tuple[Tokens, ...] = field(repr=False)
+    tokens: Annotated[tuple[Tokens, ...], Field(exclude=True)] = field(repr=False)
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def count(self) -> int:
+        """Number of prompts."""
+        return len(self.tokens)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest prompt."""
+        return len(self.tokens[0])
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return len(self.tokens[-1])
+
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def mean(self) -> int:
         """Mean number of tokens per prompt, rounded."""

@@ -1,9 +1,11 @@
-"""The report of a profile."""
+"""Records of a profile's measurements, which are its JSON as they are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
+
+from pydantic import computed_field
 
 from moevolve.workers.profiling.messages import LoadReply, ProfileSettings
 
@@ -28,16 +30,19 @@ class BatchProfile:
     decode_seconds: tuple[float, ...] = field(repr=False)
     peak_bytes: int | None
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def prefill_rate(self) -> float:
         """Prompt tokens per second, median over the repeats."""
         return self.prompt_tokens / median(self.prefill_seconds)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def decode_rate(self) -> float:
         """New tokens per second of the whole batch, median over the repeats."""
         return self.batch_size * self.new_tokens / median(self.decode_seconds)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def answer_rate(self) -> float:
         """Prompts per second, including prefill and decoding, median over the repeats."""
@@ -59,6 +64,7 @@ class ModelProfile:
     load: LoadReply
     batches: tuple[BatchProfile, ...]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def flops(self) -> int:
         """FLOPs for the last token of a prompt; see `moevolve.workers.profiling.costs`."""
@@ -84,6 +90,7 @@ class ProfileReport:
         """The model that the others are compared with."""
         return self.models[0]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def peak_memory(self) -> str:
         """How the peak memory was measured, as text."""

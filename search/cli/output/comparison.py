@@ -1,4 +1,4 @@
-"""A comparison's rows as tables for people and files for programs."""
+"""Prints the tables of a comparison, and writes them as Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from moevolve.search.text import parameter_count, score_lines
 
 
 def print_tables(name: str, rows: Sequence[ComparisonRow]) -> None:
-    """One table per task and budget; with several tasks, one per budget that sums them up."""
+    """Print a table per task and budget; with several tasks, also a summary per budget."""
     for title, headings, body in _tables(name, rows):
         print_table(title, [(heading, place > 0) for place, heading in enumerate(headings)], body)
     output.print(_note(rows))
 
 
 def write_markdown(name: str, rows: Sequence[ComparisonRow], path: Path) -> None:
-    """The same tables for a document."""
+    """Write the same tables as Markdown."""
     parts = []
     for title, headings, body in _tables(name, rows):
         lines = [headings, ["---", *(["---:"] * (len(headings) - 1))], *body]
@@ -32,7 +32,7 @@ def write_markdown(name: str, rows: Sequence[ComparisonRow], path: Path) -> None
 
 
 def write_csv(rows: Sequence[ComparisonRow], path: Path) -> None:
-    """One line per row, task and split; p-values are of each test alone."""
+    """Write a CSV line per row, task and split, with uncorrected p-values."""
     fields = ["task", "budget", "method", "contestant", "baseline", "seeds"]
     fields += ["split", "of_task", "score", "low", "high", "spread", "parameters", "active_parameters"]
     fields += ["evaluations", "seconds", "p_full", "p_baseline", "best_baseline", "best_by", "refs", "failure"]
@@ -97,7 +97,7 @@ def _tables(name: str, rows: Sequence[ComparisonRow]) -> Iterator[tuple[str, lis
 
 
 def _best(rows: Sequence[ComparisonRow]) -> str:
-    """Which baseline is the best one, and how that is known."""
+    """Name the best baseline and the split that ranked it."""
     found = ((row.against_baseline.against, row.best_by) for row in rows if row.against_baseline is not None)
     name, split = next(found, (None, None))
     return "" if name is None else f" (best baseline, by {split}: {name})"

@@ -1,4 +1,4 @@
-"""Where output goes (tables and JSON to stdout, progress and errors to stderr), and how long commands end early."""
+"""The terminal: tables and JSON go to stdout, progress and errors to stderr; interrupted commands exit with a line."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(1
 
 
 def plain(text: str) -> str:
-    """Text as a terminal may show it: without control characters, which could move its cursor or ask it things."""
+    """Replace control characters, which could move a terminal's cursor or send it commands."""
     return text.translate(_CONTROLS)
 
 
 class _Console(Console):
-    """Shows strings as they are, whoever wrote them and wherever they stand; colours come from `Text` or a style."""
+    """Shows strings as they are, those in tables too, without markup; colours come from `Text` or a style."""
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """What each string on its way to the terminal becomes, those in tables included."""
+        """Convert each string that is printed."""
         return super().render_str(plain(text), **how)
 
 
@@ -45,7 +45,7 @@ errors = _console(stderr=True)
 
 
 def print_json(value: Any) -> None:
-    """A record, or plain data, as JSON on stdout, one document."""
+    """Print a record, or plain data, as one JSON document on stdout."""
     typer.echo(json.dumps(moevolve.as_data(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -55,16 +55,16 @@ def print_table(
     rows: Sequence[Sequence[str | Text]],
     last_of_blocks: Sequence[int] = (),
 ) -> None:
-    """A table on stdout.
+    """Print a table on stdout.
 
     Args:
-        title: above the table.
-        columns: heading, and whether it holds numbers (right-aligned).
-        rows: cells, as they are or styled.
-        last_of_blocks: a line is drawn below these rows.
+        title: Line above the table.
+        columns: Heading of each column, and whether it holds numbers, which are right-aligned.
+        rows: Cells of each row.
+        last_of_blocks: Indices of rows with a line below them.
     """
     if title is not None:
-        # Above the table and not part of it: rich would fold it at the table's width.
+        # Not rich's own title, which is folded at the table's width.
         output.print(title, style="italic", soft_wrap=True)
     table = Table(header_style="bold")
     for heading, numeric in columns:
@@ -78,7 +78,7 @@ _CANCELLED = "cancelled from elsewhere, for good; everything evaluated so far is
 _INTERRUPTED = 130
 INTERRUPTED = "interrupted; everything evaluated so far is in the store"
 STOPPED = 3
-"""Exit code where a search was stopped or cancelled by who isn't at its terminal: not done, and not to be repeated."""
+"""Exit code of a search that was stopped or cancelled from elsewhere: neither done nor to be repeated."""
 
 
 @contextmanager
@@ -89,14 +89,14 @@ def exit_with_message(
     signals: Sequence[signal.Signals] = (signal.SIGTERM,),
     stopped: int = STOPPED,
 ) -> Iterator[None]:
-    """Exit with one line on stderr and a code where the work within is interrupted or fails.
+    """Exit with one line on stderr if the work in the context is interrupted or fails.
 
     Args:
-        interrupted: what to say after Ctrl-C; the code is 130.
-        failure: the error that the user can do something about; the code is 1.
-        hint: what, if the error doesn't say so itself.
-        signals: taken for Ctrl-C from now on: a cluster manager stops a driver with SIGTERM.
-        stopped: the code where who asks for the end isn't at the terminal.
+        interrupted: Line to print after Ctrl-C; the exit code is 130.
+        failure: Type of error that ends with exit code 1.
+        hint: Advice to add to the error.
+        signals: Signals that count as Ctrl-C from now on, for example SIGTERM from a cluster manager.
+        stopped: Exit code if the search was stopped or cancelled from elsewhere.
     """
     for each in signals:
         signal.signal(each, signal.default_int_handler)
@@ -116,7 +116,7 @@ def exit_with_message(
 
 @contextmanager
 def stages() -> Iterator[Callable[[str], None]]:
-    """Shows what is happening on a terminal, and nothing elsewhere."""
+    """Show the current stage on a terminal, and nothing elsewhere."""
     if not errors.is_terminal:
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""The table that ends a search."""
+"""Prints the table that ends a search."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from moevolve import Entry, FinalTable
 
 
-def print_standings(found: FinalTable, store: str) -> None:
-    """The entries, one line each, in a block per task, and what to do next."""
+def print_final_table(found: FinalTable, store: str) -> None:
+    """Print the entries, a line each in a block per task, and commands to run next."""
     tasks = [*found.tasks, *found.others]
     measured = {score.split for one in found.entries for score in one.scores}
     splits = [split for split in SCORED if split in measured]
@@ -53,24 +53,22 @@ def print_standings(found: FinalTable, store: str) -> None:
 
 
 def _tokens_skip_parameters(found: FinalTable) -> bool:
-    """Whether a dense model became one of which a token uses a part: that part is then what was saved."""
+    """Tell whether a dense model became one whose tokens use only some parameters, so that these show the saving."""
     full, *others = found.entries
     return full.active_parameters == full.parameters and any(one.active_parameters != one.parameters for one in others)
 
 
-def _has(contestant: Entry, task: str) -> bool:
-    return any(score.task == task for score in contestant.scores)
+def _has(entry: Entry, task: str) -> bool:
+    return any(score.task == task for score in entry.scores)
 
 
-def _row(
-    contestant: Entry, task: str, splits: Sequence[Split], sizes: Sequence[str], found: FinalTable
-) -> list[str | Text]:
-    scores = (contestant.score(task, split) for split in splits)
+def _row(entry: Entry, task: str, splits: Sequence[Split], sizes: Sequence[str], found: FinalTable) -> list[str | Text]:
+    scores = (entry.score(task, split) for split in splits)
     shown = {
-        "parameters": size_lines(contestant.parameters, found.parameters_full),
-        "active": size_lines(contestant.active_parameters, found.parameters_full),
-        "memory": [memory_size(found.weight_bytes(contestant.parameters))],
+        "parameters": size_lines(entry.parameters, found.parameters_full),
+        "active": size_lines(entry.active_parameters, found.parameters_full),
+        "memory": [memory_size(found.weight_bytes(entry.parameters))],
     }
     cells = [*(["-"] if score is None else score_lines(score) for score in scores), *(shown[size] for size in sizes)]
-    label = [contestant.label, *([] if contestant.ref is None else [contestant.ref])]
+    label = [entry.label, *([] if entry.ref is None else [entry.ref])]
     return ["\n".join(lines) for lines in (label, *cells)]

@@ -1,4 +1,4 @@
-"""What `plan` prints: one plan in tables, or several models in one table."""
+"""Prints estimates: one in several tables, or several models in one table."""
 
 from __future__ import annotations
 
@@ -6,27 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from moevolve.search.cli.output.console import output, print_table
-from moevolve.search.operations.estimate import BY_FLOPS, bytes_text, evaluations_note, hours_text, notes
-from moevolve.search.strategies.schedule import rounds_notes
-from moevolve.search.text import parameter_count
+from moevolve.search.estimate.report import BY_FLOPS, evaluations_note
+from moevolve.search.text import duration, flop_count, memory_size, parameter_count
 
 if TYPE_CHECKING:
-    from moevolve.search.estimate.estimate import Estimate
-
-
-def _operations_text(flops: float) -> str:
-    for unit, name in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
-        if flops >= unit:
-            return f"{flops / unit:,.2f} {name}"
-    return f"{flops / 1e6:,.2f} M"
+    from moevolve.search.estimate.report import Estimate
 
 
 def print_plan(report: Estimate) -> None:
-    """Tables of sizes, memory, prompts and GPUs, about how long it takes, and what all of it rests on."""
-    config, facts = report.config, report.outline.facts
+    """Print tables of sizes, memory, prompts and GPUs, the approximate duration, and notes."""
     print_table(
-        f"{config.name}: {config.model.path} ({facts.family}, {facts.dtype}), one worker of "
-        f"{config.workers.count}; nothing was loaded",
+        f"{report.name}: {report.model} ({report.family}, {report.dtype}), one worker of {report.workers}; "
+        "nothing was loaded",
         [("model", False), ("experts", True), ("parameters", True), ("active", True), ("FLOPs/token", True)],
         [
             [
@@ -34,7 +25,7 @@ def print_plan(report: Estimate) -> None:
                 f"{size.experts}, {size.active} active" if size.experts else "-",
                 "-" if size.parameters is None else parameter_count(size.parameters),
                 parameter_count(size.active_parameters),
-                _operations_text(size.token_flops),
+                flop_count(size.token_flops),
             ]
             for size in report.sizes
         ],
@@ -46,8 +37,8 @@ def print_plan(report: Estimate) -> None:
     if report.devices:
         _print_devices(report)
     if report.pilot is not None:
-        output.print(f"the search takes about {hours_text(report.pilot.hours)} here, by the pilot")
-    for note in notes(report):
+        output.print(f"the search takes about {duration(report.pilot.hours)} here, by the pilot")
+    for note in report.notes:
         output.print(f"- {note}", soft_wrap=True)
 
 
@@ -61,12 +52,14 @@ def _print_memory(report: Estimate) -> None:
     rows = []
     for place, title in enumerate(titles):
         rows.append([title, *(cell for m in report.memory.values() for cell in _two(m.items[place]))])
-    rows.append(["sum", *(cell for m in report.memory.values() for cell in (bytes_text(m.device), bytes_text(m.host)))])
+    rows.append(
+        ["sum", *(cell for m in report.memory.values() for cell in (memory_size(m.device), memory_size(m.host)))]
+    )
     print_table(None, columns, [row[: len(columns)] for row in rows], (len(titles) - 1,))
 
 
 def _two(item: Any) -> tuple[str, str]:
-    return bytes_text(item.device), bytes_text(item.host)
+    return memory_size(item.device), memory_size(item.host)
 
 
 def _print_work(report: Estimate) -> None:
@@ -75,9 +68,9 @@ def _print_work(report: Estimate) -> None:
         [("evaluated on", False), ("split", False), ("prompts", True), ("tokens", True), ("lengths", False)],
         [[s.task, s.split, f"{s.examples:,}", f"{s.tokens:,}", s.source] for s in report.splits],
     )
-    for kind, flops in report.flops.items():
+    for kind, flops in report.evaluation_flops.items():
         output.print(
-            f"FLOPs per evaluation ({kind}): {_operations_text(flops)}",
+            f"FLOPs per evaluation ({kind}): {flop_count(flops)}",
             soft_wrap=True,
         )
 
@@ -92,7 +85,7 @@ def _print_repairs(report: Estimate) -> None:
         [
             [
                 *(f"phase {work.phase}: {work.kind}", f"{work.tokens:,}"),
-                *(bytes_text(work.needed), bytes_text(work.allowed)),
+                *(memory_size(work.needed), memory_size(work.allowed)),
             ]
             for work in report.repairs
         ],
@@ -100,13 +93,13 @@ def _print_repairs(report: Estimate) -> None:
 
 
 def _print_devices(report: Estimate) -> None:
-    originals = report.config.model.originals
+    originals = report.originals
     rows = []
     for one in report.devices:
         where = originals if originals in one.fits else "device"
         other = next((place for place in one.fits if place != where), None)
         fits = _yes(one.fits[where]) + (f"\n{other}: {_yes(one.fits[other])}" if other else "")
-        rows.append([f"{one.workers} x {one.device.name}", fits, f"about {hours_text(one.hours)}"])
+        rows.append([f"{one.workers} x {one.name}", fits, f"about {duration(one.hours)}"])
     named = f" (originals: {originals})" if len(report.memory) > 1 else ""
     columns = [("workers", False), (f"a worker fits{named}", False), ("the search, by FLOPs alone", False)]
     print_table(None, columns, rows)
@@ -117,7 +110,7 @@ def _yes(fits: bool) -> str:
 
 
 def print_summary(reports: Sequence[Estimate]) -> None:
-    """Sizes, one worker's memory with original experts on the device and on the host, and hours on every GPU."""
+    """Print a line per model: sizes, memory of a worker with originals on the device and on the host, and hours."""
     first = reports[0]
     columns = [("model", False), ("parameters\nactive", True), ("kept", True), ("candidate\nactive", True)]
     columns += [
@@ -125,11 +118,11 @@ def print_summary(reports: Sequence[Estimate]) -> None:
         ("originals: host\ndevice + host", True),
         ("FLOPs per\nevaluation", True),
     ]
-    columns += [(f"{one.workers} x {one.device.name}\nby FLOPs alone", True) for one in first.devices]
+    columns += [(f"{one.workers} x {one.name}\nby FLOPs alone", True) for one in first.devices]
     if first.pilot is not None:
         columns.append(("this machine\nby the pilot", True))
-    print_table(f"{first.config.name}: one worker's memory, and estimates", columns, [_row(each) for each in reports])
-    for note in (evaluations_note(first), *((BY_FLOPS,) if first.devices else ()), *rounds_notes(first.config)):
+    print_table(f"{first.name}: one worker's memory, and estimates", columns, [_row(each) for each in reports])
+    for note in (evaluations_note(first), *((BY_FLOPS,) if first.devices else ()), *first.remarks):
         output.print(f"- {note}", soft_wrap=True)
 
 
@@ -137,16 +130,16 @@ def _row(report: Estimate) -> list[str]:
     full, candidate = report.sizes[0], report.sizes[-1]
     here, there = report.memory["device"], report.memory.get("host")
     cells = [
-        report.config.model.path.rstrip("/").rpartition("/")[2],
+        report.model.rstrip("/").rpartition("/")[2],
         f"{parameter_count(full.parameters or 0)}\n{parameter_count(full.active_parameters)}",
         f"{candidate.experts} of {full.experts}\nk = {candidate.active}",
         (
             f"{'-' if candidate.parameters is None else parameter_count(candidate.parameters)}\n"
             f"{parameter_count(candidate.active_parameters)}"
         ),
-        bytes_text(here.device),
-        "-" if there is None else f"{bytes_text(there.device)}\n+ {bytes_text(there.host)}",
-        _operations_text(report.flops[report.counts[-1].kind]),
-        *(f"about {hours_text(one.hours)}" for one in report.devices),
+        memory_size(here.device),
+        "-" if there is None else f"{memory_size(there.device)}\n+ {memory_size(there.host)}",
+        flop_count(report.evaluation_flops[report.phases[-1].kind]),
+        *(f"about {duration(one.hours)}" for one in report.devices),
     ]
-    return cells if report.pilot is None else [*cells, f"about {hours_text(report.pilot.hours)}"]
+    return cells if report.pilot is None else [*cells, f"about {duration(report.pilot.hours)}"]

@@ -1,4 +1,4 @@
-"""How a profile is shown."""
+"""Prints profiles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from moevolve.search.cli.output.console import output, print_table
-from moevolve.search.text import parameter_count
+from moevolve.search.text import flop_count, memory_size, parameter_count
 
 if TYPE_CHECKING:
     from moevolve.workers.profiling.messages import ProfileSettings
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_profile(report: ProfileReport) -> None:
-    """A line per model and batch size."""
+    """Print a line per model and batch size."""
     settings, reference = report.settings, report.reference
     columns = [("model", False), ("parameters", True), ("active", True), ("weights", True), ("FLOPs/token", True)]
     columns += [("batch", True), ("peak memory", True), ("prefill tokens/s", True), ("decode tokens/s", True)]
@@ -33,14 +33,14 @@ def print_profile(report: ProfileReport) -> None:
 
 
 def _rows(model: ModelProfile, reference: ModelProfile) -> Iterator[list[str]]:
-    """One line per batch size; what doesn't depend on it stands in the first."""
+    """Make a line per batch size; cells that don't depend on it are in the first line only."""
     load, other = model.load, reference.load
     head = [
         model.label,
         f"{parameter_count(load.parameters)}\n{_share(load.parameters, other.parameters)}",
         f"{parameter_count(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
-        f"{_bytes(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",
-        f"{_operations(model.flops)}\n{_share(model.flops, reference.flops)}",
+        f"{memory_size(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",
+        f"{flop_count(model.flops)}\n{_share(model.flops, reference.flops)}",
     ]
     for mine, theirs in zip(model.batches, reference.batches, strict=True):
         yield [
@@ -58,14 +58,15 @@ def _prompts(settings: ProfileSettings) -> str:
     task = settings.prompts
     if task is None:
         return f"{settings.prompt_tokens} prompt"
-    shortest, longest = len(task.tokens[0]), len(task.tokens[-1])
-    return f"prompts of {task.task} ({task.split}), {shortest} to {longest} tokens, {task.mean} on average,"
+    return f"prompts of {task.task} ({task.split}), {task.shortest} to {task.longest} tokens, {task.mean} on average,"
 
 
 def _peak(mine: BatchProfile, theirs: BatchProfile) -> str:
     if mine.peak_bytes is None:
         return "-"
-    return _bytes(mine.peak_bytes) + (f" ({_share(mine.peak_bytes, theirs.peak_bytes)})" if theirs.peak_bytes else "")
+    return memory_size(mine.peak_bytes) + (
+        f" ({_share(mine.peak_bytes, theirs.peak_bytes)})" if theirs.peak_bytes else ""
+    )
 
 
 def _machine(report: ProfileReport) -> str:
@@ -75,11 +76,3 @@ def _machine(report: ProfileReport) -> str:
 
 def _share(mine: int, theirs: int) -> str:
     return f"{100 * mine / theirs:.0f} %"
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 10 * 2**30 else f"{size / 2**20:,.0f} MiB"
-
-
-def _operations(flops: int) -> str:
-    return f"{flops / 1e9:,.2f} G" if flops >= 1e9 else f"{flops / 1e6:,.2f} M"

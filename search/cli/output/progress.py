@@ -1,4 +1,4 @@
-"""The live progress bar of a search."""
+"""Shows the progress of a search."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from moevolve import Progress as SearchProgress
 
 _LINES = 10
-"""When stderr is no terminal: a line for every tenth of the search."""
+"""Number of progress lines per search where stderr isn't a terminal."""
 
 
 @contextmanager
 def watch(name: str) -> Iterator[Observer]:
-    """An observer that draws a bar on a terminal, and prints a line now and then elsewhere."""
+    """Make an observer that draws a bar on a terminal, or prints a line now and then elsewhere."""
     if not errors.is_terminal:
         yield line_observer(name)
         return
@@ -48,12 +48,12 @@ def watch(name: str) -> Iterator[Observer]:
 
 
 def line_observer(name: str, lines: int = _LINES) -> Observer:
-    """An observer that prints `lines` lines over the length of a search."""
+    """Make an observer that prints `lines` lines over a whole search."""
     return _LineObserver(name, lines).observer
 
 
 class _LineObserver:
-    """Progress for logs."""
+    """Prints notes, stages and progress as lines."""
 
     def __init__(self, name: str, lines: int) -> None:
         self._name = name
@@ -73,7 +73,7 @@ class _LineObserver:
 
 
 def describe(progress: SearchProgress) -> str:
-    """Best against full, speed and time left, in one short line."""
+    """Summarise the best and the full model's scores, speed, and remaining time in one line."""
     parts = []
     if progress.best is not None:
         parts.append(f"best {percent(progress.best[1])} (#{progress.best[0]})")

@@ -1,1 +1,1 @@
-"""The routes under /api, a file for each kind of thing."""
+"""The routes under /api, which exchange JSON."""

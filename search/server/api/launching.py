@@ -1,86 +1,93 @@
-"""Starting things on the server's machine: searches, going on with them, exports. All of it by names it knows."""
+"""Routes that start processes on the server's machine: searches, resumed searches and exports.
+
+Requests refer to run files, models and individuals by names that the server knows.
+"""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype
 from moevolve.search.running.steer import unpause
-from moevolve.search.server.api.parameters import RefPath, SearchPath
-from moevolve.search.server.drivers import Launch
-from moevolve.search.server.planning import LaunchRequest, Plan, make_plan, resolve, status_of
+from moevolve.search.server.dependencies import RefPath, SearchPath, ServerDep
+from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
 from moevolve.search.server.problems import WRITES
-from moevolve.search.server.service import ServiceDep
-from moevolve.workers.contract.settings import Device, Dtype
+from moevolve.search.server.processes import Job
 
 
-class ExportRequest(BaseModel):
-    """How to export: without `form`, as `stock` where that is exact; without `device` or `dtype`, as the search ran."""
+class ExportOptions(BaseModel):
+    """How to export an individual.
+
+    Attributes:
+        form: Kind of checkpoint; None takes `stock` if that is exact, else `native`.
+        device: Device that runs the model; None takes the search's.
+        dtype: Dtype of the parameters; None takes the search's.
+    """
 
     model_config = ConfigDict(extra="forbid")
-    form: Literal["stock", "native"] | None = None
-    device: Device | None = None
-    dtype: Dtype | None = None
+    form: ExportForm = None
+    device: ModelDevice = None
+    dtype: ModelDtype = None
 
 
 routes = APIRouter(tags=["launching"], responses=WRITES)
 
 
 @routes.get("/configurations")
-def list_configurations(service: ServiceDep) -> list[str]:
-    """Names of run files that can be launched."""
-    return sorted(service.settings.run_files())
+def list_configurations(server: ServerDep) -> list[str]:
+    """List the names of run files that can be launched."""
+    return sorted(server.settings.run_files())
 
 
 @routes.get("/models")
-def list_models(service: ServiceDep) -> list[str]:
-    """Names of checkpoints that a launch may have in place of its run file's."""
-    return sorted(service.settings.models)
+def list_models(server: ServerDep) -> list[str]:
+    """List the names of checkpoints that a launch can use instead of its run file's."""
+    return sorted(server.settings.models)
 
 
 @routes.get("/launches")
-def list_launches(service: ServiceDep) -> list[Launch]:
-    """What was started since the server was, and what became of it."""
-    return service.drivers.launches()
+def list_launches(server: ServerDep) -> list[Job]:
+    """List the processes that were started since the server was, the latest last."""
+    return server.processes.jobs()
 
 
 @routes.post("/searches", status_code=HTTPStatus.ACCEPTED)
-def launch(service: ServiceDep, asked: LaunchRequest) -> Launch:
-    """Launch a search on the server's machine. Asking for the same again starts nothing new."""
-    launching = resolve(asked, service.settings)
-    status_of(service.store, launching.config)
-    return service.drivers.start(launching.config.name, launching.arguments)
+def launch(server: ServerDep, asked: RemoteLaunchRequest) -> Job:
+    """Launch a search on the server's machine. Repeating the request starts no second one."""
+    launching = resolve(asked, server.settings)
+    stored_status(server.store, launching.config)
+    return server.processes.start(launching.config.name, launching.arguments)
 
 
 @routes.post("/searches/check")
-def check(service: ServiceDep, asked: LaunchRequest) -> Plan:
-    """What would be launched, and what that takes; starts nothing and loads no weights."""
-    return make_plan(asked, service)
+def check(server: ServerDep, asked: RemoteLaunchRequest) -> LaunchPlan:
+    """Check a launch and count its individuals and parameters. Nothing is started, and no weights are loaded."""
+    return plan_launch(asked, server)
 
 
 @routes.post("/searches/{search}/resume", status_code=HTTPStatus.ACCEPTED)
-def resume(service: ServiceDep, search: SearchPath) -> Launch | None:
-    """Let a paused search go on where it runs (null), or continue one that nobody runs, here."""
-    record = service.store.search(search)
-    if unpause(service.writer, record.id):
+def resume(server: ServerDep, search: SearchPath) -> Job | None:
+    """Let a paused search continue where it runs (returns null), or continue one without a driver on this machine."""
+    record = server.store.search(search)
+    if unpause(server.writer, record.id):
         return None
     if record.status in ("finished", "cancelled"):
         raise UserError(f"search {record.name} is {record.status}")
-    address = [] if service.settings.address is None else ["--address", service.settings.address]
-    return service.drivers.start(record.name, ["resume", record.name, *address])
+    address = [] if server.settings.address is None else ["--address", server.settings.address]
+    return server.processes.start(record.name, ["resume", record.name, *address])
 
 
 @routes.post("/individuals/{ref}/export", status_code=HTTPStatus.ACCEPTED)
-def export(service: ServiceDep, ref: RefPath, asked: ExportRequest) -> Launch:
-    """Write an individual as a checkpoint into the server's folder for exports."""
-    if service.settings.exports is None:
+def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
+    """Export an individual as a checkpoint into the server's folder for exports."""
+    if server.settings.exports is None:
         raise UserError("this server has no folder for exports; see `exports` in its settings")
-    found = service.store.individual(ref)
-    target = service.settings.exports.resolve() / found.ref.replace(":", "-")
+    found = server.store.individual(ref)
+    target = server.settings.exports.resolve() / found.ref.replace(":", "-")
     given = asked.model_dump(exclude_none=True).items()
     options = [word for name, value in given for word in (f"--{name}", value)]
-    return service.drivers.start(found.ref, ["export", found.ref, str(target), *options])
+    return server.processes.start(found.ref, ["export", found.ref, str(target), *options])

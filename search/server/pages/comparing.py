@@ -1,4 +1,4 @@
-"""Two individuals beside each other, and whether what they score differs by more than chance."""
+"""The page that compares two individuals: their scores with paired tests, and the experts they keep."""
 
 from __future__ import annotations
 
@@ -11,96 +11,125 @@ from fastapi.responses import HTMLResponse
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.compare.significance import Outcomes, Significance, paired_test
+from moevolve.search.compare.significance import Significance, TaskOutcomes, paired_test
+from moevolve.search.genomes.contract.base import Genome
+from moevolve.search.genomes.registry import figures_for
+from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import Score, score_of
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.server.pages.experts import experts_of
-from moevolve.search.server.pages.individuals import described
+from moevolve.search.server.dependencies import ServerDep
+from moevolve.search.server.pages.individuals import size_words
 from moevolve.search.server.pages.rendering import render
-from moevolve.search.server.service import ServiceDep
 from moevolve.store.records import SPLITS, EvaluationRecord, IndividualDetail, Split
 
 RefQuery = Annotated[str, Query(max_length=220)]
 
+routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
 
 @dataclass(frozen=True, slots=True)
-class Paired:
-    """What two individuals scored on one task split.
+class PairedScores:
+    """Scores of two individuals on one task split.
 
     Attributes:
-        task, split: which.
-        one, other: their scores; None where they weren't evaluated.
-        difference: of the second from the first, in [-1, 1]; None unless both are scored.
-        test: a paired test on the examples; None where outcomes of both on the same ones aren't kept.
-        only_one, only_other: examples on which the first, or the second, did better.
+        first, second: The scores; None for an individual that wasn't evaluated.
+        difference: Second score minus first, in [-1, 1]; None unless both have a score.
+        test: Paired test over the examples; None unless both have stored outcomes on the same examples.
+        first_better, second_better: Number of examples on which one scored more than the other.
     """
 
     task: str
     split: Split
-    one: Score | None
-    other: Score | None
+    first: Score | None
+    second: Score | None
     difference: float | None = None
     test: Significance | None = None
-    only_one: int = 0
-    only_other: int = 0
+    first_better: int = 0
+    second_better: int = 0
 
 
-routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+@dataclass(frozen=True, slots=True)
+class ExpertsRow:
+    """Original experts that two individuals use in one group of layers."""
+
+    layers: str
+    only_first: tuple[int, ...]
+    only_second: tuple[int, ...]
+    both: tuple[int, ...]
 
 
 @routes.get("/compare")
-def show_comparison(request: Request, service: ServiceDep, a: RefQuery = "", b: RefQuery = "") -> HTMLResponse:
+def show_comparison(request: Request, server: ServerDep, a: RefQuery = "", b: RefQuery = "") -> HTMLResponse:
     """Two individuals and their scores, or the form that asks for them."""
     refs = a.strip(), b.strip()
-    pair = [service.store.individual(ref) for ref in refs] if all(refs) else []
+    pair = [server.store.individual(ref) for ref in refs] if all(refs) else []
     return render(
         request,
         "compare.jinja",
         refs=refs,
         pair=pair,
-        words=[described(detail) for detail in pair],
+        words=[size_words(detail) for detail in pair],
         rows=paired(pair[0], pair[1]) if pair else [],
     )
 
 
 @routes.get("/compare/experts")
-def show_experts(request: Request, service: ServiceDep, a: RefQuery, b: RefQuery) -> HTMLResponse:
-    """The experts that the two keep."""
+def show_experts(request: Request, server: ServerDep, a: RefQuery, b: RefQuery) -> HTMLResponse:
+    """The experts that each of two individuals keeps."""
     refs, rows, note = (a.strip(), b.strip()), [], ""
     try:
-        one, other = (find_subject(service.store, ref, weights=False).genome for ref in refs)
-        rows = experts_of(one, other) if one is not None and other is not None else []
+        first, second = (find_subject(server.store, ref, weights=False).genome for ref in refs)
+        rows = experts_of(first, second) if first is not None and second is not None else []
     except (UserError, OSError) as error:
         note = " ".join(str(error).split())
     return render(request, "experts.jinja", refs=refs, rows=rows, note=note)
 
 
-def paired(one: IndividualDetail, other: IndividualDetail) -> list[Paired]:
-    """Scores of two individuals, task split by task split; those that both have on the same examples are compared."""
+def paired(first: IndividualDetail, second: IndividualDetail) -> list[PairedScores]:
+    """Scores of two individuals by task and split, with a test where both were scored on the same examples."""
     left, right = (
-        {(each.task, each.split, each.task_fingerprint): each for each in detail.evaluations} for detail in (one, other)
+        {(each.task, each.split, each.task_fingerprint): each for each in detail.evaluations}
+        for detail in (first, second)
     )
     rows = [_pair(left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right])]
     return sorted(rows, key=lambda row: (row.task, SPLITS.index(row.split)))
 
 
-def _pair(one: EvaluationRecord | None, other: EvaluationRecord | None) -> Paired:
-    known = one or other
+def experts_of(first: Genome, second: Genome) -> list[ExpertsRow]:
+    """Original experts that two genomes use, by group of layers.
+
+    Empty if the genomes have no experts or different groups.
+    """
+    left, right = (figures_for(base_genome(genome)).experts(base_genome(genome)) for genome in (first, second))
+    if left.keys() != right.keys():
+        return []
+    return [
+        ExpertsRow(
+            layers,
+            tuple(sorted(used - right[layers])),
+            tuple(sorted(right[layers] - used)),
+            tuple(sorted(used & right[layers])),
+        )
+        for layers, used in left.items()
+    ]
+
+
+def _pair(first: EvaluationRecord | None, second: EvaluationRecord | None) -> PairedScores:
+    known = first or second
     assert known is not None
-    row = Paired(
-        known.task, known.split, None if one is None else score_of(one), None if other is None else score_of(other)
-    )
-    if one is None or other is None or one.score is None or other.score is None:
+    left_score, right_score = (None if record is None else score_of(record) for record in (first, second))
+    row = PairedScores(known.task, known.split, left_score, right_score)
+    if first is None or second is None or first.score is None or second.score is None:
         return row
-    row = replace(row, difference=other.score - one.score)
-    left, right = _outcomes(one), _outcomes(other)
+    row = replace(row, difference=second.score - first.score)
+    left, right = _outcomes(first), _outcomes(second)
     if not left.size or left.size != right.size:
         return row
     return replace(
         row,
-        test=paired_test([Outcomes(left[None], one.metric, 1.0)], [Outcomes(right[None], one.metric, 1.0)]),
-        only_one=int((left > right).sum()),
-        only_other=int((right > left).sum()),
+        test=paired_test([TaskOutcomes(left[None], first.metric, 1.0)], [TaskOutcomes(right[None], first.metric, 1.0)]),
+        first_better=int((left > right).sum()),
+        second_better=int((right > left).sum()),
     )
 
 

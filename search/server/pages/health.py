@@ -1,4 +1,4 @@
-"""Whether everything is well: the store, who runs which search, and what this server started."""
+"""The page about the server itself: its store, running searches, their workers, and started processes."""
 
 from __future__ import annotations
 
@@ -8,40 +8,39 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from moevolve.search.server.pages.listings import ListingsDep
+from moevolve.search.server.dependencies import ServerDep
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import view_of_summary, workers_of
-from moevolve.search.server.service import ServiceDep
 from moevolve.store.schema import newest_revision
 
 _SEARCHES = 8
-"""Whose workers are shown at once."""
+"""Number of searches whose workers are listed."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 @routes.get("/health")
-def show_health(request: Request, service: ServiceDep, listings: ListingsDep) -> HTMLResponse:
-    """The page of the whole server."""
+def show_health(request: Request, server: ServerDep) -> HTMLResponse:
+    """State of the server and of what runs."""
     before = time.perf_counter()
-    controls = listings.controls()
+    controls = server.listings.controls()
     seconds = time.perf_counter() - before
     views = [
         view_of_summary(one, controls[one.search.id])
-        for one in listings.summaries(controls)
+        for one in server.listings.summaries(controls)
         if one.search.id in controls
     ]
     alive = [view for view in views if view.control.alive]
     return render(
         request,
         "health.jinja",
-        kind=service.store.url.partition(":")[0].partition("+")[0],
-        file=Path(service.store.location).name if service.store.is_file else None,
+        kind=server.store.url.partition(":")[0].partition("+")[0],
+        file=Path(server.store.location).name if server.store.is_file else None,
         revision=newest_revision(),
         milliseconds=1000 * seconds,
         count=len(views),
         alive=alive,
-        abandoned=[view for view in views if view.is_orphaned],
-        workers=[(view.search, workers_of(service.store, view.search)) for view in alive[:_SEARCHES]],
-        launches=service.drivers.launches(),
+        orphaned=[view for view in views if view.is_orphaned],
+        workers=[(view.search, workers_of(server.store, view.search)) for view in alive[:_SEARCHES]],
+        jobs=server.processes.jobs(),
     )

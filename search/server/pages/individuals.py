@@ -1,6 +1,6 @@
-"""The page of one individual: what `moevolve show` says, what was searched, and where it comes from.
+"""The page of one individual: scores, genome, lineage and exports.
 
-Figures are documents of their own, which pages show as images: drawn when they are looked at, and not before.
+Figures are documents of their own that pages show as images, so that they are drawn only when somebody looks at them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from moevolve.search.genomes.registry import figures_for, part_counts, part_name
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import score_of
 from moevolve.search.operations.subject import Subject, find_subject, start_of
-from moevolve.search.server.api.parameters import RefPath
-from moevolve.search.server.drivers import Launch
+from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.rendering import render
-from moevolve.search.server.service import Service, ServiceDep
+from moevolve.search.server.processes import Job
 from moevolve.search.settings.phases import START
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
 
 _CHILDREN, _LINE = 25, 40
-"""Rows of tables: of children, and of the main line."""
-_COLOURS = (
+"""Rows of the tables of children and of the main line of ancestors."""
+_STYLE = (
     "<style>svg { color: #16191d; --figure-blue: #0072b2; } @media (prefers-color-scheme: dark) "
     "{ svg { color: #e7eaee; --figure-blue: #56b4e9; } }</style>"
 )
@@ -42,34 +41,34 @@ routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 @routes.get("/individuals/{ref}")
-def show_individual(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResponse:
-    """What it is and what it scored."""
-    detail = service.store.individual(ref)
+def show_individual(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
+    """One individual and its scores."""
+    detail = server.store.individual(ref)
     return render(
         request,
         "individual.jinja",
         detail=detail,
-        words=described(detail),
+        words=size_words(detail),
         scores=[(one, score_of(one)) for one in detail.evaluations],
-        exports=service.settings.exports is not None,
-        launch=_export(service, detail),
+        exports=server.settings.exports is not None,
+        job=_export_job(server, detail),
     )
 
 
 @routes.get("/individuals/{ref}/exports")
-def show_exports(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResponse:
-    """What was exported, and what became of the export that was last asked for from here."""
-    detail = service.store.individual(ref)
-    return render(request, "exports.jinja", detail=detail, launch=_export(service, detail))
+def show_exports(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
+    """Exports of an individual, and the state of the latest export started from here."""
+    detail = server.store.individual(ref)
+    return render(request, "exports.jinja", detail=detail, job=_export_job(server, detail))
 
 
 @routes.get("/individuals/{ref}/genome")
-def show_genome(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResponse:
-    """What was searched, as a picture and in numbers."""
-    detail = service.store.individual(ref)
+def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
+    """The genome as a figure and as tables."""
+    detail = server.store.individual(ref)
     caption, note, matrices = "", "", {}
     try:
-        genome, start = _drawn(service.store, ref)
+        genome, start = _genome_and_start(server.store, ref)
         figures = figures_for(genome)
         if figures.has_figure(genome, start):
             caption = figures.subject
@@ -82,26 +81,26 @@ def show_genome(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResp
 
 
 @routes.get("/individuals/{ref}/genome.svg")
-async def draw_genome(service: ServiceDep, ref: RefPath) -> Response:
-    """The picture of what was searched."""
-    return await service.drawings.run(_genome_picture, service.store, ref)
+async def draw_genome(server: ServerDep, ref: RefPath) -> Response:
+    """The figure of a genome."""
+    return await server.drawings.run(_genome_figure, server.store, ref)
 
 
 @routes.get("/individuals/{ref}/lineage")
-def show_lineage(request: Request, service: ServiceDep, ref: RefPath) -> HTMLResponse:
-    """Its main line and its children."""
-    detail = service.store.individual(ref)
-    graph = service.store.ancestors(ref)
+def show_lineage(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
+    """The main line of ancestors, and the children."""
+    detail = server.store.individual(ref)
+    graph = server.store.ancestors(ref)
     nodes = {node.index: node for node in graph.nodes}
     line = [nodes[index] for index in main_line(graph)]
-    born = [node for node in service.store.descendants(ref, 1).nodes if node.index != graph.root]
+    born = [node for node in server.store.descendants(ref, 1).nodes if node.index != graph.root]
     born.sort(key=lambda node: (-(node.fitness or 0.0), node.index))
     return render(
         request,
         "lineage.jinja",
         detail=detail,
         ancestors=len(graph.nodes) - 1,
-        scored=_has_picture(graph),
+        scored=_can_be_drawn(graph),
         line=line[-_LINE:],
         skipped=max(0, len(line) - _LINE),
         children=born[:_CHILDREN],
@@ -110,34 +109,33 @@ def show_lineage(request: Request, service: ServiceDep, ref: RefPath) -> HTMLRes
 
 
 @routes.get("/individuals/{ref}/lineage.svg")
-async def draw_lineage(service: ServiceDep, ref: RefPath) -> Response:
-    """The picture of its ancestors."""
-    return await service.drawings.run(_lineage_picture, service.store, ref)
+async def draw_lineage(server: ServerDep, ref: RefPath) -> Response:
+    """The figure of an individual's ancestors."""
+    return await server.drawings.run(_lineage_figure, server.store, ref)
 
 
-def described(detail: IndividualDetail) -> dict[str, str]:
-    """What a page says of an individual's make, in words."""
+def size_words(detail: IndividualDetail) -> dict[str, str]:
+    """An individual's number of parts in words: `parts`, for example "experts", and `counts`."""
     kind, record = detail.search.genome_kind, detail.individual
     return {"parts": part_names([kind]), "counts": part_counts(kind, record.experts, record.active)}
 
 
-def _export(service: Service, detail: IndividualDetail) -> Launch | None:
-    """Of the individual, the last that this server was asked for."""
+def _export_job(server: ServerState, detail: IndividualDetail) -> Job | None:
     try:
-        return service.drivers.launch(detail.ref)
+        return server.processes.job(detail.ref)
     except KeyError:
         return None
 
 
-def _has_picture(graph: LineageGraph) -> bool:
+def _can_be_drawn(graph: LineageGraph) -> bool:
     return bool(graph.edges) and any(node.fitness is not None for node in graph.nodes)
 
 
-def _drawn(store: StoreReader, ref: str) -> tuple[Genome, Genome | None]:
-    """An individual's genome, unrepaired, and that of its search's start.
+def _genome_and_start(store: StoreReader, ref: str) -> tuple[Genome, Genome | None]:
+    """An individual's genome without its repair, and the genome that its search's method started from, if any.
 
     Raises:
-        UserError, OSError: the model's config isn't there any more.
+        UserError, OSError: the model's config can't be read.
     """
     subject = find_subject(store, ref, weights=False)
     assert subject.genome is not None
@@ -145,7 +143,7 @@ def _drawn(store: StoreReader, ref: str) -> tuple[Genome, Genome | None]:
 
 
 def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
-    """The individual that the search's method starts from, if it has one: phases begin with what `init` names."""
+    # A phase begins with the individuals that its `init` names.
     phases = subject.config.phases
     if not phases or START not in phases[0].named:
         return []
@@ -155,32 +153,32 @@ def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
         return []
 
 
-def _genome_picture(store: StoreReader, ref: str) -> Response:
-    genome, start = _drawn(store, ref)
+def _genome_figure(store: StoreReader, ref: str) -> Response:
+    genome, start = _genome_and_start(store, ref)
     figures = figures_for(genome)
     if not figures.has_figure(genome, start):
         raise NotFoundError(f"there is nothing to draw of {ref}")
     return _svg_document(figures.page(genome, start)[0], f"{figures.subject} of {ref}")
 
 
-def _lineage_picture(store: StoreReader, ref: str) -> Response:
+def _lineage_figure(store: StoreReader, ref: str) -> Response:
     graph = store.ancestors(ref)
-    if not _has_picture(graph):
+    if not _can_be_drawn(graph):
         raise NotFoundError(f"{ref} has no ancestors to draw")
     return _svg_document(lineage_figure(graph, ref), f"{ref} and its {len(graph.nodes) - 1} ancestors by score")
 
 
 def _svg_document(figure: Figure, description: str) -> Response:
-    """A figure as a document that takes the colours of the reader's light or dark screen.
+    """An SVG document that follows the reader's light or dark colour scheme.
 
     Args:
-        figure: to show.
-        description: what is to be seen, for those who can't see it.
+        figure: The figure.
+        description: Text alternative for screen readers.
     """
     text = to_svg(figure, "figure", description)
     opening, rest = text.split(">", 1)
     return Response(
-        f"{opening}>{_COLOURS}{rest}",
+        f"{opening}>{_STYLE}{rest}",
         media_type="image/svg+xml",
         headers={"content-security-policy": DOCUMENT_POLICY},
     )

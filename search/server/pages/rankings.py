@@ -1,43 +1,46 @@
-"""The best configurations over all searches: by task and budget, and score against size."""
+"""Pages about the best configurations of all searches: by task and budget, and score against size."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.operations.queries import best
-from moevolve.search.requests import BestRequest, ScoredSplit
-from moevolve.search.server.pages.forms import from_form
-from moevolve.search.server.pages.listings import ListingsDep
+from moevolve.search.requests.parameters import ScoredSplit
+from moevolve.search.requests.record import fields_of, one_line_errors
+from moevolve.search.requests.searches import BestRequest
+from moevolve.search.server.dependencies import NameQuery, ServerDep
 from moevolve.search.server.pages.rendering import render
-from moevolve.search.server.service import ServiceDep
 
 _ROWS = 25
-NameQuery = Annotated[str, Query(max_length=200)]
-"""As forms send it: empty where nothing is chosen."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
+def _best_request(request: Request) -> BestRequest:
+    # A form also sends the fields that were left empty.
+    typed = {name: request.query_params.get(name, "").strip() for name in fields_of(BestRequest)}
+    given: dict[str, object] = {name: text for name, text in typed.items() if text}
+    with one_line_errors():
+        return BestRequest(**given)  # type: ignore[arg-type]
+
+
 @routes.get("/best")
 def show_best(
-    request: Request,
-    service: ServiceDep,
-    listings: ListingsDep,
-    asked: Annotated[BestRequest, Depends(from_form(BestRequest))],
+    request: Request, server: ServerDep, asked: Annotated[BestRequest, Depends(_best_request)]
 ) -> HTMLResponse:
-    """The best by task and budget."""
-    rows = best(service.store, replace(asked, limit=_ROWS))
+    """The best configurations by task and budget."""
+    rows = best(server.store, replace(asked, limit=_ROWS))
     return render(
         request,
         "best.jinja",
         rows=rows,
-        tasks=sorted({*listings.tasks(), *(row.task for row in rows)}),
-        searches=[one.search.name for one in listings.summaries()],
+        tasks=sorted({*server.listings.tasks(), *(row.task for row in rows)}),
+        searches=[one.search.name for one in server.listings.summaries()],
         splits=SCORED,
         chosen=asked,
     )
@@ -45,17 +48,17 @@ def show_best(
 
 @routes.get("/pareto")
 def show_pareto(
-    request: Request, listings: ListingsDep, task: NameQuery = "", split: ScoredSplit = "search", search: NameQuery = ""
+    request: Request, server: ServerDep, task: NameQuery = "", split: ScoredSplit = "search", search: NameQuery = ""
 ) -> HTMLResponse:
     """Score against size."""
-    tasks = listings.tasks()
-    asked = task or (tasks[0] if tasks else "")
+    tasks = server.listings.tasks()
+    task = task or (tasks[0] if tasks else "")
     return render(
         request,
         "pareto.jinja",
-        rows=listings.pareto(asked, split, search or None) if asked else [],
-        tasks=sorted({*tasks, asked} - {""}),
-        searches=[one.search.name for one in listings.summaries()],
+        rows=server.listings.pareto(task, split, search or None) if task else [],
+        tasks=sorted({*tasks, task} - {""}),
+        searches=[one.search.name for one in server.listings.summaries()],
         splits=SCORED,
-        chosen={"task": asked, "split": split, "search": search},
+        chosen={"task": task, "split": split, "search": search},
     )

@@ -1,4 +1,4 @@
-"""Answers made of templates."""
+"""Pages rendered from templates."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TEMPLATES = FOLDER / "templates"
 
 
 def render(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """A page, or, asked for with `?part=1`, what is within it, to be put into another.
+    """Render a page, or for `?part=1` only its contents, to be inserted into another page.
 
     Args:
-        request: which may be of somebody who may only read.
-        template: file in `templates/`.
-        status: of the answer.
-        context: names in the template.
+        request: The request, on whose token it depends which buttons are enabled.
+        template: Name of a file in `templates/`.
+        status: Status code of the response.
+        context: Variables of the template.
     """
     layout = "part.jinja" if "part" in request.query_params else "page.jinja"
     text = (
@@ -39,15 +39,20 @@ def render(request: Request, template: str, status: int = 200, **context: Any) -
     return HTMLResponse(text, status)
 
 
-def sign_in(wrong: bool, asked: str) -> str:
-    """The page that asks for a token; `wrong` if one was given that isn't one. It leads to the path `asked`."""
+def sign_in(wrong: bool, next_path: str) -> str:
+    """The sign-in page.
+
+    Args:
+        wrong: True after a wrong token was entered.
+        next_path: Path to open after signing in.
+    """
     return (
         environment(_TEMPLATES)
         .get_template("sign_in.jinja")
-        .render(layout="page.jinja", path="/login", may_write=False, signed_in=False, wrong=wrong, next=asked)
+        .render(layout="page.jinja", path="/login", may_write=False, signed_in=False, wrong=wrong, next=next_path)
     )
 
 
 def problem_page(request: Request, status: int, title: str, detail: str) -> HTMLResponse:
-    """What a page that can't be shown says instead."""
+    """The page that is shown in place of one that failed."""
     return render(request, "problem.jinja", status, title=title, detail=detail)

@@ -1,4 +1,4 @@
-"""All pages together, and the files that they load."""
+"""All pages, signing in and out, and the static files."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from moevolve.search.server.guard import COOKIE
-from moevolve.search.server.pages import comparing, health, individuals, launching, rankings, search_parts, searches
-from moevolve.search.server.pages.listings import Listings
+from moevolve.search.server.pages import comparing, health, individuals, launching, rankings, searches
 from moevolve.search.server.pages.rendering import FOLDER, sign_in
-from moevolve.store.reader import StoreReader
-
-MODULES = (searches, search_parts, individuals, rankings, comparing, launching, health)
-"""Modules with the pages about one kind of thing each."""
 
 routes = APIRouter(include_in_schema=False)
 
 
-class _Files(StaticFiles):
-    """Files that browsers ask for again each time, and get only if they changed."""
+class _RevalidatedFiles(StaticFiles):
+    """Static files that browsers keep, but ask for again each time in case they have changed."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
@@ -31,26 +26,24 @@ class _Files(StaticFiles):
         return response
 
 
-def add_pages(app: FastAPI, store: StoreReader) -> None:
-    """Let an application have the pages, and what they load under /static/."""
-    app.state.listings = Listings(store)
-    for module in MODULES:
+def add_pages(app: FastAPI) -> None:
+    """Add the pages to an application, and the files they load under /static/."""
+    for module in (searches, individuals, rankings, comparing, launching, health):
         app.include_router(module.routes)
     app.include_router(routes)
-    app.mount(
-        "/static", _Files(directory=FOLDER / "static", packages=[("moevolve.search.report", "static")]), name="static"
-    )
+    files = _RevalidatedFiles(directory=FOLDER / "static", packages=[("moevolve.search.report", "static")])
+    app.mount("/static", files, name="static")
 
 
 @routes.get("/login")
 def ask_for_token() -> HTMLResponse:
-    """The page for signing in; the guard takes the token."""
+    """The sign-in page; the guard handles its form."""
     return HTMLResponse(sign_in(False, "/"))
 
 
 @routes.get("/logout")
 def sign_out() -> RedirectResponse:
-    """Let the browser forget its token."""
+    """Delete the browser's cookie."""
     response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return response

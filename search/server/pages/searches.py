@@ -1,4 +1,4 @@
-"""The page of all searches, and that of one."""
+"""The page that lists all searches, the page of one search, and its parts that are fetched on demand."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
-from moevolve.search.server.api.parameters import AfterQuery, SearchPath
-from moevolve.search.server.pages.listings import ListingsDep
+from moevolve.evaluators.types import SCORED
+from moevolve.search.config.files import parse_stored_config
+from moevolve.search.loop.final_table import build_final_table
+from moevolve.search.report.contents import settings_text
+from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import (
     config_of,
+    improvements,
     spans_of,
     view_of_search,
     view_of_summary,
+    workers_of,
 )
-from moevolve.search.server.service import ServiceDep
 from moevolve.store.records import Order
 
 _SEARCHES, _ROWS, _EVENTS, _MANY_EVENTS = 50, 25, 10, 500
-"""Lines of a page: of searches, of individuals, of events among other things and alone."""
-_AT_ONCE = 20_000
-"""Individuals of a search up to which what reads them all is shown without being asked for."""
+"""Rows per page: searches, individuals, events on a page with other things, events on a page of their own."""
+_MAX_INDIVIDUALS = 20_000
+"""Largest search for which parts that read all individuals are loaded without a click."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
 @routes.get("/")
-def show_searches(
-    request: Request, service: ServiceDep, listings: ListingsDep, skip: Annotated[int, Query(ge=0, lt=2**31)] = 0
-) -> HTMLResponse:
-    """All searches, and what happened last."""
-    controls = listings.controls()
-    found = listings.summaries(controls)[::-1]
+def show_searches(request: Request, server: ServerDep, skip: Annotated[int, Query(ge=0, lt=2**31)] = 0) -> HTMLResponse:
+    """All searches, and the latest events."""
+    controls = server.listings.controls()
+    found = server.listings.summaries(controls)[::-1]
     views = [
         view_of_summary(one, controls[one.search.id])
         for one in found[skip : skip + _SEARCHES]
@@ -46,57 +48,95 @@ def show_searches(
         count=len(found),
         skip=skip,
         next=skip + _SEARCHES if skip + _SEARCHES < len(found) else None,
-        events=[] if skip else service.store.latest_events(limit=_EVENTS),
+        events=[] if skip else server.store.latest_events(limit=_EVENTS),
         searches={one.search.id: one.search for one in found},
     )
 
 
 @routes.get("/searches/{search}")
 def show_search(
-    request: Request, service: ServiceDep, search: SearchPath, order: Order = "best", after: AfterQuery = None
+    request: Request, server: ServerDep, search: SearchPath, order: Order = "best", after: AfterQuery = None
 ) -> HTMLResponse:
-    """One search; parts of it that take long are fetched later."""
-    record = service.store.search(search)
-    view = view_of_search(service.store, record, service.store.control(record.id))
+    """One search, without the parts that are slow to compute."""
+    record = server.store.search(search)
+    view = view_of_search(server.store, record, server.store.control(record.id))
     config = config_of(record)
     return render(
         request,
         "search.jinja",
         view=view,
-        events=service.store.latest_events(record.id, _EVENTS),
-        rows=service.store.page(record.id, order, after, _ROWS),
+        events=server.store.latest_events(record.id, _EVENTS),
+        rows=server.store.page(record.id, order, after, _ROWS),
         limit=_ROWS,
         order=order,
         after=after,
         spans=[{"kind": span.kind, "start": span.start, "stop": span.stop} for span in spans_of(config)],
         readable=config is not None,
-        again=config is not None and not config.is_imported and bool(service.settings.configurations),
-        at_once=view.made <= _AT_ONCE,
-        log=bool(service.drivers.log(record.name)),
+        again=config is not None and not config.is_imported and bool(server.settings.configurations),
+        at_once=view.individuals <= _MAX_INDIVIDUALS,
+        log=bool(server.processes.log(record.name)),
     )
 
 
 @routes.get("/searches/{search}/now")
-def show_now(request: Request, service: ServiceDep, search: SearchPath) -> HTMLResponse:
-    """Where it stands now."""
-    record = service.store.search(search)
-    view = view_of_search(service.store, record, service.store.control(record.id))
+def show_now(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """State and progress of a search."""
+    record = server.store.search(search)
+    view = view_of_search(server.store, record, server.store.control(record.id))
     return render(request, "now.jinja", view=view)
 
 
 @routes.get("/searches/{search}/events")
-def show_events(request: Request, service: ServiceDep, search: SearchPath) -> HTMLResponse:
-    """What happened to it."""
-    record = service.store.search(search)
+def show_events(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """Events of a search."""
+    record = server.store.search(search)
     limit = _EVENTS if "part" in request.query_params else _MANY_EVENTS
-    return render(request, "events.jinja", search=record, events=service.store.latest_events(record.id, limit))
+    return render(request, "events.jinja", search=record, events=server.store.latest_events(record.id, limit))
 
 
 @routes.get("/searches/{search}/individuals")
 def show_individuals(
-    request: Request, service: ServiceDep, search: SearchPath, order: Order = "best", after: AfterQuery = None
+    request: Request, server: ServerDep, search: SearchPath, order: Order = "best", after: AfterQuery = None
 ) -> HTMLResponse:
-    """A page of its individuals."""
-    record = service.store.search(search)
-    rows = service.store.page(record.id, order, after, _ROWS)
+    """Individuals of a search, page by page."""
+    record = server.store.search(search)
+    rows = server.store.page(record.id, order, after, _ROWS)
     return render(request, "individuals.jinja", search=record, rows=rows, limit=_ROWS, order=order, after=after)
+
+
+@routes.get("/searches/{search}/course")
+def show_course(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """Individuals that were better than all before them."""
+    record = server.store.search(search)
+    steps = improvements(server.curves.curve(record.id), spans_of(config_of(record)))
+    return render(request, "course.jinja", search=record, steps=steps)
+
+
+@routes.get("/searches/{search}/standings")
+def show_standings(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """The final table of a search."""
+    record = server.store.search(search)
+    config = parse_stored_config(record.config)  # may fail, so it comes before reading all individuals
+    found = build_final_table(server.store, record, config, server.store.history(record.id))
+    return render(request, "standings.jinja", search=record, found=found, splits=SCORED)
+
+
+@routes.get("/searches/{search}/costs")
+def show_costs(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """Costs of a search's evaluations."""
+    record = server.store.search(search)
+    return render(request, "costs.jinja", search=record, costs=server.store.costs(record))
+
+
+@routes.get("/searches/{search}/workers")
+def show_workers(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """Workers that evaluated a search's latest individuals."""
+    record = server.store.search(search)
+    return render(request, "workers.jinja", search=record, workers=workers_of(server.store, record))
+
+
+@routes.get("/searches/{search}/settings")
+def show_settings(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """Configuration of a search as YAML."""
+    record = server.store.search(search)
+    return render(request, "settings.jinja", search=record, settings=settings_text(record.config))

@@ -1,4 +1,4 @@
-"""What pages say of a search and of its workers, put together from what the store holds."""
+"""Searches, their workers and their improvements as pages show them, computed from the store."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import Control, IndividualRecord, SearchRecord, SearchSummary
 
 Tone = Literal["quiet", "live", "good", "bad"]
-_LATELY = 200
-"""Individuals whose evaluations say which workers are at work."""
+_LATEST = 200
+"""Number of latest individuals whose evaluations are counted per worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,20 @@ class SearchView:
     """One search as pages show it.
 
     Attributes:
-        search: its record.
-        control: who runs it, where it stands, what is asked of it.
-        tasks: names of those in its fitness.
-        made: individuals recorded.
-        failed: of these; None where that isn't counted.
-        best: index of the best one on the search split, None where that isn't known; its fitness.
-        full: fitness of the full model.
-        winner: who won a finished search, and whether `dev` picked it; None where that isn't known, as in listings.
+        search: Record of the search.
+        control: Driver, progress and desired state.
+        tasks: Names of the tasks in its fitness.
+        individuals: Number of individuals recorded.
+        failed: Number of failed individuals; None if it wasn't counted.
+        best: Index and fitness of the best individual on the search split; the index is None if it isn't known.
+        full: Fitness of the full model.
+        winner: The winner of a finished search, and whether it was picked on `dev`; None if it isn't known.
     """
 
     search: SearchRecord
     control: Control
     tasks: tuple[str, ...]
-    made: int
+    individuals: int
     failed: int | None
     best: tuple[int | None, float] | None
     full: float | None
@@ -49,17 +49,17 @@ class SearchView:
 
     @property
     def total(self) -> int | None:
-        """Individuals of the whole search."""
+        """Number of individuals that the whole search will have; None if it isn't known."""
         return None if self.control.progress is None else self.control.progress.total
 
     @property
     def done(self) -> int:
-        """Individuals that are complete."""
-        return self.made if self.control.progress is None else self.control.progress.done
+        """Number of complete individuals."""
+        return self.individuals if self.control.progress is None else self.control.progress.done
 
     @property
-    def left(self) -> float | None:
-        """Seconds that it still takes."""
+    def eta_s(self) -> float | None:
+        """Estimated seconds to the end of a running search."""
         progress = self.control.progress
         if progress is None or not self.control.alive or self.search.status == "paused":
             return None
@@ -67,21 +67,21 @@ class SearchView:
 
     @property
     def state(self) -> str:
-        """What it does, in a word or a few."""
+        """The state in one or a few words."""
         if self.control.alive:
             asked = {"paused": "pause", "stopped": "stop", "cancelled": "cancel"}.get(self.control.desired_state)
             settled = asked is None or self.search.status == self.control.desired_state
             return self.search.status if settled else f"{self.search.status}, asked to {asked}"
-        return "left behind" if self.is_orphaned else self.search.status
+        return "orphaned" if self.is_orphaned else self.search.status
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether its driver is gone without having said how it ended."""
+        """Whether the driver disappeared without recording how the search ended."""
         return self.search.is_orphaned(self.control.alive)
 
     @property
     def remark(self) -> str | None:
-        """What there is to say of the state, one line."""
+        """A line that explains the state; None if there is nothing to add."""
         if self.is_orphaned:
             return "its driver is gone; it can be resumed"
         if self.control.alive:
@@ -91,7 +91,7 @@ class SearchView:
 
     @property
     def tone(self) -> Tone:
-        """How the state is marked, beside its words."""
+        """CSS class of the state."""
         if self.control.alive:
             return "quiet" if self.search.status == "paused" else "live"
         if self.search.status == "finished":
@@ -100,15 +100,15 @@ class SearchView:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What can be asked for now."""
+        """Names of the commands that the search accepts in this state."""
         if self.control.alive:
             first = "resume" if self.control.desired_state == "paused" else "pause"
             return first, "stop", "cancel", "scale"
         return () if self.search.status in ("finished", "cancelled") else ("resume", "cancel")
 
     @property
-    def sentence(self) -> str:
-        """Where it stands, for who can't see the chart."""
+    def description(self) -> str:
+        """The progress in one sentence, as a text alternative to the chart."""
         of = "" if self.total is None else f" of {self.total:,}"
         parts = [f"{self.done:,}{of} individuals are complete"]
         if self.failed:
@@ -124,36 +124,34 @@ class SearchView:
 
 
 def view_of_summary(summary: SearchSummary, control: Control) -> SearchView:
-    """A line of a listing; counts that the driver said are newer than a listing's."""
+    """The view of a search in a listing. The driver's own counts replace those of the listing, which may be older."""
     progress = control.progress
-    best = None if summary.best_fitness is None else (None, summary.best_fitness)
-    if progress is None:
-        return SearchView(summary.search, control, summary.tasks, summary.individuals, summary.failed, best, None)
+    best: tuple[int | None, float] | None = None if summary.best_fitness is None else (None, summary.best_fitness)
     return SearchView(
-        summary.search,
-        control,
-        summary.tasks,
-        max(summary.individuals, progress.done),
-        progress.failed,
-        progress.best or best,
-        progress.full,
+        search=summary.search,
+        control=control,
+        tasks=summary.tasks,
+        individuals=summary.individuals if progress is None else max(summary.individuals, progress.done),
+        failed=summary.failed if progress is None else progress.failed,
+        best=best if progress is None else progress.best or best,
+        full=None if progress is None else progress.full,
     )
 
 
 def view_of_search(store: StoreReader, search: SearchRecord, control: Control) -> SearchView:
-    """One search by itself; takes the same time however many individuals it has."""
+    """The view of a single search. Its cost doesn't grow with the number of individuals."""
     best, newest = (store.page(search.id, order, limit=1) for order in ("best", "newest"))
     progress = control.progress
     full = None if progress is None else progress.full
     return SearchView(
-        search,
-        control,
-        tuple(dict.fromkeys(task.task for task in store.search_tasks(search.id))),
-        newest[0].index + 1 if newest else 0,
-        None if progress is None else progress.failed,
-        (best[0].index, best[0].fitness or 0.0) if best else None,
-        full_fitness(store, search) if full is None else full,
-        _winner(store, search),
+        search=search,
+        control=control,
+        tasks=tuple(dict.fromkeys(task.task for task in store.search_tasks(search.id))),
+        individuals=newest[0].index + 1 if newest else 0,
+        failed=None if progress is None else progress.failed,
+        best=(best[0].index, best[0].fitness or 0.0) if best else None,
+        full=full_fitness(store, search) if full is None else full,
+        winner=_winner(store, search),
     )
 
 
@@ -166,7 +164,7 @@ def _winner(store: StoreReader, search: SearchRecord) -> tuple[IndividualRecord,
 
 
 def config_of(search: SearchRecord) -> RunConfig | None:
-    """A search's configuration; None for one of another version of moevolve, whose settings can't be read."""
+    """A search's configuration; None if another version of moevolve stored it and it can't be read."""
     try:
         return parse_stored_config(search.config)
     except UserError:
@@ -174,17 +172,17 @@ def config_of(search: SearchRecord) -> RunConfig | None:
 
 
 def spans_of(config: RunConfig | None) -> tuple[PhaseSpan, ...]:
-    """The phases that a configuration plans; none for imported individuals and for what can't be read."""
+    """The planned phases of a configuration; empty for imported individuals and for None."""
     return () if config is None else make_schedule(config).spans
 
 
 def phase_at(spans: Sequence[PhaseSpan], index: int) -> str:
-    """The kind of phase that an individual belongs to."""
+    """The kind of the phase that an individual belongs to; empty if no phase has its index."""
     return next((span.kind for span in spans if span.start <= index < span.stop), "")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Improvement:
     """An individual that was better than all before it."""
 
     index: int
@@ -192,24 +190,24 @@ class Step:
     phase: str
 
 
-def improvements(course: FitnessCurve, spans: Sequence[PhaseSpan]) -> list[Step]:
-    """The steps of the best score so far; of several within one bucket, the last one."""
-    steps: list[Step] = []
-    for high, at in zip(course.high, course.at, strict=True):
+def improvements(curve: FitnessCurve, spans: Sequence[PhaseSpan]) -> list[Improvement]:
+    """Improvements of the best fitness; of several in one bucket of the curve, only the last."""
+    steps: list[Improvement] = []
+    for high, at in zip(curve.high, curve.at, strict=True):
         if not steps or high > steps[-1].fitness:
-            steps.append(Step(at, high, phase_at(spans, at)))
+            steps.append(Improvement(at, high, phase_at(spans, at)))
     return steps
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What a worker did lately.
+    """A worker's share in evaluating a search's latest individuals.
 
     Attributes:
-        name: as evaluations have it.
-        evaluations: of the search's latest individuals.
-        seconds: that it took over them.
-        last: when the latest of them was stored.
+        name: Name of the worker as stored with evaluations.
+        evaluations: Number of evaluations.
+        seconds: Total time of these evaluations.
+        last: Time in UTC at which the latest of them was stored.
     """
 
     name: str
@@ -219,8 +217,8 @@ class WorkerView:
 
 
 def workers_of(store: StoreReader, search: SearchRecord) -> list[WorkerView]:
-    """Who evaluated the latest individuals of a search, the busiest first."""
-    hashes = {row.phenotype_hash for row in store.page(search.id, "newest", limit=_LATELY)}
+    """The workers that evaluated a search's latest individuals, the busiest first."""
+    hashes = {row.phenotype_hash for row in store.page(search.id, "newest", limit=_LATEST)}
     splits = [task.task_fingerprint for task in store.search_tasks(search.id) if task.split == "search"]
     found = store.evaluations(sorted(hashes), search.model_fingerprint, search.engine_fingerprint, splits)
     by_worker: dict[str, list[tuple[float, datetime | None]]] = {}

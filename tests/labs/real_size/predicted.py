@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from moevolve.search.estimate.estimate import Estimate
+from moevolve.search.estimate.report import Estimate
 from moevolve.workers.contract.capacity import WorkerMemory, experts_share
-from moevolve.workers.methods.eep.expert_memory import kept_layers
+from moevolve.workers.contract.facts import DTYPE_BYTES
+from moevolve.workers.methods.eep.room import kept_layers
 from real_size.published import Spec
 
 _WEIGHTS = ("weights outside of experts", "original experts")
@@ -28,7 +29,7 @@ def predicted(spec: Spec, originals: str, capacity: int, verb: str, found: Estim
     candidate, memory = found.sizes[-1], found.memory[originals]
     weights = sum(item.device for item in memory.items if item.title in _WEIGHTS)
     if name in ("reload", "profile"):
-        size = (candidate.parameters or 0) * found.outline.facts.dtype_bytes
+        size = (candidate.parameters or 0) * DTYPE_BYTES[found.dtype]
         # The profiler has `transformers` load to the device at once.
         return size, size if name == "reload" else 0
     if name == "load":

@@ -22,7 +22,8 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.config.files import as_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import Device, find_gpus
-from moevolve.search.estimate.estimate import Estimate, EstimateRequest, estimate
+from moevolve.search.estimate.estimate import estimate
+from moevolve.search.estimate.report import Estimate
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.search.loop.setup import SearchSetup
@@ -354,7 +355,7 @@ class Session:
         """What `plan` says of a run on this device."""
         (card,) = find_gpus("a100-80g")
         gpu: Device = replace(card, memory=self.device.capacity)
-        return estimate(EstimateRequest(config, (gpu,)))
+        return estimate(config, (gpu,))
 
 
 def _needed(config: RunConfig) -> NeededMemory:

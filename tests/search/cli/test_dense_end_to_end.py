@@ -22,7 +22,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
-from moevolve.search.cli.output.final_table import print_standings
+from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.launch import register
@@ -123,7 +123,7 @@ def test_a_killed_driver_changes_nothing(
     assert count(database) < TOTAL
     url = f"sqlite:///{database}"
     with Store.open(url) as store:
-        print_standings(complete(set_up_stored(store, calm.kind), store), url)
+        print_final_table(complete(set_up_stored(store, calm.kind), store), url)
     output = capsys.readouterr().out
     assert "random" in output and "best found" in output
     assert ("unsearched start" in output) == (calm.winner != f"{calm.kind}:0")
@@ -225,7 +225,7 @@ def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
 
 
 def test_the_table_tells_what_a_token_uses(calm: Calm, capsys: pytest.CaptureFixture[str]) -> None:
-    print_standings(calm.report, "sqlite:///moevolve.db")
+    print_final_table(calm.report, "sqlite:///moevolve.db")
     heading = next(line for line in capsys.readouterr().out.splitlines() if "parameters" in line)
     # A token passes through all of a block-mixed layer.
     assert ("active" in heading) == (calm.kind != "nanomoe")

@@ -19,7 +19,7 @@ from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.export import export
-from moevolve.search.requests import ExportRequest
+from moevolve.search.requests.models import ExportRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moevolve.search.cli.output.final_table import print_standings
+from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.loop.final_table import Entry, FinalTable, Score
 
 STORE = "postgresql://ada:secret@host/moevolve?connect_timeout=5"
@@ -25,7 +25,7 @@ def report(tasks: tuple[str, ...], active: int) -> FinalTable:
 
 
 def shown(capsys: pytest.CaptureFixture[str], tasks: tuple[str, ...], active: int = 3_000_000) -> list[str]:
-    print_standings(report(tasks, active), STORE)
+    print_final_table(report(tasks, active), STORE)
     return capsys.readouterr().out.splitlines()
 
 
@@ -61,7 +61,7 @@ def test_a_contestant_has_no_line_in_the_block_of_a_task_it_was_not_scored_on(
     both = report(("rte", "held-out"), 3_000_000)
     full, draws, best = both.entries
     alone = replace(draws, scores=tuple(score for score in draws.scores if score.task == "rte"))
-    print_standings(replace(both, entries=(full, alone, best)), STORE)
+    print_final_table(replace(both, entries=(full, alone, best)), STORE)
     firsts = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert [name for name in firsts if name] == [
         *("rte", "full model", "random masks, 3 draws", "best found", "wide:7"),

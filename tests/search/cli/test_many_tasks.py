@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
-from moevolve.search.cli.output.final_table import print_standings
+from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
@@ -77,7 +77,7 @@ def test_one_search_keeps_the_scores_of_all_its_tasks(
         assert scores == sorted(scores, reverse=True)
         assert len(rows) == len({row["phenotype_hash"] for row in rows}) > 2
     measured = {(score.task, score.split) for row in report.entries for score in row.scores}
-    print_standings(report, "sqlite:///store.db")
+    print_final_table(report, "sqlite:///store.db")
     _, *blocks = re.split(r"│ (pick|colours) +│", capsys.readouterr().out)
     assert blocks[::2] == ["pick", "colours"]
     for name, table in zip(blocks[::2], blocks[1::2], strict=True):

@@ -24,7 +24,7 @@ from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
-from moevolve.search.estimate.estimate import EstimateRequest, estimate
+from moevolve.search.estimate.estimate import estimate
 from moevolve.search.operations.pilot import run_pilot
 from moevolve.search.pools.local import Evaluator
 from moevolve.store.repository import Store
@@ -46,7 +46,7 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(
     found = json.loads(done.stdout)
     assert [size["title"] for size in found["sizes"]] == ["full model", "prune", "merge"]
     assert found["sizes"][0]["parameters"] == 46_702_792_704
-    assert found["memory"]["host"]["device_bytes"] < found["memory"]["device"]["device_bytes"] / 2
+    assert found["memory"]["host"]["device"] < found["memory"]["device"]["device"] / 2
     assert {(s["split"], s["examples"], s["source"]) for s in found["splits"]} == {
         (split, 256, "given") for split in ("search", "dev", "test")
     }
@@ -76,16 +76,15 @@ def test_a_pilot_measures_a_few_individuals_of_every_phase(
     with Store.open(all_kinds) as store:
         config = parse_run_config(json.loads(store.search(kind).config), kind)
         before = len(store.searches())
-    planned = estimate(EstimateRequest(config))
+    planned = estimate(config)
     stages: list[str] = []
-    found = run_pilot(planned, 5, local_pool, stages.append)
+    found = run_pilot(config, planned, 5, local_pool, stages.append)
     assert 4 <= found.individuals <= 6 and found.workers == 1
     assert list(found.seconds) == list(dict.fromkeys(phase.kind for phase in config.phases))
-    ranked, tested = planned.final
-    searched = sum(count.different * found.seconds[count.kind] for count in planned.counts)
+    searched = sum(count.different * found.seconds[count.kind] for count in planned.phases)
     last = found.seconds[config.phases[-1].kind]
     tokens = {split.split: split.tokens for split in planned.splits}
-    final = last * (ranked * tokens.get("dev", 0) + tested * tokens.get("test", 0)) / tokens["search"]
+    final = last * (planned.ranked * tokens.get("dev", 0) + planned.tested * tokens.get("test", 0)) / tokens["search"]
     assert 0 < found.hours == pytest.approx((searched + final) / 3600)
     assert "pilot: evaluating" in stages
     with Store.open(all_kinds) as store:
@@ -99,9 +98,9 @@ def test_a_pilot_of_what_fails_says_so(tiny: Any, tmp_path: Path) -> None:
             return worker.evaluate(request, splits)
         return failure(request, reason="no luck")
 
-    planned = estimate(EstimateRequest(load_run_config(tiny.write_run(tmp_path / "run.yaml", "tiny"))))
+    config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "tiny"))
     with pytest.raises(UserError, match="--pilot: no individual could be evaluated"):
-        run_pilot(planned, 2, lambda setup: local_pool(setup, failing))
+        run_pilot(config, estimate(config), 2, lambda setup: local_pool(setup, failing))
 
 
 @pytest.mark.slow
@@ -120,7 +119,7 @@ def test_the_command_prints_what_its_pilot_measured(
 
 def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     config = load_run_config(RUNS / "demo.yaml")
-    found = estimate(EstimateRequest(config))
+    found = estimate(config)
     weights = sum(tensor.numel() for tensor in load_file(Path(config.model.path) / "model.safetensors").values())
     # Of five layers: six experts of three 128 x 128 matrices and their router rows less; repair changes no size.
     pruned = weights - 5 * 6 * (3 * 128 * 128 + 128)
@@ -131,15 +130,15 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     # The last token of an answer is predicted, not read.
     fed = sum(len(words.encode(one.prompt)) + len(words.encode(one.references[0])) - 1 for one in examples)
     assert found.splits[0].tokens == fed
-    assert [(count.kind, count.individuals) for count in found.counts] == [
+    assert [(count.kind, count.individuals) for count in found.phases] == [
         ("prune", 1),
         ("prune", 60),
         ("repair", 24),
     ]
     # The full model, the best, the best before repair, REAP, repaired and as it is, and random draws.
-    assert found.final == (5, 5 + 20)
+    assert (found.ranked, found.tested) == (5, 5 + 20)
     assert not found.devices
-    assert found.flops["prune"] == fed * found.sizes[1].token_flops
+    assert found.evaluation_flops["prune"] == fed * found.sizes[1].token_flops
 
 
 def test_lengths_without_a_tokenizer_are_counted_in_characters(tiny: Any, tmp_path: Path) -> None:
@@ -165,7 +164,7 @@ def test_what_is_refused(tiny: Any, tmp_path: Path) -> None:
     assert "did you mean" in refusal(run, "--gpu", "h1000") and "h100" in refusal(run, "--gpu", "h1000")
     assert "mixtral-8x7b" in refusal(run, "--model", "mixtral-8x7")
     assert "--prompt-tokens" in refusal(run, "--examples", "9")
-    assert "--utilisation" in refusal(run, "--utilisation", "1.5")
+    assert "utilisation: " in refusal(run, "--utilisation", "1.5")
     assert "config.json" in refusal(run, "--model", str(tmp_path))
     assert "genome.experts" in refusal(run, "--set", "genome.experts=40")
     assert "no such file" in refusal(str(tmp_path / "none.yaml"))
@@ -208,7 +207,7 @@ def test_several_models_are_put_side_by_side() -> None:
         assert part in done.stdout
     found = json.loads(CliRunner().invoke(app, ["plan", run, *asked, "--json"], catch_exceptions=False).stdout)
     assert [each["sizes"][1]["experts"] for each in found] == [15, 32]
-    assert "--keep" in refusal(run, "--model", "qwen3-30b-a3b", "--keep", "2", *GIVEN)
+    assert "keep: " in refusal(run, "--model", "qwen3-30b-a3b", "--keep", "2", *GIVEN)
 
 
 def test_phases_of_few_rounds_are_warned_of(in_process: Any) -> None:

@@ -74,20 +74,19 @@ def test_individuals_beside_their_full_model(folder: Path, in_process: Any, scra
     done = in_process("profile", "experts:4", "--json", *QUICK, cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["device"], found["threads"], found["context"], found["reference"]) == ("cpu", 1, 8, "full")
-    assert found["settings"]["batch_sizes"] == [1, 2]
-    assert "resident set" in found["memory"] or "not measured" in found["memory"]
-    full, merged = found["models"]
-    assert (full["id"], merged["id"]) == ("full", "experts:4")
+    assert (found["settings"]["batch_sizes"], found["settings"]["prompt_tokens"]) == ([1, 2], 8)
+    assert "resident set" in found["peak_memory"] or "not measured" in found["peak_memory"]
+    full, merged = (model["load"] for model in found["models"])
+    assert [model["label"] for model in found["models"]] == ["full", "experts:4"]
+    assert (full["device"], full["threads"]) == ("cpu", 1)
     assert (full["model_type"], merged["model_type"]) == ("mixtral", "moevolve_mixtral")
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
         record = store.individual("experts:4").individual
     assert merged["parameters"] == record.parameters
     assert merged["active_parameters"] == record.active_parameters
-    assert merged["ratios"]["parameters"] == record.parameters / record.parameters_full
-    assert set(full["ratios"].values()) == {1.0}
+    assert full["parameters"] == record.parameters_full
     for model in found["models"]:
-        assert model["flops_per_token"] == model["linear_flops"] + model["attention_flops"]
+        assert model["flops"] == model["load"]["linear_flops"] + model["load"]["attention_flops"]
         for batch, size in zip(model["batches"], (1, 2), strict=True):
             assert batch["batch_size"] == size
             _check_rate(batch, "prefill", size * 8)
@@ -99,7 +98,7 @@ def test_individuals_beside_their_full_model(folder: Path, in_process: Any, scra
 
 def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
     fast, slow = sorted(batch[f"{stage}_seconds"])
-    assert tokens / slow <= batch[f"{stage}_tokens_per_second"] <= tokens / fast
+    assert tokens / slow <= batch[f"{stage}_rate"] <= tokens / fast
 
 
 @pytest.mark.slow
@@ -113,18 +112,16 @@ def test_prompts_of_a_task(folder: Path, tiny: Any, in_process: Any, scratch: Pa
     # A token for each word, and one that begins the text.
     lengths = sorted(1 + len(example.prompt.split()) for example in rows)
     name = load_task(f"{tiny.task}@generate").name
-    ends = {"shortest": lengths[0], "longest": lengths[-1]}
-    assert found["settings"]["prompts"] == {"task": name, "split": "dev", "count": len(rows), **ends}
-    assert found["context"] == round(sum(lengths) / len(lengths))
-    full, fitted = found["models"]
-    assert full["model_type"] == fitted["model_type"] == "mixtral", "repaired experts are a stock checkpoint"
-    assert fitted["parameters"] < full["parameters"]
+    mean = round(sum(lengths) / len(lengths))
+    sizes = {"count": len(rows), "shortest": lengths[0], "longest": lengths[-1], "mean": mean}
+    assert found["settings"]["prompts"] == {"task": name, "split": "dev", **sizes}
+    assert found["settings"]["prompt_tokens"] == mean
     for model in found["models"]:
         one, three = model["batches"]
         assert one["prompt_tokens"] == lengths[len(lengths) // 2]
         assert three["prompt_tokens"] == sum(lengths[place * len(lengths) // 6] for place in (1, 3, 5))
         total = three["prefill_seconds"][0] + three["decode_seconds"][0]
-        assert three["answers_per_second"] == pytest.approx(3 / total)
+        assert three["answer_rate"] == pytest.approx(3 / total)
     (note,) = found["notes"]
     assert note.startswith("fitted:0 is repaired: to fit it, and to score it on search, took a worker ")
 

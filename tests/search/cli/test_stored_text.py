@@ -12,7 +12,7 @@ from store_samples import decided, evaluation, individual, search, split
 
 from moevolve.search.cli.models import _mark
 from moevolve.search.cli.output import console
-from moevolve.search.cli.output.final_table import print_standings
+from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.loop.final_table import Entry, FinalTable, Score
 from moevolve.store.repository import Store
 
@@ -76,6 +76,6 @@ def test_tasks_stand_out_in_the_final_table(terminal: io.StringIO) -> None:
     tasks = (NASTY, "rte")
     scores = tuple(Score(task, "search", 0.5) for task in tasks)
     full, best = Entry("full model", None, scores, 10, 10), Entry("best found", "odd:0", scores, 5, 5)
-    print_standings(FinalTable("odd", tasks, (), (full, best), "odd:0", False, (), 10, 4), "sqlite:///odd.db")
+    print_final_table(FinalTable("odd", tasks, (), (full, best), "odd:0", False, (), 10, 4), "sqlite:///odd.db")
     shown = terminal.getvalue()
     assert f"\x1b[1m{SHOWN}" in shown and "\x1b[1mrte" in shown

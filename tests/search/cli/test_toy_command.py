@@ -19,9 +19,9 @@ from starlette.testclient import TestClient
 import moevolve.search.cli
 from moevolve._asking import asks
 from moevolve.search.cli.app import COMMANDS, main, make_app
+from moevolve.search.server.app import make_app as make_server
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app as make_server
 from moevolve.search.service.use_cases import USE_CASES, UseCase
 
 TOY = '''
@@ -38,7 +38,7 @@ import moevolve
 from moevolve.search.cli.output.console import output, print_json
 from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli._requests import takes
-from moevolve.search.requests import Request, record
+from moevolve.search.requests.record import Request, record
 from moevolve.store.reader import StoreReader
 
 

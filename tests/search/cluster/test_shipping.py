@@ -1,4 +1,4 @@
-"""What is sent to a cluster: this package whole, and copies of the files that a run names."""
+"""Files copied for a cluster: the package, and the files that a run names."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ def config(tiny: Any, tmp_path: Path) -> RunConfig:
     return load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", store=url, final={"held_out": ["demo-count"]}))
 
 
-def test_what_is_sent_is_the_same_search_from_elsewhere(config: RunConfig, tmp_path: Path) -> None:
+def test_the_copied_run_is_the_same_search(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "sent").mkdir()
-    shipment = pack(config, tmp_path / "sent", False, ROOM)
-    run = shipment.files / RUN
+    environment = pack(config, tmp_path / "sent", False, ROOM)
+    run = environment.working_dir / RUN
     there = load_run_config(run)
     assert there.config_hash == config.config_hash and there.store == config.store
     assert there.workers.address == "auto" and run.stat().st_mode & 0o777 == 0o600
-    assert there.final.held_out == ("demo-count",) and shipment.env == {}
+    assert there.final.held_out == ("demo-count",) and environment.env_vars == {}
     (mine,), (sent,) = config.tasks, there.tasks
-    assert Path(sent.name).is_relative_to(shipment.files) and Path(there.model.path).is_relative_to(shipment.files)
+    assert Path(sent.name).is_relative_to(environment.working_dir) and Path(there.model.path).is_relative_to(
+        environment.working_dir
+    )
     for split in ("search", "dev", "test"):
         assert prepare_split(load_task(sent.name), split) == prepare_split(load_task(mine.name), split)
     assert {path.name for path in Path(there.model.path).iterdir()} == {
@@ -45,15 +47,15 @@ def test_what_is_sent_is_the_same_search_from_elsewhere(config: RunConfig, tmp_p
     }
 
 
-def test_the_package_is_importable_from_what_is_sent(config: RunConfig, tmp_path: Path) -> None:
+def test_the_copied_package_is_importable(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "sent").mkdir()
-    shipment = pack(config, tmp_path / "sent", True, 0)
+    environment = pack(config, tmp_path / "sent", True, 0)
     program = (
         "import json, importlib.metadata as about, moevolve, moevolve.kernels.routing as routing\n"
         "from moevolve.search.cli import app\n"
         "print(json.dumps([moevolve.__file__, routing.__file__, about.version('moevolve'), len(moevolve.tasks())]))"
     )
-    path = os.pathsep.join({str(module.parent) for module in shipment.modules})
+    path = os.pathsep.join({str(module.parent) for module in environment.py_modules})
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -68,13 +70,13 @@ def test_the_package_is_importable_from_what_is_sent(config: RunConfig, tmp_path
 
 def test_paths_that_all_nodes_share_stay_as_they_are(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "sent").mkdir()
-    shipment = pack(config, tmp_path / "sent", True, 0)
-    there = load_run_config(shipment.files / RUN)
+    environment = pack(config, tmp_path / "sent", True, 0)
+    there = load_run_config(environment.working_dir / RUN)
     assert there == config.model_copy(update={"workers": there.workers})
-    assert [path.name for path in (shipment.files / RUN).parent.iterdir()] == [Path(RUN).name]
+    assert [path.name for path in (environment.working_dir / RUN).parent.iterdir()] == [Path(RUN).name]
 
 
-def test_too_much_is_not_sent(config: RunConfig, tmp_path: Path) -> None:
+def test_too_large_files_are_refused(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "sent").mkdir()
     with pytest.raises(UserError, match=rf"^model\.path: {config.model.path} is too large .* --shared-paths") as caught:
         pack(config, tmp_path / "sent", False, 1000)
@@ -94,10 +96,10 @@ def test_a_task_in_a_folder_of_the_users_own_keeps_its_name(
     run = tiny.write_run(tmp_path / "run.yaml", "calm", tasks=["deep/heir@rank", "base"])
     here = [prepare_split(load_task(name), "search") for name in ("deep/heir@rank", "base")]
     (tmp_path / "sent").mkdir()
-    shipment = pack(load_run_config(run), tmp_path / "sent", False, ROOM)
-    monkeypatch.chdir(shipment.files)
-    monkeypatch.setenv("MOEVOLVE_TASKS", shipment.env["MOEVOLVE_TASKS"])
-    there = load_run_config(shipment.files / RUN)
+    environment = pack(load_run_config(run), tmp_path / "sent", False, ROOM)
+    monkeypatch.chdir(environment.working_dir)
+    monkeypatch.setenv("MOEVOLVE_TASKS", environment.env_vars["MOEVOLVE_TASKS"])
+    there = load_run_config(environment.working_dir / RUN)
     assert [prepare_split(load_task(task.name), "search") for task in there.tasks] == here
 
 

@@ -1,4 +1,4 @@
-"""Which searches are sent to which clusters; that one is sent is tested with the command."""
+"""Submitting searches to clusters; that a job runs is tested with the command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cluster import ray_jobs
 from moevolve.search.cluster import submit as service
-from moevolve.search.cluster.ray_jobs import Job, JobServer, Label
+from moevolve.search.cluster.ray_jobs import ClusterJob, JobLabel, JobServer
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.running.launch import register, set_up_new
@@ -32,24 +32,24 @@ def config(tiny: Any, tmp_path: Path) -> RunConfig:
 
 
 class Jobs:
-    """A job server that keeps what it gets."""
+    """A job server that records its jobs."""
 
     def __init__(self) -> None:
         self.url = "http://localhost:8265"
-        self.known: list[Job] = []
+        self.known: list[ClusterJob] = []
         self.commands: list[str] = []
 
     def __call__(self, url: str, insecure: bool) -> Jobs:
         return self
 
-    def submit(self, job: str, label: Label, entrypoint: str, *_: Any) -> bool:
+    def submit(self, job: str, label: JobLabel, entrypoint: str, *_: Any) -> bool:
         if any(each.id == job for each in self.known):
             return False
-        self.known.append(Job(job, label, "PENDING", len(self.known)))
+        self.known.append(ClusterJob(job, label, "PENDING", len(self.known)))
         self.commands.append(entrypoint)
         return True
 
-    def jobs(self, search: str) -> list[Job]:
+    def jobs(self, search: str) -> list[ClusterJob]:
         return [job for job in self.known if search in (job.label.search, job.label.name)]
 
     def end(self) -> None:
@@ -107,8 +107,8 @@ def test_a_file_is_no_store_for_another_machine(config: RunConfig, jobs: Jobs) -
         service.submit(config, jobs.url, None)
 
 
-def test_a_store_out_of_reach_is_the_drivers_to_find(config: RunConfig, jobs: Jobs) -> None:
-    """Nothing listens there, as where only the cluster reaches its database."""
+def test_an_unreachable_store_is_left_to_the_driver(config: RunConfig, jobs: Jobs) -> None:
+    """Nothing listens at the store's address, as if only the cluster could reach its database."""
     pytest.importorskip("psycopg")
     far = config.model_copy(update={"store": "postgresql+psycopg://me:secret@127.0.0.1:1/searches?sslmode=disable"})
     sent = service.submit(far, jobs.url, None)
@@ -139,7 +139,7 @@ def head(answer: bytes) -> Iterator[int]:
         server.server_close()
 
 
-def test_clusters_that_let_everybody_in_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_without_authentication_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[Any]()
 
     def client(url: str, headers: dict[str, str]) -> Any:
@@ -184,7 +184,7 @@ def test_a_cluster_that_asks_for_a_token(monkeypatch: pytest.MonkeyPatch) -> Non
         ("http://localhost.example.org", False),
     ],
 )
-def test_addresses_that_no_other_machine_reaches(url: str, loopback: bool) -> None:
+def test_loopback_addresses(url: str, loopback: bool) -> None:
     assert ray_jobs.is_loopback(url) == loopback
 
 

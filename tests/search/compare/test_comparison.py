@@ -21,7 +21,7 @@ from moevolve.search.cli.output.comparison import print_tables, write_csv, write
 from moevolve.search.compare.config import Comparison, load_comparison
 from moevolve.search.compare.rows import ComparisonRow, comparison_rows, with_tests
 from moevolve.search.compare.run import SharedWorkers, run_comparison
-from moevolve.search.compare.significance import Outcomes
+from moevolve.search.compare.significance import TaskOutcomes
 from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import Evaluator, LocalPool
@@ -207,7 +207,7 @@ def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
         ({"base": "nowhere.yaml"}, "nowhere.yaml: no such file"),
     ],
 )
-def test_what_is_wrong_is_named(tiny: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_errors_name_the_setting(tiny: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         load_comparison(write(tiny, tmp_path, **changes))
     assert message in str(caught.value)
@@ -229,7 +229,7 @@ def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Compa
         return comparison, folder, run(comparison, store)
 
 
-def test_rows_say_what_the_store_holds(finished: tuple[Comparison, Path, list[ComparisonRow]]) -> None:
+def test_rows_agree_with_the_store(finished: tuple[Comparison, Path, list[ComparisonRow]]) -> None:
     _, folder, rows = finished
     per_budget = [FULL_LABEL, "random", "reap", "prune", "prune", "prune + merge", "prune + merge"]
     assert [row.method for row in rows] == per_budget * 2
@@ -277,7 +277,7 @@ def test_a_finished_comparison_starts_no_workers(finished: tuple[Comparison, Pat
         assert run(comparison, store, no_pool) == rows
 
 
-def test_an_interrupted_comparison_goes_on(
+def test_an_interrupted_comparison_continues(
     finished: tuple[Comparison, Path, list[ComparisonRow]], tmp_path: Path
 ) -> None:
     comparison, _, rows = finished
@@ -319,7 +319,7 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [1, 2])
-def test_a_best_that_breaks_on_test_scores_nothing_there(tiny: Any, tmp_path: Path, broken: int) -> None:
+def test_a_best_that_fails_on_test_has_no_score_there(tiny: Any, tmp_path: Path, broken: int) -> None:
     path = write(tiny, tmp_path, budgets={"one": {}}, methods={"prune": {}})
     comparison = load_comparison(path, ("base.final.random_baselines=0",))
     left = [broken]
@@ -378,7 +378,7 @@ def one_of(method: str, right: int, **scores: float) -> ComparisonRow:
     """A row of a comparison: so many of 100 answers right on `test`, with every one of two seeds."""
     values = np.repeat((np.arange(100) < right)[None, :], 2, axis=0).astype(float)
     found = (*(Score("", split, score) for split, score in scores.items()), Score("", "test", right / 100))  # type: ignore[arg-type]
-    baseline, outcomes = method.islower() and method != FULL_LABEL, (Outcomes(values, "mean", 1.0),)
+    baseline, outcomes = method.islower() and method != FULL_LABEL, (TaskOutcomes(values, "mean", 1.0),)
     return ComparisonRow("", "", method, BEST_LABEL, baseline, 2, found, outcomes=outcomes)
 
 
@@ -397,10 +397,10 @@ def test_the_best_baseline_is_picked_on_dev() -> None:
     assert rows[3].against_baseline.against == "lucky"
 
 
-def test_who_failed_on_all_windows_of_a_text_is_not_paired() -> None:
-    """How many they are is known of those who didn't."""
+def test_a_model_that_failed_on_all_windows_is_not_paired() -> None:
+    """Their number is known from models that didn't fail."""
     full, search = one_of(FULL_LABEL, 90, search=0.9), one_of("Search", 80, search=0.8)
-    failed = replace(one_of("failed", 0, search=0.0), outcomes=(Outcomes(np.zeros((2, 1)), "mean", 1.0),))
+    failed = replace(one_of("failed", 0, search=0.0), outcomes=(TaskOutcomes(np.zeros((2, 1)), "mean", 1.0),))
     rows = with_tests([full, failed, search])
     assert [row.against_full is None for row in rows] == [True, True, False]
     assert [row.against_baseline for row in rows] == [None, None, None]
@@ -467,7 +467,7 @@ def test_the_command_runs_and_repeats(tiny: Any, ray_address: str, in_process: A
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
 
 
-def test_what_is_measured_is_measured_on_the_workers_that_evaluate(tiny: Any, tmp_path: Path) -> None:
+def test_methods_measure_on_the_workers_that_evaluate(tiny: Any, tmp_path: Path) -> None:
     """Two methods measure, each something else, between others that don't: the workers start once."""
     methods = {name: {"baseline": name} for name in ("random", "reap", "naee")}
     comparison = load_comparison(write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0]))

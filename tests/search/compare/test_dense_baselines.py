@@ -1,4 +1,4 @@
-"""Comparisons of the kinds of genome for dense models: their baselines, as they are and repaired."""
+"""Comparisons of genome kinds for dense models: their baselines, plain and repaired."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_search_begins_with_what_it_names(compared: tuple[Store, list[Comparis
     assert {row.contestant for row in rows if row.method == "search"} >= {"unsearched start", "best found"}
 
 
-def test_what_a_kind_cannot_have_is_refused(tiny: Any, tmp_path: Path) -> None:
+def test_baselines_of_another_kind_are_refused(tiny: Any, tmp_path: Path) -> None:
     for number, (method, message) in enumerate(
         [
             ({"baseline": "cmoe"}, "baseline: cmoe is unknown; there are random, start, saliency, flap"),

@@ -1,4 +1,4 @@
-"""The run files of the EEP paper's tables: for the real models' shapes, on the demo model, and two to the end."""
+"""The run files of the EEP paper's tables: checked against the paper and on the demo model, two run to the end."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_its_searches_suit_the_papers_models_and_tasks(table: str) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_its_searches_can_be_had_on_the_demo_model(table: str) -> None:
+def test_its_searches_fit_the_demo_model(table: str) -> None:
     model = f"base.model={{path: {CONFIGS / 'demo' / 'model'}, device: cpu}}"
     cells = load(table, model, SMALL, *ELSEWHERE.get(table, ())).cells
     for cell in {cell.method: cell for cell in cells}.values():
@@ -140,7 +140,7 @@ def test_its_baselines_measure_on_all_rows(table: str) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_its_head_says_what_it_takes(table: str) -> None:
+def test_its_header_states_its_cost(table: str) -> None:
     lines = (CONFIGS / "runs" / "eep" / f"{table}.yaml").read_text(encoding="utf-8").splitlines()
     head = " ".join(line[2:] for line in lines if line.startswith("# "))
     assert re.search(
@@ -193,7 +193,7 @@ def test_table_3_runs_to_its_end(tiny: Any, tmp_path: Path) -> None:
     assert {method for _, method in found} == {"full model", *(cell.method for cell in load("table-3").cells)}
 
 
-def test_what_keeps_all_experts_needs_them(tiny: Any) -> None:
+def test_keeping_all_experts_needs_them(tiny: Any) -> None:
     (cell,) = on_tiny(tiny, "figure-3", "base.genome.experts=2", "budgets={1 active: {genome.active: 1}}").cells
     with pytest.raises(
         UserError, match=r"init: identity keeps every expert, which takes genome.experts: 4 instead of 2"

@@ -1,4 +1,4 @@
-"""Tests and intervals of comparisons against closed forms, exact enumerations, and simulations in plain numpy."""
+"""Tests and intervals against closed forms, exact enumerations, and simulations in plain numpy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scipy.stats import binom, norm, ttest_1samp
 from scipy.stats import t as student
 
 from moevolve.evaluators.metrics import confidence_interval
-from moevolve.search.compare.significance import Outcomes, holm, paired_test, score_interval
+from moevolve.search.compare.significance import TaskOutcomes, holm, paired_test, score_interval
 
 
-def outcomes(values: Any, metric: str = "mean", weight: float = 1.0) -> Outcomes:
+def outcomes(values: Any, metric: str = "mean", weight: float = 1.0) -> TaskOutcomes:
     """A row per seed; one seed may be given without."""
-    return Outcomes(np.atleast_2d(np.asarray(values, dtype=np.float64)), metric, weight)
+    return TaskOutcomes(np.atleast_2d(np.asarray(values, dtype=np.float64)), metric, weight)
 
 
 def test_right_or_wrong_answers_are_compared_by_mcnemar() -> None:

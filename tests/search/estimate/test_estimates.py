@@ -13,7 +13,7 @@ from moevolve.search.config.models import find_model
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import phase_counts
 from moevolve.search.estimate.devices import GPUS, Device, find_gpus
-from moevolve.search.estimate.estimate import EstimateRequest, estimate
+from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.memory import worker_memory
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.genomes.registry import costs_of, make_space
@@ -37,7 +37,7 @@ def lab_config(name: str, **changes: Any) -> RunConfig:
 
 
 def report(config: RunConfig, *gpus: Device, examples: int = 256) -> Any:
-    return estimate(EstimateRequest(config, gpus or (GPUS["h100"],), prompts=Prompts(160, 8, examples)))
+    return estimate(config, gpus or (GPUS["h100"],), prompts=Prompts(160, 8, examples))
 
 
 def test_running_text_is_planned_in_windows() -> None:
@@ -48,10 +48,11 @@ def test_running_text_is_planned_in_windows() -> None:
 
 
 def test_memory_of_a_mixtral_with_originals_here_and_there() -> None:
-    found = report(lab_config("mixtral-8x7b"))
+    config = lab_config("mixtral-8x7b")
+    found, outline = report(config), outline_model(config.model)
     here, there = found.memory["device"], found.memory["host"]
     experts = 32 * 8 * 3 * 4096 * 14336 * 2
-    assert found.outline.experts_bytes == experts
+    assert outline.experts_bytes == experts
     cached = 2 * 32 * 8 * 128 * 2
     rows = 4096 // 160
     # Decoding goes on from copies, beside what the batch has cached.
@@ -63,9 +64,9 @@ def test_memory_of_a_mixtral_with_originals_here_and_there() -> None:
     assert here.host == 0
     # 1.75 and 0.875 GiB per layer become 2 and 1.
     assert there.host == 32 * 3 * 2**30
-    assert here.loading == found.outline.weight_bytes
+    assert here.loading == outline.weight_bytes
     # One layer is there twice while it is pinned.
-    assert there.loading == found.outline.weight_bytes - experts + there.host + experts // 32
+    assert there.loading == outline.weight_bytes - experts + there.host + experts // 32
 
 
 def test_a_search_without_merging_needs_no_buffers_on_the_device() -> None:
@@ -102,13 +103,13 @@ def test_experts_of_some_layers_stay_on_the_device(gpu: str, experts: int, kept:
 def test_hours_are_flops_at_a_share_of_the_peak() -> None:
     config = lab_config("mixtral-8x7b", final={"rerank": 5, "random_baselines": 0})
     found = report(config)
-    flops = found.outline.token_flops
-    assert found.flops["prune"] == flops * 256 * 160
+    flops = outline_model(config.model).token_flops
+    assert found.evaluation_flops["prune"] == flops * 256 * 160
     # 70 subsets, 100 merged ones and the full model on search; five on dev; the best and the full model on test.
-    merged = found.flops["merge"]
-    assert found.total_flops == 70 * found.flops["prune"] + 100 * merged + 256 * 160 * flops * 2 + 6 * merged
+    merged = found.evaluation_flops["merge"]
+    assert found.total_flops == 70 * found.evaluation_flops["prune"] + 100 * merged + 256 * 160 * flops * 2 + 6 * merged
     assert found.devices[0].hours == pytest.approx(found.total_flops / (4 * 0.4 * 989e12) / 3600)
-    half = estimate(EstimateRequest(config, (GPUS["h100"],), Prompts(160, 8, 256), utilisation=0.2)).devices[0]
+    half = estimate(config, (GPUS["h100"],), Prompts(160, 8, 256), utilisation=0.2).devices[0]
     assert half.hours == pytest.approx(2 * found.devices[0].hours)
     single = report(lab_config("mixtral-8x7b", model={"dtype": "float32"}, final={"rerank": 5, "random_baselines": 0}))
     assert single.devices[0].hours == pytest.approx(found.devices[0].hours * 989 / 67)
@@ -133,7 +134,7 @@ def test_subsets_bound_how_many_pruning_candidates_differ() -> None:
 def test_prompts_longer_than_the_model_are_refused() -> None:
     config = lab_config("qwen1.5-moe-a2.7b")
     with pytest.raises(UserError, match=r"boolq.*9007 tokens.*8192 positions"):
-        estimate(EstimateRequest(config, (GPUS["h100"],), prompts=Prompts(9000, 8, 10)))
+        estimate(config, (GPUS["h100"],), prompts=Prompts(9000, 8, 10))
 
 
 def test_a_worker_on_a_part_of_a_gpu_has_a_part_of_it() -> None:
@@ -141,7 +142,7 @@ def test_a_worker_on_a_part_of_a_gpu_has_a_part_of_it() -> None:
         report(lab_config("qwen1.5-moe-a2.7b", workers={"num_gpus": n, "count": c})).devices[0]
         for n, c in ((1, 2), (0.5, 2))
     )
-    assert half.memory * 2 == whole.memory
+    assert half.memory_bytes * 2 == whole.memory_bytes
     assert half.hours == pytest.approx(2 * whole.hours)
 
 

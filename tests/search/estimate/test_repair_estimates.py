@@ -17,7 +17,7 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.config.models import find_model
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import GPUS
-from moevolve.search.estimate.estimate import EstimateRequest, estimate
+from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.genomes.registry import costs_of, make_space
@@ -40,7 +40,7 @@ def planned(repair: dict[str, Any] | None, *more: dict[str, Any], **changes: Any
         "workers": {"count": 4, "num_gpus": 1},
     }
     config = RunConfig.model_validate(data | changes)
-    return estimate(EstimateRequest(config, (GPUS["h200"],), prompts=Prompts(160, 8, 256)))
+    return estimate(config, (GPUS["h200"],), prompts=Prompts(160, 8, 256))
 
 
 def recipe(tokens: int, **changes: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_layers_of_several_widths_take_what_the_widest_does() -> None:
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:
     plain, repaired = planned(None), planned(recipe(4096))
-    experts = plain.outline.experts_bytes
+    experts = 32 * 8 * 3 * HIDDEN * NEURONS * 2
     for where, before in (("device", 0), ("host", 0)):
         bare, ours = plain.memory[where], repaired.memory[where]
         assert (bare.items[2].device, ours.items[2].device) == (before, experts // 2)

@@ -12,7 +12,7 @@ import pytest
 from search_samples import HISTORY, history_row
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.figures import course, heatmaps, lineage, usage
+from moevolve.search.figures import fitness, heatmaps, lineage, usage
 from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
 from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.contract.usage import MixedLayer, RoutedLayer, Usage
@@ -28,8 +28,8 @@ def dots(axes: Any, label: str) -> list[list[float]]:
     return np.round(found.get_offsets(), 6).tolist()
 
 
-def test_the_course_shows_every_score_and_the_best_so_far() -> None:
-    (axes,) = course.course_figure(HISTORY, 0.8).axes
+def test_the_fitness_curve_shows_every_score_and_the_best_so_far() -> None:
+    (axes,) = fitness.fitness_figure(HISTORY, 0.8).axes
     assert dots(axes, "prune") == [[0, 40], [2, 60]] and dots(axes, "merge") == [[3, 50], [4, 70]]
     assert line(axes, "best so far") == [(0, 40), (2, 60), (3, 60), (4, 70)]
     assert [index for index, _ in dots(axes, "failed")] == [1]
@@ -39,11 +39,11 @@ def test_the_course_shows_every_score_and_the_best_so_far() -> None:
 
 def test_a_front_is_what_nothing_beats_in_both() -> None:
     points = [(3.0, 0.5), (1.0, 0.2), (2.0, 0.5), (2.0, 0.4), (4.0, 0.9), (5.0, 0.1), (1.0, 0.1)]
-    assert course.front(points) == [(1.0, 0.2), (2.0, 0.5), (4.0, 0.9)]
+    assert fitness.pareto_front(points) == [(1.0, 0.2), (2.0, 0.5), (4.0, 0.9)]
 
 
 def test_scores_stand_over_sizes() -> None:
-    left, right = course.size_figure(HISTORY, 0.8, best=4).axes
+    left, right = fitness.size_figure(HISTORY, 0.8, best=4).axes
     assert dots(left, "individuals") == [[25, 40], [35, 60], [40, 50], [45, 70]]
     assert dots(right, "individuals") == [[10, 40], [11, 60], [11.5, 50], [12, 70]]
     assert line(left, "not beaten in both") == [(25, 40), (35, 60), (45, 70)]
@@ -53,7 +53,7 @@ def test_scores_stand_over_sizes() -> None:
 def test_sizes_that_are_all_alike_are_not_blown_up() -> None:
     sizes = {"active_parameters": 1000, "parameters_full": 2000}
     history = [replace(one, parameters=1000 + one.index, **sizes) for one in HISTORY]
-    left, right = course.size_figure(history, None, None).axes
+    left, right = fitness.size_figure(history, None, None).axes
     for axes in (left, right):
         low, high = axes.get_xlim()
         assert high - low == pytest.approx(4) and low < 50 < high
@@ -152,7 +152,7 @@ def test_mixing_at_work_is_drawn_about_the_identity() -> None:
 
 
 def test_an_svg_takes_the_colours_of_its_page_and_refers_to_itself_only() -> None:
-    figure = course.course_figure(HISTORY, 0.8)
+    figure = fitness.fitness_figure(HISTORY, 0.8)
     text = to_svg(figure, "one", 'a "b" & <c>')
     root = ET.fromstring(text)
     assert root.get("role") == "img" and root.get("aria-label") == 'a "b" & <c>'
@@ -188,7 +188,7 @@ def test_bars_of_many_experts_get_the_whole_width() -> None:
 
 def test_a_page_does_not_grow_with_a_long_search() -> None:
     rows = [history_row(index, "tune", (index % 97) / 100) for index in range(20_000)]
-    figure = course.course_figure(rows, None)
+    figure = fitness.fitness_figure(rows, None)
     (scatter,) = [each for each in figure.axes[0].collections if each.get_label() == "tune"]
     assert scatter.get_rasterized() and len(scatter.get_offsets()) == len(rows)
     assert len(to_svg(figure, "long", "")) < 600_000

@@ -22,7 +22,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import GPUS
-from moevolve.search.estimate.estimate import EstimateRequest, estimate
+from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.figures.style import drawing
 from moevolve.search.genomes.contract.base import (
@@ -226,12 +226,12 @@ def test_it_is_searched_listed_and_drawn(
 
 def test_it_is_estimated(make_run: Callable[..., RunConfig]) -> None:
     config = make_run(phases=[{"kind": "prune", "evaluations": 400, "initial": 4}])
-    found = estimate(EstimateRequest(config, (GPUS["h100"],), prompts=Prompts(20, 4, 10)))
+    found = estimate(config, (GPUS["h100"],), prompts=Prompts(20, 4, 10))
     full, candidate = found.sizes
     assert (candidate.title, candidate.experts, candidate.active) == ("prune", 2, 2)
     assert candidate.parameters is not None and full.parameters is not None
     assert candidate.parameters < full.parameters
-    assert [(each.individuals, each.different) for each in found.counts] == [(400, 81)]
+    assert [(each.individuals, each.different) for each in found.phases] == [(400, 81)]
     assert found.devices[0].hours > 0 and found.memory["device"].items[2].device == 0
 
 

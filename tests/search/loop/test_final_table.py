@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split
 from moevolve.search.cli.app import app
-from moevolve.search.cli.output.final_table import print_standings
+from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.compare.config import load_comparison
 from moevolve.search.compare.rows import comparison_rows
 from moevolve.search.compare.run import run_comparison
@@ -219,7 +219,7 @@ def test_a_search_whose_every_individual_failed_has_no_winner(store: Store, caps
         "test",
     }
     assert same(ended, reported(store))
-    print_standings(ended, "sqlite:///s.db")
+    print_final_table(ended, "sqlite:///s.db")
     assert "every individual failed" in capsys.readouterr().out
 
 
@@ -334,8 +334,8 @@ def test_all_commands_name_the_same_winner_and_numbers(
         comparison = load_comparison(tmp_path / "compare.yaml")
         outcomes = run_comparison(comparison, store, lambda place, cell: service.Observer(), local_pool)  # type: ignore[arg-type]
         rows = {row.contestant: row for row in comparison_rows(outcomes, store)}
-        assert outcomes[0].report is not None
-        assert same(under(outcomes[0].report, "mine"), table)
+        assert outcomes[0].table is not None
+        assert same(under(outcomes[0].table, "mine"), table)
     # What launch prints is what the page reads.
     assert ended["winner"] == table.winner
     assert ended["reranked"] == table.reranked == (case != "rerank 0")

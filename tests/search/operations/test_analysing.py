@@ -11,17 +11,17 @@ import pytest
 from report_lab import KINDS
 from typer.testing import CliRunner
 
+import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.operations.analyse import (
-    Analysis,
     analyse,
     figures_of,
     read_analysis,
     write_analysis,
 )
-from moevolve.search.operations.data import as_data
-from moevolve.search.requests import AnalyseRequest
+from moevolve.search.requests.answers import Analysis
+from moevolve.search.requests.models import AnalyseRequest
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 
@@ -66,7 +66,7 @@ def test_an_analysis_is_written_with_its_figures_and_read_back(
     assert [path.stem for path in written] == ["analysis", *FIGURES[kind]]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written[1:])
     for place in (written[0], written[0].parent):
-        assert as_data(read_analysis(place)) == as_data(analysis)
+        assert moevolve.as_data(read_analysis(place)) == moevolve.as_data(analysis)
     assert all(caption.endswith(".") for _, caption in figures_of(analysis).values())
 
 

@@ -16,9 +16,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import HarnessTask
 from moevolve.search.cli.app import app
-from moevolve.search.cli.models import _elided
-from moevolve.search.operations.answers import Answers
+from moevolve.search.cli.models import _abridged
 from moevolve.search.operations.subject import find_subject
+from moevolve.search.requests.answers import Answers
 from moevolve.store.repository import Store
 
 
@@ -99,8 +99,8 @@ def test_the_command_prints_and_gives_json(all_kinds: str, tiny: Any) -> None:
 
 
 def test_long_prompts_are_shown_without_their_middle() -> None:
-    assert _elided("short") == "short"
-    shown = _elided("a" * 400 + "b" * 1000 + "c" * 400)
+    assert _abridged("short") == "short"
+    shown = _abridged("a" * 400 + "b" * 1000 + "c" * 400)
     assert shown.startswith("a" * 240 + " [... 1,320 characters ...] ") and shown.endswith("c" * 240)
 
 

@@ -40,7 +40,7 @@ def run(program: str, *arguments: str) -> list[str]:
     "modules",
     [
         ("moevolve.search.pools.ray_pool", "moevolve.search.pools.local", "moevolve.search.running.execute"),
-        ("moevolve.search.server.site.app",),
+        ("moevolve.search.server.app",),
     ],
 )
 def test_what_only_workers_need_is_imported_by_workers(modules: tuple[str, ...]) -> None:

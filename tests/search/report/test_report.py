@@ -1,4 +1,4 @@
-"""Reports of searches of every kind and in every state: what they say, and that a page needs nothing but itself."""
+"""Reports of searches of every kind and in every state; a page needs no other files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from scripted_pool import Stopped
 from search_lab import UnrulyPool, run_config, start
 from typer.testing import CliRunner
 
+import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
@@ -25,12 +26,11 @@ from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.analyse import analyse
-from moevolve.search.operations.data import as_data
 from moevolve.search.operations.evaluate import evaluate_subject
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.report.contents import Contents, failures_of, gather
+from moevolve.search.report.contents import ReportContents, gather, group_failures
 from moevolve.search.report.page import render_page
-from moevolve.search.requests import AnalyseRequest, ImportEepRequest
+from moevolve.search.requests.models import AnalyseRequest, ImportEepRequest
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
@@ -49,7 +49,7 @@ SEARCHED = {
 }
 
 
-def page_of(contents: Contents) -> tuple[str, str]:
+def page_of(contents: ReportContents) -> tuple[str, str]:
     """The page, checked, and its text."""
     page = render_page(contents)
     check_page(page)
@@ -57,7 +57,7 @@ def page_of(contents: Contents) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_finished_search_is_reported_whole(all_kinds: str, kind: str) -> None:
+def test_a_finished_search_is_reported_completely(all_kinds: str, kind: str) -> None:
     with Store.open(all_kinds) as store:
         contents = gather(store, kind)
         page, text = page_of(contents)
@@ -92,7 +92,7 @@ def test_an_analysis_is_shown(all_kinds: str, tiny: Any, tmp_path: Path) -> None
         analysis = analyse(store, AnalyseRequest("eep:0", task=str(tiny.task), tokens=50))
         with pytest.raises(UserError, match="eep:0, which is no individual of search tomoe"):
             gather(store, "tomoe", analysis=analysis)
-    (tmp_path / "analysis.json").write_text(json.dumps(as_data(analysis)))
+    (tmp_path / "analysis.json").write_text(json.dumps(moevolve.as_data(analysis)))
     command = ["report", "eep", "-o", str(tmp_path / "r.html"), "--analysis", str(tmp_path), "--store", all_kinds]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
@@ -116,12 +116,12 @@ def lab(tmp_path: Path) -> Store:
 
 
 def lab_config(**changes: Any) -> RunConfig:
-    """A search on a synthetic model, which is nowhere."""
+    """A search on a synthetic model without files."""
     return run_config(model={"path": "/nowhere/model"}, **changes)
 
 
 def drive(store: Store, setup: SearchSetup, pool: UnrulyPool) -> None:
-    """As the service would, evaluations under the search's own engine."""
+    """Evaluates with the search's own engine."""
     engine = store.search(setup.search_id).engine_fingerprint
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, engine)
     SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
@@ -217,7 +217,7 @@ def test_failures_are_counted_by_reason_whatever_the_numbers(lab: Store) -> None
     history = lab.history(setup.search_id)
     reasons = ["12 of 40 prompts", "3 of 40 prompts", "<b>KeyError</b>: 'x'", None]
     failed = [replace(row, status="failed", failure=why) for row, why in zip(history, reasons, strict=False)]
-    found = [(each.reason, each.count, each.example) for each in failures_of(lab.search("lab"), failed)]
+    found = [(each.reason, each.count, each.example) for each in group_failures(lab.search("lab"), failed)]
     assert found == [
         ("12 of 40 prompts", 2, "lab:0"),
         ("<b>KeyError</b>: 'x'", 1, "lab:2"),
@@ -225,7 +225,7 @@ def test_failures_are_counted_by_reason_whatever_the_numbers(lab: Store) -> None
     ]
 
 
-def test_what_users_write_is_text_not_markup(lab: Store) -> None:
+def test_texts_of_users_are_escaped(lab: Store) -> None:
     name = '<script>alert("x")</script> & co'
     setup = start(lab, lab_config(tasks=[{"name": name}]))
     drive(lab, setup, UnrulyPool(4))
@@ -233,7 +233,7 @@ def test_what_users_write_is_text_not_markup(lab: Store) -> None:
     assert "<script>" not in page and name in text
 
 
-def test_what_was_not_measured_is_said_with_the_command(tiny: Any, tmp_path: Path) -> None:
+def test_missing_scores_are_listed_with_their_commands(tiny: Any, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     final = {"rerank": 0, "test": False, "random_baselines": 2}
     run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "bare", engine={}, final=final))

@@ -1,4 +1,4 @@
-"""A report in a real browser, headless and offline: no complaints, nothing wider than a phone, and it prints."""
+"""A report in a real browser, headless and offline: no errors, it fits a phone, and it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A served store: a search that ran in this process, by a client that is let in."""
+"""A served store with a finished search, and a client with a write token."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 from store_samples import scored, search, split
 
+from moevolve.search.server.app import make_app
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Callable[..., ServerSettings]:
-    """Settings of a server with tokens, unless told otherwise."""
+    """Makes settings of a server, by default with tokens."""
 
     def make(**changes: Any) -> ServerSettings:
         tokens = tmp_path / "tokens"
@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> Callable[..., ServerSettings]:
 
 @pytest.fixture
 def lab_store(tmp_path: Path) -> Iterator[Store]:
-    """With the search `lab` of 60 individuals, and `alpha` of 5 that are ranked for the task `rte`."""
+    """A store with the search `lab` of 60 individuals, and `alpha` of 5 that are ranked for the task `rte`."""
     with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as store:
         drive(store, start(store, run_config()), UnrulyPool(seed=1))
         store.create_search(search("alpha"), [split()])
@@ -44,7 +44,7 @@ def lab_store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def client(lab_store: Store, settings: Callable[..., ServerSettings]) -> Iterator[TestClient]:
-    """May write."""
+    """A client with a write token."""
     headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
     with TestClient(make_app(lab_store, settings()), "http://localhost:8080", headers=headers) as found:
         yield found

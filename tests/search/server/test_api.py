@@ -1,4 +1,4 @@
-"""What the API answers is what the store says."""
+"""The API returns what the store holds."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def test_pages_of_individuals_make_the_whole(client: TestClient, lab_store: Stor
         ("/api/nothing", 404, "Not Found"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(client: TestClient, path: str, status: int, detail: str) -> None:
+def test_errors_are_one_line(client: TestClient, path: str, status: int, detail: str) -> None:
     answer = client.get(path)
     assert answer.status_code == status and detail in answer.json()["detail"]
     assert list(answer.json()) == ["detail"]
 
 
-def test_a_store_that_fails_is_named_in_the_log_alone(
+def test_store_errors_are_detailed_only_in_the_log(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away(*_: object) -> None:
@@ -111,7 +111,7 @@ def test_a_store_that_fails_is_named_in_the_log_alone(
     assert caplog.text.count("inside.example") == 2
 
 
-def test_a_fault_shows_nothing_of_the_inside(
+def test_an_unexpected_error_shows_no_details(
     client: TestClient, lab_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: Store) -> None:
@@ -123,7 +123,7 @@ def test_a_fault_shows_nothing_of_the_inside(
     assert answer.status_code == 500 and answer.json() == {"detail": "the server failed; its log says how"}
 
 
-def test_a_search_is_steered(client: TestClient, lab_store: Store) -> None:
+def test_a_search_is_controlled(client: TestClient, lab_store: Store) -> None:
     assert "isn't being run" in client.post("/api/searches/lab/stop").json()["detail"]
     lease = lab_store.acquire("lab-1", "driver", 60)
     for verb, wanted in {"pause": "paused", "stop": "stopped", "cancel": "cancelled"}.items():
@@ -143,7 +143,7 @@ fitnesses = st.lists(st.one_of(st.just(float("nan")), st.floats(0, 1, width=32))
 
 
 @given(fitnesses, st.integers(1, 20))
-def test_a_plot_hides_no_extreme(values: list[float], points: int) -> None:
+def test_down_sampling_keeps_extremes(values: list[float], points: int) -> None:
     course = down_sampled(np.array(values, dtype=np.float32), points)
     known = [(index, value) for index, value in enumerate(values) if value == value]
     assert len(course.first) <= points
@@ -159,17 +159,17 @@ def test_a_plot_hides_no_extreme(values: list[float], points: int) -> None:
     ]
 
 
-def test_a_plot_follows_a_search_and_a_retry(lab_store: Store) -> None:
+def test_curves_follow_a_search_and_a_retry(lab_store: Store) -> None:
     setup = start(lab_store, run_config(name="live"), "live-1")
-    courses = FitnessCurves(lab_store)
-    assert courses.course("live-1").individuals == 0
+    curves = FitnessCurves(lab_store)
+    assert curves.curve("live-1").individuals == 0
     drive(lab_store, setup, UnrulyPool(seed=3))
 
     def straight() -> list[tuple[int, float]]:
         return [(one.index, np.float32(one.fitness)) for one in lab_store.history("live-1") if one.status == "ok"]
 
     def plotted() -> list[tuple[int, float]]:
-        found = courses.course("live-1")
+        found = curves.curve("live-1")
         return list(zip(found.at, (np.float32(value) for value in found.high), strict=True))
 
     assert plotted() == straight() and len(straight()) > 40

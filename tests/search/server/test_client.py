@@ -1,4 +1,4 @@
-"""A server seen from another machine: what is wrong is said, and the token is never shown."""
+"""The client of a server: errors are clear, and the token is never shown."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
 import moevolve
-from moevolve.search.requests import ResumeRequest, SearchesRequest
+from moevolve.search.requests.running import ResumeRequest
+from moevolve.search.requests.searches import SearchesRequest
+from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 URL = "http://localhost:8080"
@@ -28,7 +29,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def connected(lab_store: Store, settings: Callable[..., ServerSettings]) -> Callable[[], RemoteService]:
-    """A client of a served store, with the token that the environment has."""
+    """A client of a served store, with the token in the environment."""
 
     def connect() -> RemoteService:
         client = RemoteService(URL)
@@ -38,7 +39,7 @@ def connected(lab_store: Store, settings: Callable[..., ServerSettings]) -> Call
     return connect
 
 
-def test_a_wrong_token_is_told_from_none(
+def test_a_wrong_and_a_missing_token_give_different_messages(
     connected: Callable[[], RemoteService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(moevolve.StoreError, match="it wants a token: set MOEVOLVE_TOKEN"):
@@ -52,7 +53,9 @@ def test_a_wrong_token_is_told_from_none(
 
 
 @pytest.mark.parametrize("inside", ["\n", " ", "é", "\x1b", "\x7f"])
-def test_what_no_token_can_be_is_refused_unshown(in_process: Any, monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
+def test_a_malformed_token_is_refused_without_showing_it(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
     monkeypatch.setenv("MOEVOLVE_TOKEN", f"secret{inside}secret")
     done = in_process("searches", "--server", "http://127.0.0.1:1")
     assert done.returncode == 2 and done.stderr.startswith("error: MOEVOLVE_TOKEN has blanks or characters other")
@@ -75,12 +78,12 @@ def test_what_no_token_can_be_is_refused_unshown(in_process: Any, monkeypatch: p
         ),
     ],
 )
-def test_what_cannot_be_asked_is_said_in_a_line(in_process: Any, arguments: tuple[str, ...], said: str) -> None:
+def test_requests_that_fail_give_one_line(in_process: Any, arguments: tuple[str, ...], said: str) -> None:
     done = in_process(*arguments)
     assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
-def test_resuming_what_is_finished_gives_its_table(
+def test_resuming_a_finished_search_gives_its_table(
     connected: Callable[[], RemoteService], lab_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab_store.set_status(reranked_search(lab_store).id, "finished")

@@ -1,4 +1,4 @@
-"""Clients that connect and ask for nothing: of a real server with times scaled down, and of one with few files."""
+"""Idle and slow clients: with a real server and short time limits, and with one that has few files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LONG_S = PATIENT_S
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-class Hasty(BoundedProtocol):
-    asked_within_s = 1.0
+class ImpatientProtocol(BoundedProtocol):
+    request_timeout_s = 1.0
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads what is sent, takes its time at `/slow`, and says how long the body was."""
+    """Responds with the length of the body, at `/slow` after a delay."""
     length, more = 0, True
     while more:
         message = await receive()
@@ -37,14 +37,16 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         length, more = length + len(message["body"]), message["more_body"]
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
     if scope["path"] == "/slow":
-        await asyncio.sleep(1.5 * Hasty.asked_within_s)
+        await asyncio.sleep(1.5 * ImpatientProtocol.request_timeout_s)
     await send({"type": "http.response.body", "body": b"%4d" % length})
 
 
 @asynccontextmanager
 async def served() -> AsyncIterator[int]:
-    """The port of a server that is in a hurry."""
-    config = uvicorn.Config(app, http=Hasty, ws="none", lifespan="off", log_level="error", timeout_keep_alive=LONG_S)
+    """The port of a server with short time limits."""
+    config = uvicorn.Config(
+        app, http=ImpatientProtocol, ws="none", lifespan="off", log_level="error", timeout_keep_alive=LONG_S
+    )
     server, listening = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     running = asyncio.ensure_future(server.serve([listening]))
     yield listening.getsockname()[1]
@@ -82,7 +84,7 @@ ASKED: list[tuple[list[bytes], int]] = [
 """What clients send, and how many whole requests that is."""
 
 
-def test_a_connection_ends_when_no_whole_request_comes() -> None:
+def test_a_connection_without_a_complete_request_times_out() -> None:
     async def ask() -> None:
         async with served() as port:
             found = await asyncio.gather(*(answer_to(port, pieces) for pieces, _ in ASKED))
@@ -92,7 +94,7 @@ def test_a_connection_ends_when_no_whole_request_comes() -> None:
     asyncio.run(ask())
 
 
-def test_silent_connections_keep_nobody_out(tmp_path: Path) -> None:
+def test_idle_connections_keep_no_client_out(tmp_path: Path) -> None:
     said = tmp_path / "stderr"
     few = ["bash", "-c", 'ulimit -n 512 && exec "$0" "$@"', MOEVOLVE]
     command = [*few, "serve", "--port", "0", "--store", f"sqlite:///{tmp_path / 'few.db'}"]

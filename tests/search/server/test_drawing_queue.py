@@ -1,4 +1,4 @@
-"""Drawings wait for one another, and nothing waits for them."""
+"""Drawings wait for each other, and no other request waits for them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from starlette.testclient import TestClient
 from waiting import PATIENT_S
 
 from moevolve.search.operations import plot
-from moevolve.search.server.drawing_queue import MOST_ASKED
+from moevolve.search.server.drawing_queue import MAX_DRAWINGS
 
 
-def test_however_many_drawings_are_asked_for_the_rest_is_served(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, at_once, most = threading.Event(), 0, 0
 
     def draw(*_: Any) -> bytes:
@@ -30,7 +28,7 @@ def test_however_many_drawings_are_asked_for_the_rest_is_served(
         return b"a picture"
 
     monkeypatch.setattr(plot, "picture", draw)
-    refused = 45 - MOST_ASKED  # with those that wait more than all threads for answers
+    refused = 45 - MAX_DRAWINGS  # with those that wait more than all threads for answers
     with ThreadPoolExecutor(45) as browsers:
         asked = [browsers.submit(client.get, "/api/searches/lab/plot") for _ in range(45)]
         try:
@@ -42,6 +40,6 @@ def test_however_many_drawings_are_asked_for_the_rest_is_served(
         answers = [each.result() for each in asked]
     assert all(answer.status_code == 503 and "drawings are waited for" in answer.text for answer in early)
     assert early[0].headers["retry-after"].isdecimal()
-    assert Counter(answer.status_code for answer in answers) == {200: MOST_ASKED, 503: refused} and most == 1
+    assert Counter(answer.status_code for answer in answers) == {200: MAX_DRAWINGS, 503: refused} and most == 1
     assert client.get("/api/searches/lab/plot").content == b"a picture", "the queue is empty again"
     assert client.get("/individuals/nix:1/genome.svg").status_code == 404

@@ -1,4 +1,4 @@
-"""News: one look at the store serves all who watch, and none happens for nobody."""
+"""News: one query serves all watchers, and there is none without watchers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from waiting import PATIENT_S
 
 from moevolve.search.running.lease_heartbeat import this_process
 from moevolve.search.server import feed as feed_module
+from moevolve.search.server.app import make_routes
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_routes
 from moevolve.store.repository import Store
 
 
@@ -30,15 +30,15 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def pollers() -> list[asyncio.Task[Any]]:
-    """Tasks that look at a store."""
+    """Tasks that query a store."""
     return [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_run"]
 
 
-def test_watchers_that_arrive_together_share_one_look(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchers_share_one_query(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = counted(store, monkeypatch)
 
     async def watch() -> None:
-        feed = Feed(store, every=3600)
+        feed = Feed(store, interval=3600)
         for _ in range(2):
             watchers = [feed.watch() for _ in range(10)]
             told = await asyncio.gather(*map(anext, watchers))
@@ -51,9 +51,7 @@ def test_watchers_that_arrive_together_share_one_look(store: Store, monkeypatch:
     asyncio.run(watch())
 
 
-def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watcher_may_leave_during_the_first_query(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -63,7 +61,7 @@ def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
     counted(store, monkeypatch, slow)
 
     async def leave() -> None:
-        feed = Feed(store, every=0.01)
+        feed = Feed(store, interval=0.01)
         watching = asyncio.ensure_future(anext(feed.watch()))
         await asyncio.to_thread(begun.wait, 60)
         watching.cancel()
@@ -78,9 +76,7 @@ def test_who_leaves_before_the_first_look_is_over_is_not_waited_for(
     asyncio.run(leave())
 
 
-def test_those_who_wait_for_the_first_look_go_when_the_server_does(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_ends_watchers_that_wait_for_the_first_query(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
     counted(store, monkeypatch, lambda: may_end.wait(PATIENT_S))
 
@@ -95,8 +91,8 @@ def test_those_who_wait_for_the_first_look_go_when_the_server_does(
     asyncio.run(stop())
 
 
-def test_no_more_watch_than_may(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "MOST_WATCHERS", 2)
+def test_the_number_of_watchers_is_limited(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MAX_WATCHERS", 2)
 
     async def watch() -> list[bool]:
         feed, found, watchers = Feed(store), [], []
@@ -116,7 +112,7 @@ def test_no_more_watch_than_may(client: TestClient, store: Store, monkeypatch: p
     assert refused.status_code == 503 and "watch already" in refused.json()["detail"]
 
 
-def test_a_stream_tells_of_one_search_and_of_drivers_that_come_and_go(
+def test_a_stream_can_be_limited_to_one_search_and_reports_drivers(
     lab_store: Store, settings: Callable[..., ServerSettings]
 ) -> None:
     lab_store.create_search(search("beta"), [split()])
@@ -143,7 +139,7 @@ def test_a_stream_tells_of_one_search_and_of_drivers_that_come_and_go(
         heard += [await asyncio.wait_for(told.get(), PATIENT_S) for _ in range(2)]
         gone.set()
         await asyncio.wait_for(stream, PATIENT_S)
-        await app.state.service.feed.close()
+        await app.state.server.feed.close()
         return heard
 
     first, then, turned = asyncio.run(listen())
@@ -154,7 +150,7 @@ def test_a_stream_tells_of_one_search_and_of_drivers_that_come_and_go(
 
 
 def counted(store: Store, monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> list[int]:
-    """Gets an entry for each look at the store."""
+    """Gets an entry for each query of the store."""
     looks: list[int] = []
     read = store.controls
 

@@ -1,4 +1,4 @@
-"""Nobody gets in who wasn't let in: every route, by token, host, origin, header and size."""
+"""Access control of every route, by token, host, origin, header and size."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.server.guard import LARGEST_BODY, OPEN_PATHS
+from moevolve.search.server.app import make_app, make_routes
+from moevolve.search.server.guard import MAX_BODY_BYTES, OPEN_PATHS
 from moevolve.search.server.settings import ServerSettings, read_settings
-from moevolve.search.server.site.app import make_app, make_routes
 from moevolve.store.repository import Store
 
 Settings = Callable[..., ServerSettings]
@@ -23,13 +23,13 @@ Settings = Callable[..., ServerSettings]
 
 @pytest.fixture
 def stranger(lab_store: Store, settings: Settings) -> Iterator[TestClient]:
-    """Comes without a token."""
+    """A client without a token."""
     with TestClient(make_app(lab_store, settings()), "http://localhost:8080", follow_redirects=False) as found:
         yield found
 
 
 def requests(app: object) -> list[tuple[str, str]]:
-    """Method and path of all there is to ask for, with something in every place."""
+    """Method and path of every route, with values for its parameters."""
     routes: list[tuple[str, str]] = []
     for route in all_routes(app):
         path = route.path
@@ -67,7 +67,7 @@ def test_every_route_needs_a_token(stranger: TestClient, lab_store: Store, setti
             assert "lab" not in answer.text
 
 
-def test_who_may_read_changes_nothing(stranger: TestClient, lab_store: Store, settings: Settings) -> None:
+def test_a_read_token_changes_nothing(stranger: TestClient, lab_store: Store, settings: Settings) -> None:
     headers = {"authorization": f"Bearer {READ}", "x-moevolve": "1"}
     assert stranger.get("/api/searches", headers=headers).status_code == 200
     writes = [(method, path) for method, path in requests(make_routes(lab_store, settings())) if method == "POST"]
@@ -135,9 +135,7 @@ def test_without_tokens_only_this_machine_is_served(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_who_listens_everywhere_goes_by_all_names_of_the_machine(
-    host: str, lab_store: Store, settings: Settings
-) -> None:
+def test_a_wildcard_address_allows_all_names_of_the_machine(host: str, lab_store: Store, settings: Settings) -> None:
     served = settings(host=host, hosts=["search.example"])
     assert served.names[0] == socket.gethostname() and host not in served.allowed_hosts
     headers = {"authorization": f"Bearer {READ}"}
@@ -151,7 +149,7 @@ def test_who_listens_everywhere_goes_by_all_names_of_the_machine(
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
-def test_pages_of_other_sites_make_it_work_for_nothing(
+def test_other_sites_cannot_read(
     has_tokens: bool, lab_store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MOEVOLVE_WRITE_TOKEN", raising=False)
@@ -206,15 +204,13 @@ def test_a_browser_signs_in_and_never_sees_the_token_again(stranger: TestClient)
         ("/a\r\nset-cookie: moevolve=x", "/"),
     ],
 )
-def test_signing_in_leads_to_what_was_asked_for_and_nowhere_else(
-    stranger: TestClient, asked: str, reached: str
-) -> None:
+def test_signing_in_leads_only_to_local_pages(stranger: TestClient, asked: str, reached: str) -> None:
     wrong = stranger.post("/login", data={"token": "guess", "next": asked})
     assert f'name="next" value="{html.escape(reached)}"' in wrong.text
     assert stranger.post("/login", data={"token": READ, "next": asked}).headers["location"] == reached
 
 
-def test_a_page_asks_to_sign_in_and_a_part_of_one_says_a_line(stranger: TestClient) -> None:
+def test_pages_show_the_sign_in_form_and_parts_do_not(stranger: TestClient) -> None:
     browser = {"accept": "text/html"}
     for asked, reached in {
         "/searches/lab?order=best&after=3": "/searches/lab?order=best&amp;after=3",
@@ -230,20 +226,20 @@ def test_a_page_asks_to_sign_in_and_a_part_of_one_says_a_line(stranger: TestClie
 
 
 def test_long_bodies_are_refused_however_they_come(client: TestClient) -> None:
-    body = b"x" * (LARGEST_BODY + 1)
+    body = b"x" * (MAX_BODY_BYTES + 1)
     assert client.post("/api/searches", content=body).status_code == 413
     assert client.post("/api/searches", content=iter([body[:9], body[9:]])).status_code == 413
     assert client.post("/login", content=iter([body])).status_code == 413
 
 
-def test_every_answer_tells_browsers_what_it_is_not(client: TestClient) -> None:
+def test_every_response_has_the_security_headers(client: TestClient) -> None:
     for path in ("/api/searches", "/healthz", "/nothing"):
         headers = client.get(path).headers
         assert "script-src 'self'" in headers["content-security-policy"] and "unsafe" not in str(headers)
         assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
 
 
-def test_a_token_file_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_token_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     given = {"tokens": str(path)}
     with pytest.raises(UserError, match="can't be read: No such file"):

@@ -1,4 +1,4 @@
-"""Launching by names: what a check says before, what is really started, and the page that both are asked from."""
+"""Launching by names: checks, started processes, and the launch page."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.running.webhooks import VARIABLE, WebhookSection, targets_of_environment
-from moevolve.search.server.drivers import Drivers, Launch
+from moevolve.search.server.app import make_app
+from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 EVIL = "<b>'\"&"
@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def client(store: Store, settings: Settings, runs: Path, tiny: Any) -> Iterator[TestClient]:
-    """May write."""
+    """A client with a write token."""
     models = {"tiny": str(tiny.model), "gone": "/nowhere/model"}
     served = settings(configurations=[str(runs)], models=models)
     headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1", "accept": "text/html"}
@@ -60,14 +60,14 @@ def client(store: Store, settings: Settings, runs: Path, tiny: Any) -> Iterator[
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Command lines of what is started; nothing really is."""
+    """Command lines of processes, which are recorded and not started."""
     commands: list[list[str]] = []
 
-    def start(_: Drivers, name: str, arguments: Sequence[str]) -> Launch:
+    def start(_: ProcessRunner, name: str, arguments: Sequence[str]) -> Job:
         commands.append(list(arguments))
-        return Launch(name, arguments[0], datetime.now(UTC), 7, True, None, "")
+        return Job(name, arguments[0], datetime.now(UTC), 7, True, None, "")
 
-    monkeypatch.setattr(Drivers, "start", start)
+    monkeypatch.setattr(ProcessRunner, "start", start)
     return commands
 
 
@@ -85,7 +85,7 @@ def launched(command: list[str]) -> RunConfig:
     return load_run_config(Path(command[1]), tuple(changes))
 
 
-def test_a_check_says_what_would_run_and_a_launch_runs_that(
+def test_a_launch_runs_what_its_check_shows(
     client: TestClient, started: list[list[str]], store: Store, tiny: Any, runs: Path
 ) -> None:
     asked = {"configuration": "small", "name": "mine", "model": "tiny", "overrides": {"phases.0.evaluations": 200}}
@@ -115,7 +115,7 @@ def test_a_check_says_what_would_run_and_a_launch_runs_that(
     assert launched(command).config_hash == would_run.config_hash
 
 
-def test_of_a_model_on_a_hub_sizes_are_not_known(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_a_hub_model_are_unknown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*_: Any) -> None:
         raise AssertionError("a check asked the network")
 
@@ -143,7 +143,7 @@ def test_of_a_model_on_a_hub_sizes_are_not_known(client: TestClient, monkeypatch
         ({"name": "taken"}, 409, "search taken has other settings; choose another name"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_started(
+def test_wrong_launches_start_nothing(
     client: TestClient,
     started: list[list[str]],
     store: Store,
@@ -157,7 +157,7 @@ def test_what_is_wrong_is_said_before_anything_is_started(
     assert (answer.status_code, started) == (status, []) and detail in answer.json()["detail"], answer.text
 
 
-def test_a_search_of_the_same_settings_would_go_on(client: TestClient, store: Store, runs: Path) -> None:
+def test_a_search_with_the_same_settings_would_continue(client: TestClient, store: Store, runs: Path) -> None:
     stored(store, load_run_config(runs / "small.yaml"), "calm")
     store.set_status("id-calm", "interrupted")
     plan = client.post("/api/searches/check", json={"configuration": "small", "overrides": {"workers.count": 9}}).json()
@@ -167,12 +167,12 @@ def test_a_search_of_the_same_settings_would_go_on(client: TestClient, store: St
 def test_run_files_and_their_faults_are_listed(client: TestClient) -> None:
     page = page_of(client, "/launch")
     assert {f"/launch?configuration={name}" for name in ("small", "other", "far")} < set(page.links)
-    assert "1 file beside them can't be launched" in page.text and f"{EVIL}: unknown key" in page.text
-    assert "Nothing since this server was started" in page.text
+    assert "1 other file can't be launched" in page.text and f"{EVIL}: unknown key" in page.text
+    assert "Nothing was started yet" in page.text
     assert "/launch" in page_of(client, "/").links and "Launch a search from here" in page_of(client, "/").text
 
 
-def test_a_form_has_what_the_run_file_says(client: TestClient, store: Store, runs: Path, tiny: Any) -> None:
+def test_a_form_shows_the_run_file(client: TestClient, store: Store, runs: Path, tiny: Any) -> None:
     page = page_of(client, "/launch?configuration=small")
     values = {found["id"]: found.get("value") for found in page.all("input") if found.get("type") != "checkbox"}
     assert values == {
@@ -212,7 +212,7 @@ def test_no_password_of_a_store_is_shown(store: Store, settings: Settings, runs:
 FORM = {"configuration": "small", "name": "mine", "model": "tiny", "genome.experts": "3", "seed": "3", "launch": ""}
 
 
-def test_what_is_typed_is_checked_and_launched(client: TestClient, started: list[list[str]], tiny: Any) -> None:
+def test_a_form_is_checked_and_launched(client: TestClient, started: list[list[str]], tiny: Any) -> None:
     further = "phases.0.evaluations = 8\n\n# by half\nworkers.count=auto\nstrategy = evolution"
     typed = FORM | {"further": further, "tasks": "boolq"}
     checked = client.post("/launch?part=1", json=typed | {"check": ""})
@@ -240,7 +240,7 @@ def test_what_is_typed_is_checked_and_launched(client: TestClient, started: list
         ({"configuration": "nix"}, 404, "no configuration 'nix'"),
     ],
 )
-def test_what_is_wrong_in_a_form_is_a_line(
+def test_errors_in_a_form_are_one_line(
     client: TestClient, started: list[list[str]], changes: dict[str, str], status: int, said: str
 ) -> None:
     answer = client.post("/launch?part=1", json=FORM | {"check": ""} | changes)
@@ -249,30 +249,30 @@ def test_what_is_wrong_in_a_form_is_a_line(
     assert page.all("p")[0]["role"] == "alert"
 
 
-def test_who_launched_is_led_to_the_search_or_told_what_became_of_it(
+def test_a_launch_leads_to_its_search_or_shows_its_failure(
     client: TestClient, store: Store, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = "/launch/arrival?name=calm&part=1"
     assert client.get(path).status_code == 404
-    launch = Launch("calm", "launch", datetime.now(UTC), 7, True, None, "")
-    monkeypatch.setattr(Drivers, "launch", lambda *_: launch)
+    job = Job("calm", "launch", datetime.now(UTC), 7, True, None, "")
+    monkeypatch.setattr(ProcessRunner, "job", lambda *_: job)
     waiting = client.get(path)
     assert "process 7" in waiting.text and any(
         found.get("hx-get") == path for found in check(waiting.text, whole=False).all("p")
     )
     stored(store, load_run_config(runs / "small.yaml"), "calm")
     assert client.get(path).headers["hx-redirect"] == "/searches/calm"
-    launch = Launch("lost", "launch", datetime.now(UTC), 7, False, 2, f"error: {EVIL}")
+    job = Job("lost", "launch", datetime.now(UTC), 7, False, 2, f"error: {EVIL}")
     failed = page_of(client, "/launch/arrival?name=lost&part=1")
     assert f"lost failed with code 2: error: {EVIL}" in failed.text and not failed.links
 
 
-def test_who_may_only_read_is_told_so(store: Store, settings: Settings, runs: Path) -> None:
+def test_a_form_is_disabled_for_a_read_token(store: Store, settings: Settings, runs: Path) -> None:
     app = make_app(store, settings(configurations=[str(runs)]))
     reader = TestClient(app, "http://localhost", headers={"accept": "text/html", "authorization": f"Bearer {READ}"})
     page = page_of(reader, "/launch?configuration=small")
     assert all("disabled" in found for found in page.all("button", "input", "textarea", "select"))
-    assert "needs one of scope write" in page.text and "moevolve launch small" in page.text
+    assert "needs a token of scope write" in page.text and "moevolve launch small" in page.text
     refused = reader.post("/api/searches/check", json={"configuration": "small"}, headers={"x-moevolve": "1"})
     assert refused.status_code == 403
 
@@ -283,22 +283,22 @@ def test_a_server_without_run_files_says_how_to_give_it_some(store: Store, setti
     assert "configurations: [runs]" in page.text and "moevolve serve --settings server.yaml" in page.text
 
 
-def test_what_became_of_launches_is_shown(
+def test_started_searches_are_listed_with_their_states(
     client: TestClient, store: Store, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(store, load_run_config(runs / "small.yaml"), "calm")
     at = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-    launches = [
-        Launch("calm:3", "export", at, 1, False, 0, "done"),
-        Launch("ended", "launch", at, 2, False, 0, ""),
-        Launch("calm", "resume", at, 3, True, None, "evaluating"),
-        Launch("slow", "launch", at, 4, True, None, ""),
-        Launch("bad", "launch", at, 5, False, 2, f"error: {EVIL}"),
+    jobs = [
+        Job("calm:3", "export", at, 1, False, 0, "done"),
+        Job("ended", "launch", at, 2, False, 0, ""),
+        Job("calm", "resume", at, 3, True, None, "evaluating"),
+        Job("slow", "launch", at, 4, True, None, ""),
+        Job("bad", "launch", at, 5, False, 2, f"error: {EVIL}"),
     ]
-    monkeypatch.setattr(Drivers, "launches", lambda _: launches)
+    monkeypatch.setattr(ProcessRunner, "jobs", lambda _: jobs)
     for path in ("/launch", "/launch?configuration=small", "/launch/started", "/launch/started?part=1"):
         page = page_of(client, path)
-        assert page.texts_of("span")[-4:] == ["failed with code 2", "starting", "runs", "ended well"]
+        assert page.texts_of("span")[-4:] == ["failed with code 2", "starting", "runs", "finished"]
         assert page.text.index("bad") < page.text.index("slow 2026") < page.text.index("ended 2026")
         assert polls(page, "/launch/started?part=1")
         assert f"error: {EVIL}" in page.text and "2026-01-02 03:04" in page.text
@@ -306,7 +306,7 @@ def test_what_became_of_launches_is_shown(
 
 
 def polls(page: Page, path: str) -> bool:
-    """Whether a page fetches a part of it again and again."""
+    """Whether a page polls one of its parts."""
     (part,) = [found for found in page.all("div") if found.get("hx-get") == path]
     return part["hx-trigger"].startswith("every ")
 
@@ -320,7 +320,7 @@ def polls(page: Page, path: str) -> bool:
         (False, -9, "the export failed with code -9"),
     ],
 )
-def test_what_became_of_an_export_is_shown_with_the_individual(
+def test_an_individual_shows_the_state_of_its_export(
     client: TestClient,
     store: Store,
     runs: Path,
@@ -332,14 +332,14 @@ def test_what_became_of_an_export_is_shown_with_the_individual(
     stored(store, load_run_config(runs / "small.yaml"), "calm")
     store.record("id-calm", [samples.decided(0, 0.5)])
     for path in ("/individuals/calm:0", "/individuals/calm:0/exports", "/individuals/calm:0/exports?part=1"):
-        assert "It is not exported yet." in page_of(client, path).text
+        assert "There is no export yet." in page_of(client, path).text
     asked: list[str] = []
 
-    def launch(_: Drivers, name: str) -> Launch:
+    def job(_: ProcessRunner, name: str) -> Job:
         asked.append(name)
-        return Launch(name, "export", datetime.now(UTC), 7, running, code, f"error: {EVIL}")
+        return Job(name, "export", datetime.now(UTC), 7, running, code, f"error: {EVIL}")
 
-    monkeypatch.setattr(Drivers, "launch", launch)
+    monkeypatch.setattr(ProcessRunner, "job", job)
     for path in ("/individuals/calm:0", "/individuals/calm:0/exports", "/individuals/calm:0/exports?part=1"):
         page = page_of(client, path)
         assert said in page.texts_of("span") and f"error: {EVIL}" in page.text
@@ -347,7 +347,7 @@ def test_what_became_of_an_export_is_shown_with_the_individual(
     assert asked == ["calm:0"] * 3
 
 
-def test_an_export_is_started_as_it_is_asked_for(
+def test_an_export_is_started_with_its_options(
     store: Store, settings: Settings, runs: Path, started: list[list[str]], tmp_path: Path
 ) -> None:
     stored(store, load_run_config(runs / "small.yaml"), "calm")
@@ -365,18 +365,18 @@ def test_an_export_is_started_as_it_is_asked_for(
 
 def test_the_latest_launch_of_a_name_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/true")
-    drivers = Drivers("sqlite://", tmp_path)
+    runner = ProcessRunner("sqlite://", tmp_path)
     for name in ("one", "two", "one"):
-        drivers.start(name, ["launch"])
-        while drivers.launch(name).running:
+        runner.start(name, ["launch"])
+        while runner.job(name).running:
             pass
-    assert [(one.name, one.command, one.exit_code) for one in drivers.launches()] == [
+    assert [(one.name, one.command, one.exit_code) for one in runner.jobs()] == [
         ("two", "launch", 0),
         ("one", "launch", 0),
     ]
 
 
-def test_what_is_launched_has_the_servers_store_and_webhooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_get_the_servers_store_and_webhooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "environment"
     script.write_text("#!/bin/sh\nenv\n")
     script.chmod(0o700)
@@ -384,13 +384,13 @@ def test_what_is_launched_has_the_servers_store_and_webhooks(tmp_path: Path, mon
     monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
     target = WebhookSection.model_validate({"url": "https://hook.example/T0KEN", "secret_env": "THEIR_KEY"})
     with pytest.raises(UserError, match="environment variable THEIR_KEY: set it"):
-        Drivers("sqlite://", tmp_path, (target,))
+        ProcessRunner("sqlite://", tmp_path, (target,))
     monkeypatch.setenv("THEIR_KEY", "a key of theirs")
-    drivers = Drivers("sqlite:///lab.db", tmp_path, (target,))
-    drivers.start("one", ["launch"])
-    while drivers.launch("one").running:
+    runner = ProcessRunner("sqlite:///lab.db", tmp_path, (target,))
+    runner.start("one", ["launch"])
+    while runner.job("one").running:
         pass
-    given = dict(line.partition("=")[::2] for line in drivers.log("one").splitlines())
+    given = dict(line.partition("=")[::2] for line in runner.log("one").splitlines())
     assert given["MOEVOLVE_STORE"] == "sqlite:///lab.db" and "MOEVOLVE_WRITE_TOKEN" not in given
     monkeypatch.setenv(VARIABLE, given[VARIABLE])
     assert targets_of_environment() == (target,)
@@ -422,7 +422,7 @@ def test_a_search_is_launched_again_from_the_run_file_that_gives_its_settings(
     assert launched(started[0]).config_hash == config.config_hash
 
 
-def test_settings_that_no_run_file_gives_are_said_so(client: TestClient, store: Store, runs: Path) -> None:
+def test_settings_that_no_run_file_gives_are_reported(client: TestClient, store: Store, runs: Path) -> None:
     stored(store, load_run_config(runs / "small.yaml", ("engine.threads=7",)), "odd")
     page = page_of(client, "/launch?like=odd")
     assert "No run file of this server gives the settings of odd" in page.text

@@ -1,4 +1,4 @@
-"""What machines watch: metrics, health, logs."""
+"""Monitoring: metrics, health check, logs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def samples(client: TestClient) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_say_what_the_store_says(client: TestClient, lab_store: Store) -> None:
+def test_metrics_agree_with_the_store(client: TestClient, lab_store: Store) -> None:
     found = samples(client)
     lab = next(row for row in lab_store.searches() if row.search.name == "lab")
     assert found["moevolve_searches", "created"] == 2 and found["moevolve_searches", "running"] == 0
@@ -43,7 +43,7 @@ def test_metrics_say_what_the_store_says(client: TestClient, lab_store: Store) -
     assert found["moevolve_evaluations_per_second", "lab"] == 3.5 and found["moevolve_seconds_left", "lab"] == 8
 
 
-def test_health_needs_no_token_and_tells_nothing(client: TestClient, lab_store: Store) -> None:
+def test_the_health_check_needs_no_token_and_shows_nothing(client: TestClient, lab_store: Store) -> None:
     client.headers.clear()
     assert (client.get("/healthz").text, client.get("/metrics").status_code) == ("ok\n", 401)
     probe = {"host": "10.1.2.3:8080", "x-forwarded-for": "10.1.2.4"}
@@ -53,7 +53,7 @@ def test_health_needs_no_token_and_tells_nothing(client: TestClient, lab_store: 
     assert client.get("/metrics", headers=probe).status_code == 400
 
 
-def test_a_log_line_says_which_search_and_individual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_line_names_search_and_individual(monkeypatch: pytest.MonkeyPatch) -> None:
     record = logging.LogRecord("moevolve.x", logging.INFO, "f", 1, "individual %d failed", (3,), None)
     record.individual = 3
     said = json.loads(JsonFormatter().format(record))
@@ -65,7 +65,7 @@ def test_a_log_line_says_which_search_and_individual(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_a_search_logs_which_it_is_and_what_its_individuals_come_to(tiny: Any, tmp_path: Path) -> None:
+def test_a_search_logs_its_name_and_its_individuals(tiny: Any, tmp_path: Path) -> None:
     run = load_run_config(tiny.write_run(tmp_path / "run.yaml", "logged"))
     said, logger = io.StringIO(), logging.getLogger("moevolve")
     handler = logging.StreamHandler(said)

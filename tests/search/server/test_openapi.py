@@ -1,4 +1,4 @@
-"""The API against its own description: whatever is asked, it answers as it says it does."""
+"""The API agrees with its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from search_lab import UnrulyPool, drive, run_config, start
 from server_tokens import WRITE
 from store_samples import scored, search, split
 
-from moevolve.search.server.drivers import Drivers, Launch
+from moevolve.search.server.app import make_app
+from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.store.repository import Store
 
 HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
@@ -24,10 +24,10 @@ HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A served store. Nothing is really started."""
+    """A served store whose processes are not started."""
 
-    def start_nothing(_: Drivers, name: str, arguments: Any) -> Launch:
-        return Launch(name, arguments[0], datetime.now(UTC), 1, True, None, " ".join(arguments))
+    def start_nothing(_: ProcessRunner, name: str, arguments: Any) -> Job:
+        return Job(name, arguments[0], datetime.now(UTC), 1, True, None, " ".join(arguments))
 
     folder = tmp_path_factory.mktemp("served")
     (folder / "runs").mkdir()
@@ -40,7 +40,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         }
     )
     with pytest.MonkeyPatch.context() as patch, Store.open(f"sqlite:///{folder / 'lab.db'}") as store:
-        patch.setattr(Drivers, "start", start_nothing)
+        patch.setattr(ProcessRunner, "start", start_nothing)
         patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
         drive(store, start(store, run_config()), UnrulyPool(seed=1))
         store.create_search(search("alpha"), [split()])
@@ -48,7 +48,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield schemathesis.openapi.from_asgi("/api/openapi.json", make_app(store, served), headers=HEADERS)
 
 
-def test_every_answer_is_a_declared_one(api: Any) -> None:
+def test_every_response_is_declared(api: Any) -> None:
     asked = []
     for found in api.exclude(path="/api/news").get_all_operations():  # which has no end
         operation = found.ok()

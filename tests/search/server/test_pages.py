@@ -1,4 +1,4 @@
-"""Pages as they are without JavaScript: what they say, that they escape it, and that no link of them is dead."""
+"""Pages without JavaScript: contents, escaping, and links."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 
 from moevolve.search.loop.scores import interval
 from moevolve.search.report.rendering import clock, handle
+from moevolve.search.server.app import make_app
 from moevolve.search.server.fitness_curves import FitnessCurve
-from moevolve.search.server.pages.listings import Listings
+from moevolve.search.server.listings import Listings
 from moevolve.search.server.pages.views import improvements, phase_at
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.store.owners import this_process
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
@@ -63,7 +63,7 @@ def client(store: Store, folder: Path) -> TestClient:
     return TestClient(make_app(store, settings), base_url="http://localhost", headers={"accept": "text/html"})
 
 
-def test_every_link_leads_somewhere_and_every_page_is_sound(client: TestClient) -> None:
+def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
     seen, left = set[str](), ["/"]
     while left:
         path = left.pop()
@@ -91,7 +91,7 @@ def test_all_searches(client: TestClient, store: Store) -> None:
     assert "finished" in page.text and "5 searches" in page.text
 
 
-def test_a_search_says_where_it_stands_and_lists_its_best(client: TestClient, store: Store) -> None:
+def test_a_search_shows_its_progress_and_its_best(client: TestClient, store: Store) -> None:
     page = page_of(client, "/searches/eep")
     search = store.search("eep")
     (top,) = store.page(search.id, "best", limit=1)
@@ -132,7 +132,7 @@ def test_a_finished_search_names_its_winner_and_has_no_pace(tmp_path: Path) -> N
         assert "best on search" in page_of(client, "/").text
 
 
-def test_listings_go_on_from_page_to_page(client: TestClient, store: Store) -> None:
+def test_listings_have_pages(client: TestClient, store: Store) -> None:
     search = store.search("eep")
     ranked = [row.index for row in store.page(search.id, "best", limit=100)]
     after = ranked[3]
@@ -173,7 +173,7 @@ def test_genomes_and_lineages_are_drawn(client: TestClient, store: Store, kind: 
     assert ("router mapping, layers 0-1" in page.text) == (kind == "eep")
 
 
-def test_parents_and_children_can_be_walked(client: TestClient, store: Store) -> None:
+def test_lineages_link_parents_and_children(client: TestClient, store: Store) -> None:
     search = store.search("eep")
     child = next(row for row in store.page(search.id, "best", limit=100) if row.parents)
     parent = child.parents[0]
@@ -184,7 +184,7 @@ def test_parents_and_children_can_be_walked(client: TestClient, store: Store) ->
     assert any(found["href"].startswith("/individuals/eep:") for found in above.all("a"))
 
 
-def test_two_individuals_beside_each_other(client: TestClient, store: Store) -> None:
+def test_two_individuals_are_compared(client: TestClient, store: Store) -> None:
     import numpy as np
     from scipy.stats import binomtest
 
@@ -202,16 +202,16 @@ def test_two_individuals_beside_each_other(client: TestClient, store: Store) -> 
         and f"{100 * (right.mean() - left.mean()):+.1f}".replace("-", "\N{MINUS SIGN}") in page.text
     )
     assert "only" in page_of(client, f"/compare/experts?a={one.ref}&b={other.ref}").text
-    assert "can't be told" in page_of(client, f"/compare/experts?a={one.ref}&b=nanomoe:1").text
+    assert "no experts in common groups" in page_of(client, f"/compare/experts?a={one.ref}&b=nanomoe:1").text
     assert page_of(client, "/compare?a=eep:1").all("input")[0]["value"] == "eep:1"
 
 
-def test_rankings_take_what_forms_send(client: TestClient, store: Store) -> None:
+def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> None:
     task = store.searches()[0].tasks[0]
     page = page_of(client, f"/best?task={task}&experts=&active=&search=eep&by=search")
     best = store.best(task, search="eep", by="search", limit=1)[0]
     assert best.ref in page.text and "nanomoe:" not in page.text
-    assert "Nothing fits" in page_of(client, f"/best?task={task}&experts=77").text
+    assert "No configuration matches" in page_of(client, f"/best?task={task}&experts=77").text
     front = store.pareto(task, "search")
     page = page_of(client, f"/pareto?task={task}&split=search&search=")
     assert [found["data-x"] for found in page.all("tr") if "data-x" in found] == [
@@ -219,7 +219,7 @@ def test_rankings_take_what_forms_send(client: TestClient, store: Store) -> None
     ]
 
 
-def test_nothing_of_a_store_becomes_markup(client: TestClient) -> None:
+def test_stored_texts_are_escaped(client: TestClient) -> None:
     where = "/searches/evil"
     paths = [
         "/",
@@ -247,7 +247,7 @@ def test_nothing_of_a_store_becomes_markup(client: TestClient) -> None:
     assert EVIL in page_of(client, where).text
 
 
-def test_settings_that_cannot_be_read_hide_nothing_else(client: TestClient) -> None:
+def test_unreadable_settings_hide_nothing_else(client: TestClient) -> None:
     page = page_of(client, "/searches/evil")
     assert "2 individuals" not in page.text and "3 individuals" in page.text
     assert "Another version of moevolve" in page.text and not {link for link in page.links if "standings" in link}
@@ -279,7 +279,7 @@ def test_errors_are_pages(client: TestClient, path: str, status: int, said: str)
     assert client.get(f"/api{path}").headers["content-type"] == "application/json"
 
 
-def test_a_running_search_can_be_steered_by_who_may(
+def test_a_running_search_is_controlled_with_a_write_token(
     client: TestClient, store: Store, tmp_path: Path, folder: Path
 ) -> None:
     store.create_search(samples.search("live", id="live"), [samples.split()])
@@ -306,7 +306,7 @@ def test_a_running_search_can_be_steered_by_who_may(
     store.ask("live", "paused")
     assert "asked to pause" in page_of(client, "/searches/live/now").text
     store.release(lease)
-    assert "left behind its driver is gone" in page_of(client, "/searches/live/now").text
+    assert "orphaned its driver is gone" in page_of(client, "/searches/live/now").text
     assert "moevolve resume" in page_of(client, "/health").text
 
 
@@ -326,7 +326,7 @@ def test_signing_in_and_out(store: Store, tmp_path: Path) -> None:
     page_of(browser, "/", 401)
 
 
-def test_health_names_the_file_to_who_may_write(store: Store, client: TestClient, tmp_path: Path) -> None:
+def test_health_names_the_file_only_with_a_write_token(store: Store, client: TestClient, tmp_path: Path) -> None:
     page = page_of(client, "/health")
     assert "SQLite store.db" in page.text and str(Path(store.location).parent) not in page.text
     tokens = tmp_path / "tokens"
@@ -346,7 +346,7 @@ def test_pages_of_an_empty_store(tmp_path: Path) -> None:
             page_of(client, path)
 
 
-def test_the_policy_allows_files_of_ours_alone_and_static_files_are_asked_for_again(client: TestClient) -> None:
+def test_the_policy_allows_only_own_files_and_static_files_are_revalidated(client: TestClient) -> None:
     policy = client.get("/").headers["content-security-policy"]
     assert "script-src 'self'" in policy and "unsafe" not in policy
     for name in ("main.js", "style.css", "favicon.svg", "vendor/uPlot.iife.min.js", "vendor/htmx.min.js"):
@@ -359,7 +359,7 @@ def test_the_policy_allows_files_of_ours_alone_and_static_files_are_asked_for_ag
 
 def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'one.db'}") as store:
-        listings = Listings(store, longest=3600)
+        listings = Listings(store, max_age=3600)
         assert listings.summaries() == []
         store.create_search(samples.search("alpha"), [samples.split()])
         first = listings.summaries()
@@ -367,7 +367,7 @@ def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
         assert listings.summaries() is first, "nothing happened"
         store.set_status("id-alpha", "running")
         assert listings.summaries()[0].search.status == "running"
-        assert Listings(store, longest=0).tasks() == ["rte"]
+        assert Listings(store, max_age=0).tasks() == ["rte"]
 
 
 def test_improvements_are_the_steps_of_the_best_so_far() -> None:
@@ -378,7 +378,7 @@ def test_improvements_are_the_steps_of_the_best_so_far() -> None:
     assert phase_at((), 3) == ""
 
 
-def test_small_words() -> None:
+def test_durations_and_paths_are_formatted() -> None:
     assert [clock(seconds) for seconds in (0.4, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
     assert handle(samples.search("demo-2.b")) == "demo-2.b"
     assert handle(samples.search("a/b", id="x")) == handle(samples.search("..", id="x")) == "x"

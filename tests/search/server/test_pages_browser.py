@@ -1,4 +1,4 @@
-"""Pages in a real browser, headless and offline: they draw, follow a search that runs, and are reached by keyboard."""
+"""Pages in a real browser, headless and offline: charts, live updates, keyboard."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def settled(page: Any) -> None:
     )
 
 
-def test_a_way_through_all_pages(browse: Open, store: Store) -> None:
+def test_all_pages_are_visited(browse: Open, store: Store) -> None:
     page = browse("/")
     page.get_by_role("link", name="eep", exact=True).click()
     page.wait_for_selector("figure[data-drawn='24'] canvas")
@@ -223,7 +223,7 @@ def test_a_way_through_all_pages(browse: Open, store: Store) -> None:
     page.get_by_role("heading", name="What happened last").wait_for()
 
 
-def test_a_search_is_seen_to_advance_and_is_steered(browse: Open, store: Store) -> None:
+def test_a_running_search_is_followed_and_controlled(browse: Open, store: Store) -> None:
     with Driver(store, "live"):
         overview = browse("/")
         page = browse("/searches/live")
@@ -259,7 +259,7 @@ def test_a_search_is_seen_to_advance_and_is_steered(browse: Open, store: Store) 
     assert page.get_by_role("button").count() == 0
 
 
-def test_a_page_is_live_again_after_a_proxy_had_no_answer(browse: Open, store: Store) -> None:
+def test_a_page_reconnects_after_a_proxy_error(browse: Open, store: Store) -> None:
     page = browse("/login", refusals=(401, 502))
     page.clock.install()
     status = [502]
@@ -348,7 +348,7 @@ def test_an_export_is_followed_to_its_end(browse: Open, store: Store) -> None:
 
 
 @pytest.mark.parametrize("path", ["/best", "/searches/eep"])
-def test_rows_on_a_phone_are_as_high_as_what_is_seen_of_them(browse: Open, path: str) -> None:
+def test_table_rows_on_a_phone_are_as_high_as_their_visible_text(browse: Open, path: str) -> None:
     page = browse(path, viewport={"width": 375, "height": 800})
     settled(page)
     heights = "[...document.querySelectorAll('tr:has(td.summary)')].map(each => each.offsetHeight)"

@@ -1,4 +1,4 @@
-"""The command line against a server: the same commands, the same output, by names that the server knows."""
+"""Commands with a server: the same commands and output, by names that the server knows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def kinds(all_kinds: str, tokens: Path, tmp_path: Path) -> Iterator[Served]:
     assert found.process.wait(PATIENT_S) == 0
 
 
-def test_a_server_for_others_is_reached_at_what_it_says(
+def test_a_server_for_other_machines_prints_urls_that_work(
     all_kinds: str, in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
@@ -111,7 +111,7 @@ READING = (
 )
 
 
-def test_what_reads_says_the_same_of_a_server_as_of_its_store(
+def test_reading_commands_print_the_same_for_a_server_and_its_store(
     kinds: Served, in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MOEVOLVE_STORE", "MOEVOLVE_SERVER", "MOEVOLVE_TOKEN"):
@@ -147,7 +147,7 @@ def test_what_reads_says_the_same_of_a_server_as_of_its_store(
         assert "secret" not in failed.stderr
 
 
-def test_who_watches_is_told_of_a_driver_that_is_gone(tmp_path: Path, tokens: Path, monkeypatch: Any) -> None:
+def test_following_a_search_reports_a_lost_driver(tmp_path: Path, tokens: Path, monkeypatch: Any) -> None:
     store = f"sqlite:///{tmp_path / 'moevolve.db'}"
     with Store.open(store) as opened:
         opened.create_search(samples.search("left", config=run_config(name="left").canonical_json()), [])

@@ -14,33 +14,46 @@ from server_tokens import WRITE
 from store_samples import scored, search, split
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search import requests as ask
 from moevolve.search.operations import plot
+from moevolve.search.requests.models import EvaluateRequest
+from moevolve.search.requests.record import Request, one_line_errors
+from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
+from moevolve.search.requests.searches import (
+    BestRequest,
+    ControlRequest,
+    FinalTableRequest,
+    LineageRequest,
+    PlotRequest,
+    ReportRequest,
+    SearchesRequest,
+    SearchRequest,
+    ShowRequest,
+)
+from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.server.site.app import make_app
 from moevolve.search.service.service import LocalService, Service
 from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
-QUESTIONS: list[ask.Request[Any]] = [
-    ask.SearchesRequest(),
-    ask.SearchRequest("lab"),
-    ask.ControlRequest("lab"),
-    ask.StandingsRequest("lab-1"),
-    ask.BestRequest(task="rte", limit=2),
-    ask.BestRequest(search="alpha", by="search"),
-    ask.ShowRequest("lab:7"),
-    ask.LineageRequest("lab:50", depth=2),
-    ask.LineageRequest("lab:1", descendants=True),
-    ask.PlotRequest("lab", form="png"),
-    ask.ReportRequest("lab", limit=2),
-    ask.PauseRequest("beta"),
-    ask.StopRequest("beta"),
-    ask.ScaleRequest("beta", 3, priority=1),
-    ask.CancelRequest("beta"),
+QUESTIONS: list[Request[Any]] = [
+    SearchesRequest(),
+    SearchRequest("lab"),
+    ControlRequest("lab"),
+    FinalTableRequest("lab-1"),
+    BestRequest(task="rte", limit=2),
+    BestRequest(search="alpha", by="search"),
+    ShowRequest("lab:7"),
+    LineageRequest("lab:50", depth=2),
+    LineageRequest("lab:1", descendants=True),
+    PlotRequest("lab", form="png"),
+    ReportRequest("lab", limit=2),
+    PauseRequest("beta"),
+    StopRequest("beta"),
+    ScaleRequest("beta", 3, priority=1),
+    CancelRequest("beta"),
 ]
 
 
@@ -57,7 +70,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
-def picture(store: StoreReader, request: ask.PlotRequest) -> bytes:
+def picture(store: StoreReader, request: PlotRequest) -> bytes:
     """In the place of a drawing, for which the search's model would have to be there."""
     return f"{request} of {store.search(request.search).id}".encode()
 
@@ -89,10 +102,10 @@ def service(request: pytest.FixtureRequest, store: Store, served: RemoteService)
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=repr)
-def test_a_server_answers_as_its_store_does(store: Store, served: RemoteService, question: ask.Request[Any]) -> None:
+def test_a_server_answers_as_its_store_does(store: Store, served: RemoteService, question: Request[Any]) -> None:
     here = LocalService(store, keep_open=True).ask(question)
     there = served.ask(question)
-    if isinstance(question, ask.PauseRequest | ask.StopRequest | ask.CancelRequest | ask.ScaleRequest):
+    if isinstance(question, PauseRequest | StopRequest | CancelRequest | ScaleRequest):
         assert (there.owner, there.desired_state, there.workers) == (here.owner, here.desired_state, here.workers)
     else:
         assert there == here and here
@@ -107,17 +120,17 @@ def test_every_use_case_that_is_served_is_asked() -> None:
 @pytest.mark.parametrize(
     ("question", "error", "said"),
     [
-        (ask.SearchRequest("labb"), NotFoundError, "no search 'labb': did you mean lab?"),
-        (ask.ShowRequest("lab:60"), NotFoundError, "no individual 'lab:60'; nearest: lab:59"),
-        (ask.BestRequest(task="none"), NotFoundError, "no task 'none'"),
-        (ask.StopRequest("lab"), StoreError, "isn't being run"),
-        (ask.ScaleRequest("beta"), UserError, "say how many workers"),
-        (ask.ShowRequest("a ?c#d%:1"), NotFoundError, "a ?c#d%"),
+        (SearchRequest("labb"), NotFoundError, "no search 'labb': did you mean lab?"),
+        (ShowRequest("lab:60"), NotFoundError, "no individual 'lab:60'; nearest: lab:59"),
+        (BestRequest(task="none"), NotFoundError, "no task 'none'"),
+        (StopRequest("lab"), StoreError, "isn't being run"),
+        (ScaleRequest("beta"), UserError, "say how many workers"),
+        (ShowRequest("a ?c#d%:1"), NotFoundError, "a ?c#d%"),
     ],
     ids=repr,
 )
 def test_what_is_wrong_is_the_same_error(
-    service: Service, question: ask.Request[Any], error: type[Exception], said: str
+    service: Service, question: Request[Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error) as caught:
         service.ask(question)
@@ -126,20 +139,20 @@ def test_what_is_wrong_is_the_same_error(
 
 def test_what_needs_the_model_is_refused_by_a_server(served: RemoteService) -> None:
     with pytest.raises(UserError, match="this needs the store itself, and the model"):
-        served.ask(ask.EvaluateRequest("lab:1", task="rte"))
+        served.ask(EvaluateRequest("lab:1", task="rte"))
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ask.BestRequest(limit=0),
-        lambda: ask.BestRequest(by="training"),  # type: ignore[arg-type]
-        lambda: ask.ScaleRequest("beta", 0),
-        lambda: ask.ShowRequest("x" * 300),
+        lambda: BestRequest(limit=0),
+        lambda: BestRequest(by="training"),  # type: ignore[arg-type]
+        lambda: ScaleRequest("beta", 0),
+        lambda: ShowRequest("x" * 300),
     ],
 )
 def test_a_record_refuses_what_is_out_of_range(make: Callable[[], object]) -> None:
-    with pytest.raises(UserError), ask.refused_in_a_line():
+    with pytest.raises(UserError), one_line_errors():
         make()
 
 
@@ -148,4 +161,4 @@ def test_a_store_that_was_opened_to_read_is_not_written_to(store: Store) -> None
         LocalService(StoreReader.open(store.url)) as service,
         pytest.raises(StoreError, match=r"opened for reading only, .* moevolve\.open_store"),
     ):
-        service.ask(ask.PauseRequest("lab"))
+        service.ask(PauseRequest("lab"))

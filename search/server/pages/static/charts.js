@@ -1,8 +1,8 @@
-// What charts have in common: colours that are those of the page, and a size that follows it.
+// Shared by all charts: colours from the page's style sheet, and sizes that follow the page.
 
 const COLOURS = ["--phase-1", "--phase-2", "--phase-3", "--phase-4"];
 
-/** A colour of the page by the name of its property. */
+/** Value of a colour property of the style sheet. */
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
@@ -12,10 +12,10 @@ export function phaseColour(place) {
   return colour(COLOURS[place % COLOURS.length]);
 }
 
-/** Distances between the marks of an axis that counts something. */
+/** Tick distances of an axis of integers. */
 export const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6].flatMap((unit) => [unit, 2 * unit, 5 * unit]);
 
-/** Options of an axis in the page's colours. */
+/** uPlot options of an axis in the page's colours. */
 export function axis(label, options = {}) {
   return {
     label,
@@ -30,18 +30,18 @@ export function axis(label, options = {}) {
 }
 
 /**
- * Make a chart, and again when the colours change; its width follows the page's.
- * @param {HTMLElement} place
- * @param {() => object} make options, without a size
- * @param {() => number[][]} data
- * @returns {() => object} gives the chart as it is now
+ * Draw a chart that follows the page's width, and is drawn again when the colour scheme changes.
+ * @param {HTMLElement} place element that the chart is put into
+ * @param {() => object} options makes uPlot options without a size
+ * @param {() => number[][]} data makes the columns
+ * @returns {() => object} returns the current uPlot object
  */
-export function chart(place, make, data) {
+export function chart(place, options, data) {
   const size = () => ({ width: Math.max(200, place.clientWidth), height: Math.max(220, Math.min(380, place.clientWidth * 0.5)) });
   let made = null;
   const build = () => {
     made?.destroy();
-    made = new uPlot({ ...make(), ...size() }, data(), place);
+    made = new uPlot({ ...options(), ...size() }, data(), place);
   };
   build();
   new ResizeObserver(() => made.setSize(size())).observe(place);

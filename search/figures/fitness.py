@@ -1,4 +1,4 @@
-"""The course of a search: score over individuals (EEP, Fig. 5), and score against size."""
+"""Fitness curves of a search: score over individuals (EEP, Fig. 5), and score against size."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEGEND_WIDTH = 1.35
-"""Inches that an entry of a legend takes."""
+"""Width of a legend's entry in inches."""
 _LEAST_SPAN = 4.0
-"""Percentage points that an axis of sizes spans at least."""
+"""Shortest range of an axis of sizes, in percentage points."""
 
 
-def course_figure(history: Sequence[IndividualRecord], full: float | None) -> Figure:
-    """The course of a search by itself; at least one individual must be evaluated."""
+def fitness_figure(history: Sequence[IndividualRecord], full: float | None) -> Figure:
+    """Draw the fitness curve alone, of a search with at least one evaluated individual."""
     with drawing(3.1) as figure:
-        draw_course(figure.subplots(), history, full)
+        draw_fitness(figure.subplots(), history, full)
         return figure
 
 
-def draw_course(axes: Axes, history: Sequence[IndividualRecord], full: float | None) -> None:
-    """Every individual as a dot, the best so far as a line, the full model as another (paper: Fig. 5)."""
+def draw_fitness(axes: Axes, history: Sequence[IndividualRecord], full: float | None) -> None:
+    """Draw every individual as a dot, the best so far as a line, and the full model as another (EEP, Fig. 5)."""
     phases = list(dict.fromkeys(row.phase for row in history))
     for phase, colour in zip(phases, PHASE_COLOURS, strict=False):
         rows = [row for row in history if row.phase == phase and row.fitness is not None]
@@ -47,7 +47,7 @@ def draw_course(axes: Axes, history: Sequence[IndividualRecord], full: float | N
     axes.plot(indices, best, color=INK, linewidth=1.3, drawstyle="steps-post", label="best so far")
     failed = [row.index for row in history if row.status == "failed"]
     if failed:
-        # They have no score: on the lower edge, whatever the scores' range is.
+        # They have no score, so they stand at the lower edge whatever the range of scores is.
         edge = axes.get_xaxis_transform()
         axes.scatter(failed, [0.025] * len(failed), marker="x", s=18, color=RED, label="failed", transform=edge)
     if full is not None:
@@ -60,7 +60,7 @@ def draw_course(axes: Axes, history: Sequence[IndividualRecord], full: float | N
 
 
 def legend_above(axes: Axes) -> None:
-    """A legend over the axes, in as many columns as there is room for."""
+    """Put a legend above the axes, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -71,8 +71,8 @@ def legend_above(axes: Axes) -> None:
         )
 
 
-def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The (size, score) points that no other beats in both, from the smallest to the largest."""
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the (size, score) points that no other beats in both, from the smallest to the largest size."""
     best: list[tuple[float, float]] = []
     for size, score in sorted(points, key=lambda point: (point[0], -point[1])):
         if not best or score > best[-1][1]:
@@ -81,12 +81,12 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def size_figure(history: Sequence[IndividualRecord], full: float | None, best: int | None) -> Figure:
-    """Score against parameters, in all and per token, of every individual, with what no other beats in both.
+    """Draw score against parameters, total and per token, of every individual, with the Pareto front.
 
     Args:
-        history: at least one individual must be evaluated.
-        full: fitness of the unedited model.
-        best: index of the one to point out.
+        history: Individuals, at least one of them evaluated.
+        full: Fitness of the unedited model.
+        best: Index of the individual to mark.
     """
     rows = [row for row in history if row.fitness is not None]
     with drawing(3.0) as figure:
@@ -106,7 +106,7 @@ def size_figure(history: Sequence[IndividualRecord], full: float | None, best: i
 def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None, full: float | None) -> None:
     xs, ys = zip(*points, strict=True)
     axes.scatter(xs, ys, s=9, color=BLUE, alpha=0.75, label="individuals", rasterized=len(points) > MANY_MARKS)
-    edge = front(points)
+    edge = pareto_front(points)
     axes.plot(
         *zip(*edge, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label="not beaten in both"
     )
@@ -118,7 +118,7 @@ def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None,
         sizes.append(100)
     axes.margins(x=0.1, y=0.1)
     if max(sizes) - min(sizes) < _LEAST_SPAN:
-        # All about alike: a scale of thousandths would only look like a trade-off.
+        # All sizes are about alike: a scale of thousandths would suggest a trade-off that there isn't.
         middle = (max(sizes) + min(sizes)) / 2
         axes.set_xlim(middle - _LEAST_SPAN / 2, middle + _LEAST_SPAN / 2)
     axes.grid(alpha=0.25)

@@ -1,4 +1,4 @@
-"""Searches that are launched from the server: each in a process of its own, which outlives the server."""
+"""Background processes: searches and exports that users start from the server, and that outlive it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.running.webhooks import WebhookSection, environment_of
 
 _TAIL_BYTES = 1 << 16
+_SERVER_VARIABLES = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
+"""Environment variables that commands must not inherit: with them they would ask a server instead of the store."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """A process that was started for a search, or for an export.
+class Job:
+    """A process that was started for a search or for an export.
 
     Attributes:
-        name: what it is for: a search's name, or an individual.
-        command: of moevolve that it runs: `launch`, `resume` or `export`.
-        started_at: when, in UTC.
-        process: its number on the server's machine.
-        running: whether it still runs.
-        exit_code: how it ended; None while it runs.
-        last_line: of its log.
+        name: Name of the search, or SEARCH:INDEX of the exported individual.
+        command: The moevolve command that runs: `launch`, `resume` or `export`.
+        started_at: Start time in UTC.
+        process: Process id on the server's machine.
+        exit_code: Exit status; None while the process runs.
+        last_line: Last line of its log.
     """
 
     name: str
@@ -47,13 +48,14 @@ class _Started:
     process: subprocess.Popen[bytes]
 
 
-class Drivers:
-    """Starts commands of moevolve in the background.
+class ProcessRunner:
+    """Starts moevolve commands in the background, one at a time per name.
 
     Args:
-        store: URL of the store that they work on; it goes through the environment, since anybody may read a command.
-        logs: folder of their logs.
-        webhooks: whom they tell how searches end.
+        store: URL of the store that the commands use. It is passed in the environment, because other users of the
+            machine can read command lines.
+        logs: Folder for the log files.
+        webhooks: Addresses that searches notify when they end.
 
     Raises:
         UserError: the key of a webhook isn't in the environment.
@@ -67,16 +69,17 @@ class Drivers:
         self._started: dict[str, _Started] = {}
         self._lock = threading.Lock()
 
-    def start(self, name: str, arguments: Sequence[str]) -> Launch:
+    def start(self, name: str, arguments: Sequence[str]) -> Job:
         """Run `moevolve ARGUMENTS` in the background, in a session of its own.
 
         Args:
-            name: what for; there is one process at a time for a name.
-            arguments: of the command line, the command first.
+            name: Name of the search, or SEARCH:INDEX of an individual.
+            arguments: Command line arguments, the command first.
 
         Raises:
-            UserError: one for this name still runs, or the log can't be written.
+            UserError: a process with this name is still running, or the log can't be written.
         """
+        inherited = {name: value for name, value in os.environ.items() if name not in _SERVER_VARIABLES}
         with self._lock:
             earlier = self._started.get(name)
             if earlier is not None and earlier.process.poll() is None:
@@ -85,53 +88,47 @@ class Drivers:
                 )
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)
-                with self.log_file(name).open("ab") as log:
+                with self._log_file(name).open("ab") as log:
                     process = subprocess.Popen(
                         [sys.executable, "-m", "moevolve.search.cli", *arguments],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env=_inherited() | self._environment,
+                        env=inherited | self._environment,
                         start_new_session=True,
                     )
             except OSError as error:
-                raise UserError(f"logs: {self.log_file(name)} can't be written: {error.strerror}") from None
+                raise UserError(f"logs: {self._log_file(name)} can't be written: {error.strerror}") from None
             others = {other: started for other, started in self._started.items() if other != name}
-            # In one step: others may be reading it.
+            # Replaced, not changed: other threads may be iterating over it.
             self._started = others | {name: _Started(arguments[0], datetime.now(UTC), process)}
-        return self.launch(name)
+        return self.job(name)
 
-    def launch(self, name: str) -> Launch:
-        """What became of what was started for a name.
+    def job(self, name: str) -> Job:
+        """The latest process with a name, and its state.
 
         Raises:
-            KeyError: nothing was, by this server.
+            KeyError: this server has started none.
         """
         started = self._started[name]
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()
         last = lines[-1] if lines else ""
-        return Launch(name, started.command, started.at, started.process.pid, code is None, code, last)
+        return Job(name, started.command, started.at, started.process.pid, code is None, code, last)
 
-    def launches(self) -> list[Launch]:
-        """All that this server started, the latest last, and what became of it."""
-        return [self.launch(name) for name in list(self._started)]
-
-    def log_file(self, name: str) -> Path:
-        """Where what is started for a name writes to; names are checked before, and have no folders in them."""
-        return self._logs / f"{name.replace(':', '@')}.log"
+    def jobs(self) -> list[Job]:
+        """The latest process of each name that this server has started, the most recent last."""
+        return [self.job(name) for name in list(self._started)]
 
     def log(self, name: str) -> str:
-        """The last of the log of what was started for a name, by this server or one before it; empty if nothing was."""
+        """The last 64 KiB of a name's log, whichever server wrote it; empty if there is none."""
         try:
-            with self.log_file(name).open("rb") as log:
+            with self._log_file(name).open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 return log.read().decode("utf-8", "replace")
         except FileNotFoundError:
             return ""
 
-
-def _inherited() -> dict[str, str]:
-    """The server's environment, without what is its own: commands would ask a server in the place of the store."""
-    own = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
-    return {name: value for name, value in os.environ.items() if name not in own}
+    def _log_file(self, name: str) -> Path:
+        # Names were checked before: none has a slash in it.
+        return self._logs / f"{name.replace(':', '@')}.log"

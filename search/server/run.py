@@ -1,4 +1,4 @@
-"""Running the server until it is told to stop."""
+"""The process that serves HTTP requests until it is told to stop."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from moevolve.store.repository import Store
 
 log = logging.getLogger(__name__)
 
-_GOODBYE_S = 3
-"""Seconds that requests under way get when the server stops."""
+_SHUTDOWN_S = 3
+"""Seconds that requests in progress get when the server stops."""
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None]) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        settings: of the server.
-        on_ready: told the URLs that it can be reached at, once it can.
+        settings: Settings of the server.
+        on_ready: Called with the server's URLs once it accepts connections.
 
     Raises:
-        UserError: the address can't be listened at, or tokens are missing or can't be read.
+        UserError: the address can't be bound, or tokens are missing or can't be read.
         StoreError: the store can't be opened.
     """
-    with _listening(settings) as listening, Store.open(settings.store) as store:
-        # Not sooner: what is wrong in the settings is said at once.
+    with _listening_socket(settings) as listening, Store.open(settings.store) as store:
+        # Imported here, so that errors in the settings are reported at once.
         import uvicorn
 
-        from moevolve.search.server.connections import BACKLOG, BoundedProtocol, allow_files
-        from moevolve.search.server.site.app import make_app
+        from moevolve.search.server.app import make_app
+        from moevolve.search.server.connections import BACKLOG, BoundedProtocol, raise_file_limit
 
-        allow_files()
+        raise_file_limit()
         app = make_app(store, settings)
         port = listening.getsockname()[1]
         urls = tuple(f"http://{f'[{name}]' if ':' in name else name}:{port}" for name in settings.names)
@@ -48,18 +48,18 @@ def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None])
             http=BoundedProtocol,
             ws="none",
             backlog=BACKLOG,
-            log_level="error",  # less than that is what strangers send, who could fill a disk with it
+            log_level="error",  # warnings are about malformed requests, with which strangers could fill the disk
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=_GOODBYE_S,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
         )
-        with _ends_quietly():
+        with _ignored_signals():
             uvicorn.Server(config).run([listening])
 
 
 @contextmanager
-def _ends_quietly() -> Iterator[None]:
-    """Being told to stop is no failure: uvicorn raises the signal again, once it has stopped."""
+def _ignored_signals() -> Iterator[None]:
+    # After a shutdown uvicorn raises the signal again that caused it, but stopping a server is no failure.
     before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -68,7 +68,7 @@ def _ends_quietly() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _listening(settings: ServerSettings) -> socket.socket:
+def _listening_socket(settings: ServerSettings) -> socket.socket:
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(found[0], socket.SOCK_STREAM)

@@ -1,9 +1,9 @@
-// The chart of a search: the best score so far, and individuals bucket by bucket in the colour of their phase.
+// Chart of a search: the best score so far, and the individuals, in buckets and coloured by phase.
 import { WHOLE, axis, chart, colour, phaseColour } from "./charts.js";
 
 const POINTS = 1000;
 
-/** @param {HTMLElement} figure with `data-course`, where the points are, and what is known of the search; gets news */
+/** @param {HTMLElement} figure with `data-course`, the URL of the points, and other data of the search */
 export function draw(figure) {
   const { course: url, individuals } = figure.dataset;
   const spans = JSON.parse(figure.dataset.spans);
@@ -12,7 +12,7 @@ export function draw(figure) {
   const place = figure.querySelector(".plot");
   const readout = figure.querySelector("[data-readout]");
   const hint = readout.textContent;
-  let course = { first: [], low: [], high: [], at: [], best: [], width: 1 };
+  let curve = { first: [], low: [], high: [], at: [], best: [], width: 1 };
   let current = null;
 
   const group = (index) => {
@@ -21,63 +21,63 @@ export function draw(figure) {
   };
   const percent = (values) => values.map((value) => 100 * value);
   const columns = () => {
-    const owner = course.at.map(group);
-    const highs = groups.map((_, place) => course.high.map((value, at) => (owner[at] === place ? 100 * value : null)));
-    // The full model is scored while the search begins: the part of the page that is refreshed has its fitness.
+    const owner = curve.at.map(group);
+    const highs = groups.map((_, place) => curve.high.map((value, at) => (owner[at] === place ? 100 * value : null)));
+    // The full model is scored after the page was loaded; its score is in a part of the page that is refreshed.
     const full = document.querySelector("#now [data-full]")?.dataset.full ?? "";
-    return [course.at, ...highs, percent(course.best), course.at.map(() => (full === "" ? null : 100 * Number(full)))];
+    return [curve.at, ...highs, percent(curve.best), curve.at.map(() => (full === "" ? null : 100 * Number(full)))];
   };
 
-  // From the highest of a bucket down to its lowest.
+  // A bar from the highest score of each bucket to its lowest.
   const bars = (plot) => {
-    if (course.width === 1) return;
+    if (curve.width === 1) return;
     const { ctx, bbox } = plot;
     ctx.save();
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
     ctx.globalAlpha = 0.35;
-    course.at.forEach((index, at) => {
+    curve.at.forEach((index, at) => {
       const x = plot.valToPos(index, "x", true);
       ctx.strokeStyle = phaseColour(group(index));
       ctx.beginPath();
-      ctx.moveTo(x, plot.valToPos(100 * course.low[at], "y", true));
-      ctx.lineTo(x, plot.valToPos(100 * course.high[at], "y", true));
+      ctx.moveTo(x, plot.valToPos(100 * curve.low[at], "y", true));
+      ctx.lineTo(x, plot.valToPos(100 * curve.high[at], "y", true));
       ctx.stroke();
     });
     ctx.restore();
   };
 
   const operators = new Map();
-  const tell = async (at) => {
+  const describe = async (at) => {
     current = at;
     if (at === null) {
       readout.textContent = hint;
       return;
     }
-    const index = course.at[at];
-    const score = `individual ${index}: ${(100 * course.high[at]).toFixed(1)} %`;
-    const many = course.width > 1 ? ` (the highest of ${course.width} around it, the lowest ${(100 * course.low[at]).toFixed(1)} %)` : "";
-    const said = () => `${score}${operators.has(index) ? `, ${operators.get(index)}` : ""}${many}; click to open it`;
-    readout.textContent = said();
+    const index = curve.at[at];
+    const score = `individual ${index}: ${(100 * curve.high[at]).toFixed(1)} %`;
+    const bucket = curve.width > 1 ? ` (the highest of ${curve.width} around it, the lowest ${(100 * curve.low[at]).toFixed(1)} %)` : "";
+    const text = () => `${score}${operators.has(index) ? `, ${operators.get(index)}` : ""}${bucket}; click to open it`;
+    readout.textContent = text();
     if (operators.has(index)) return;
-    await new Promise((done) => setTimeout(done, 150)); // The pointer may only be passing.
+    await new Promise((done) => setTimeout(done, 150)); // The pointer may be passing over it.
     if (current !== at) return;
     const answer = await fetch(`/api${individuals}${index}`).catch(() => null);
     if (!answer?.ok) return;
     const { individual } = await answer.json();
     operators.set(index, `${individual.phase}: ${individual.operator}`);
-    if (current === at) readout.textContent = said();
+    if (current === at) readout.textContent = text();
   };
 
-  // Of what is seen: the bars' lower ends are no series.
+  // The vertical range of the visible part, including the lower ends of the bars, which are no series.
   const range = (plot, least, most) => {
     const { min, max } = plot.scales.x;
-    const seen = course.low.filter((_, at) => course.at[at] >= min && course.at[at] <= max);
-    const low = seen.reduce((one, other) => Math.min(one, 100 * other), least ?? 0);
+    const visible = curve.low.filter((_, at) => curve.at[at] >= min && curve.at[at] <= max);
+    const low = visible.reduce((one, other) => Math.min(one, 100 * other), least ?? 0);
     const high = most ?? 100;
-    const room = 0.05 * (high - low) + 0.5;
-    return [Math.max(0, low - room), Math.min(100, high + room)];
+    const margin = 0.05 * (high - low) + 0.5;
+    return [Math.max(0, low - margin), Math.min(100, high + margin)];
   };
 
   const options = () => ({
@@ -96,7 +96,7 @@ export function draw(figure) {
       { label: "best so far", stroke: colour("--ink"), width: 1.5, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } },
       { label: "full model", stroke: colour("--soft"), dash: [6, 4], points: { show: false } },
     ],
-    hooks: { drawAxes: [bars], setCursor: [(plot) => { const at = plot.cursor.idx ?? null; if (at !== current) tell(at); }] },
+    hooks: { drawAxes: [bars], setCursor: [(plot) => { const at = plot.cursor.idx ?? null; if (at !== current) describe(at); }] },
   });
 
   const plot = chart(place, options, columns);
@@ -104,22 +104,22 @@ export function draw(figure) {
   place.addEventListener("pointerdown", (event) => (pressed = event.clientX));
   place.addEventListener("click", (event) => {
     const over = event.target.closest(".u-over");
-    if (over && current !== null && Math.abs(event.clientX - pressed) < 4) location.assign(`${individuals}${course.at[current]}`);
+    if (over && current !== null && Math.abs(event.clientX - pressed) < 4) location.assign(`${individuals}${curve.at[current]}`);
   });
 
   const load = async () => {
     const answer = await fetch(`${url}?points=${POINTS}`).catch(() => null);
     if (!answer?.ok) return;
-    course = await answer.json();
+    curve = await answer.json();
     const shown = plot();
     const { min, max } = shown.scales.x;
-    const closer = shown.data[0].length > 0 && (min > shown.data[0][0] || max < shown.data[0].at(-1));
-    shown.setData(columns(), !closer);
-    figure.dataset.drawn = String(course.individuals);
+    const zoomed = shown.data[0].length > 0 && (min > shown.data[0][0] || max < shown.data[0].at(-1));
+    shown.setData(columns(), !zoomed);
+    figure.dataset.drawn = String(curve.individuals);
     place.removeAttribute("aria-busy");
   };
 
-  // One at a time, and once more after the last news.
+  // One request at a time, and one more if there was news meanwhile.
   let busy = false;
   let again = false;
   const follow = async () => {

@@ -1,0 +1,131 @@
+"""Records that answer requests about models. The store's own records answer most other requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import computed_field
+
+from moevolve.evaluators.fitness.transcript import Answer
+from moevolve.search.loop.scores import interval
+from moevolve.store.records import EvaluationRecord
+from moevolve.workers.contract.usage import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The score of an individual or of the full model on one split of a task.
+
+    Attributes:
+        ref: `SEARCH:INDEX`, or `full`.
+        record: The stored evaluation, with its per-example outcomes.
+    """
+
+    ref: str
+    record: EvaluationRecord = field(repr=False)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def score(self) -> float | None:
+        """Score in [0, 1]; None for a candidate that failed."""
+        return self.record.score
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the score; None for a candidate that failed."""
+        return None if self.record.score is None else interval(self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRow:
+    """One row of a split, and what models answered.
+
+    Attributes:
+        row: Index of the row in the split, from 0.
+        prompt: Text of the task, without a chat template.
+        references: Accepted answers, the gold one first.
+        choices: The closed set of answers; empty where answers are open.
+        answers: Answers of the models, in their order.
+    """
+
+    row: int
+    prompt: str
+    references: tuple[str, ...]
+    choices: tuple[str, ...]
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What models answered to a task's prompts.
+
+    Attributes:
+        fitness: Fitness kind that reads the answers.
+        models: `full`, then the individuals.
+        examined: Number of rows that were run, counted from the split's first.
+        scores: Score of every model on these rows, in [0, 1].
+        rows: The rows that the request selects.
+    """
+
+    task: str
+    split: str
+    fitness: str
+    models: tuple[str, ...]
+    examined: int
+    scores: tuple[float, ...]
+    rows: tuple[AnsweredRow, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRow:
+    """One row of a split as the model reads it, special tokens and truncation included.
+
+    Attributes:
+        row: Index of the row in the split, from 0.
+        prompt: Text before the answer.
+        gold: The right answer as it follows the prompt, whose log-probability is taken; empty where there is none.
+        choices: Every choice as it follows the prompt; empty where answers are open.
+    """
+
+    row: int
+    prompt: str
+    gold: str
+    choices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """How an individual uses its experts.
+
+    Attributes:
+        ref: `SEARCH:INDEX` of the individual.
+        kind: Genome kind of its search.
+        task_fingerprint: Fingerprint of the split whose prompts and answers were run.
+        before: The full model's usage; None where that has no experts to compare with.
+        after: The individual's usage.
+        format: Name and version of the file format.
+    """
+
+    ref: str
+    search_id: str
+    kind: str
+    task: str
+    split: str
+    task_fingerprint: str
+    before: Usage | None = field(repr=False)
+    after: Usage = field(repr=False)
+    format: Literal["moevolve-analysis/3"] = "moevolve-analysis/3"
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """One stored coefficient file; `ref` is its individual as `SEARCH:INDEX`."""
+
+    ref: str
+    path: Path
+    experts: int
+    groups: int
+    summary: str

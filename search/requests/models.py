@@ -1,0 +1,255 @@
+"""Requests that load a model: scores, answers, analyses, checkpoints, profiles; and the import of coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.requests.parameters import (
+    SETTINGS,
+    Device,
+    ExportForm,
+    IndividualOrFull,
+    IndividualRef,
+    ModelDevice,
+    ModelDtype,
+    ModelPath,
+    ModelSettings,
+    Overrides,
+    SearchOfFull,
+    Split,
+    Task,
+)
+from moevolve.search.requests.record import Flag, Request, record
+
+if TYPE_CHECKING:  # the answers
+    from moevolve.search.requests.answers import Analysis, Answers, AskedRow, Evaluation, Imported
+    from moevolve.workers.contract.card import ExportReport
+    from moevolve.workers.profiling.report import ProfileReport
+
+AnswerFilter = Literal["differing", "wrong", "lost", "gained"]
+
+
+@record
+class EvaluateRequest(Request["Evaluation"]):
+    """Score an individual, or the full model, on one split of a task, in this process. The result is stored.
+
+    Under other settings it is another evaluation, stored beside the first.
+
+    Raises:
+        UserError: there is no such task or split, a setting can't be changed like that, or the model can't be loaded.
+        StoreError: there is no such store, search or individual.
+    """
+
+    individual: IndividualOrFull
+    _: KW_ONLY
+    task: Task
+    split: Split = "test"
+    search: SearchOfFull = None
+    model: ModelPath = None
+    overrides: ModelSettings = ()
+
+
+@record
+class AnswersRequest(Request["Answers"]):
+    """Show prompts, right answers, and the answers of the full model and of individuals. Nothing is stored.
+
+    Raises:
+        UserError: there is no such task or split, individuals are of different models, or one can't be run.
+        StoreError: there is no such store or individual.
+    """
+
+    individuals: Annotated[
+        Sequence[str],
+        Field(min_length=1, description="SEARCH:INDEX of individuals of one model, or `full` alone."),
+        Flag(metavar="INDIVIDUAL...|full"),
+    ]
+    _: KW_ONLY
+    task: Task
+    split: Split = "test"
+    limit: Annotated[
+        int | None, Field(ge=1, description="Show at most this many rows. Without `only`, no more than these are run.")
+    ] = 10
+    only: Annotated[
+        AnswerFilter | None,
+        Field(
+            description="Run the whole split, and show only rows where an individual answers otherwise than the full "
+            "model (`differing`), isn't fully right (`wrong`), or scores below (`lost`) or above it (`gained`)."
+        ),
+    ] = None
+    search: SearchOfFull = None
+    model: ModelPath = None
+    device: ModelDevice = None
+    dtype: ModelDtype = None
+
+
+@record
+class PromptsRequest(Request["list[AskedRow]"]):
+    """Show prompts as the model reads them and the answers that are scored, chat template and special tokens included.
+
+    No weights are needed, and nothing is run.
+
+    Raises:
+        UserError: there is no such task or split, or the model's config or tokenizer can't be had.
+        StoreError: there is no such store or individual.
+    """
+
+    individual: IndividualOrFull
+    _: KW_ONLY
+    task: Task
+    split: Split = "test"
+    limit: Annotated[int | None, Field(ge=1, description="Show at most this many rows.")] = 10
+    search: SearchOfFull = None
+    model: ModelPath = None
+
+
+@record
+class AnalyseRequest(Request["Analysis"]):
+    """Count which experts a task's prompts activate, how strongly, and which together, before and after.
+
+    Raises:
+        UserError: there is no such task or split, or the individual can't be run.
+        StoreError: there is no such store or individual.
+    """
+
+    individual: IndividualRef
+    _: KW_ONLY
+    task: Task
+    split: Split = "dev"
+    tokens: Annotated[
+        int | None, Field(ge=1, description="Stop after about this many tokens. All are run if this is left out.")
+    ] = None
+    model: ModelPath = None
+
+
+@record
+class ExportRequest(Request["ExportReport"]):
+    """Write an individual as a checkpoint that `transformers` loads, and verify the files layer by layer.
+
+    Raises:
+        ExportError: the checkpoint failed its verification; its files are kept as `DIRECTORY.unverified`.
+        UserError: the folder exists, the model can't be loaded, or the form can't express the individual.
+        StoreError: there is no such store or individual.
+    """
+
+    individual: IndividualRef
+    directory: Annotated[str | Path, Field(description="New folder of the checkpoint."), Flag(metavar="DIR", kind=Path)]
+    _: KW_ONLY
+    form: ExportForm = None
+    model: ModelPath = None
+    device: ModelDevice = None
+    dtype: ModelDtype = None
+
+
+@record
+class ImportEepRequest(Request["list[Imported]"]):
+    """Store the EEP authors' coefficient files as individuals, one search per file.
+
+    They can be shown, evaluated and exported. No weights are needed before an individual is run; `model` names them
+    then. Without a run configuration the original experts stay on the host, in the checkpoint's dtype, and prompts for
+    a Mixtral are in the authors' template.
+
+    Raises:
+        UserError: a file can't be read or doesn't fit the model. The store is left alone then.
+        StoreError: the store can't be opened.
+    """
+
+    files: Annotated[
+        Sequence[str | Path],
+        Field(min_length=1, description="The EEP authors' coefficient files (.pth)."),
+        Flag(metavar="FILE...", kind=list[Path]),
+    ]
+    _: KW_ONLY
+    experts_of: Annotated[
+        str,
+        Field(description="The model: a checkpoint, a folder with its config.json, or a run configuration."),
+        Flag(metavar="MODEL_OR_CONFIG"),
+    ]
+    active: Annotated[
+        int | None, Field(ge=1, description="Experts per token, the model's number if this is left out.")
+    ] = None
+    router_space: Annotated[
+        Literal["probs", "logits"],
+        Field(description="Whether the router mappings apply to the router's probabilities or logits."),
+    ] = "probs"
+    overrides: Annotated[
+        Overrides,
+        Field(description="Change settings of `model.*` or `engine.*` that the individuals are evaluated with."),
+        SETTINGS,
+    ] = ()
+
+
+def _parsed_sizes(given: Any) -> Any:
+    """Parse batch sizes that the command line gives as `1,8,32`."""
+    if not isinstance(given, str):
+        return given
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UserError(f"--batch-sizes: {given!r} are not whole numbers from 1 on, such as 1,8,32")
+    return sorted({int(part) for part in parts})
+
+
+@record
+class ProfileRequest(Request["ProfileReport"]):
+    """Measure size, memory and speed of models as plain `transformers` runs them, and compare with the full model.
+
+    Individuals are exported to a temporary folder (TMPDIR) first. Nothing is stored.
+
+    Raises:
+        UserError: a folder has no checkpoint, individuals are of different models, or a model can't be profiled so.
+        StoreError: there is no such store, search or individual.
+        ProfileError: a model's process died, or an export failed its verification.
+    """
+
+    models: Annotated[
+        Sequence[str],
+        Field(min_length=1, description="Individuals (SEARCH:INDEX), `full`, and folders of checkpoints."),
+        Flag(metavar="INDIVIDUAL|full|DIR..."),
+    ]
+    _: KW_ONLY
+    batch_sizes: Annotated[
+        Sequence[Annotated[int, Field(ge=1)]],
+        BeforeValidator(_parsed_sizes),
+        Field(min_length=1, description="Numbers of sequences per batch; 1,8,32 if this is left out."),
+        Flag(metavar="N,N...", kind=str),
+    ] = (1, 8, 32)
+    prompt_tokens: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Length of arbitrary prompts; half of the model's positions, at most 512, if this is left out.",
+        ),
+    ] = None
+    new_tokens: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Decoding steps after the prompt; the task's limit, or 32 without a task, if this is left out.",
+        ),
+    ] = None
+    task: Annotated[str | None, Field(description="Run this task's prompts instead of arbitrary tokens.")] = None
+    split: Split = "test"
+    repeats: Annotated[int, Field(ge=1, description="Timed runs per batch size, of which the median is reported.")] = 5
+    device: Annotated[Device, Field(description="Where to run the models.")] = "auto"
+    threads: Annotated[
+        int | None, Field(ge=1, description="CPU threads of torch; torch's default if this is left out.")
+    ] = None
+    search: SearchOfFull = None
+    model: ModelPath = None
+    trust_remote_code: Annotated[bool, Field(description="Allow modelling code in a checkpoint's folder to run.")] = (
+        False
+    )
+    dtype: ModelDtype = None
+    apart: Annotated[
+        bool | None,
+        Field(
+            description="Hold one model in memory at a time (drift isn't shared), or all of them. If this is left out, "
+            "all are held where there is ample memory."
+        ),
+        Flag("--apart/--together"),
+    ] = None

@@ -1,0 +1,72 @@
+"""Parameters that several requests share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, InstanceOf
+
+from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.requests.record import Flag
+from moevolve.store.repository import Store
+
+ScoredSplit = Literal["search", "dev", "test"]
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Overrides = Mapping[str, Any] | Sequence[str]
+"""Settings by dotted path, or `KEY=VALUE` lines as on the command line."""
+
+SETTINGS = Flag("--set", "KEY=VALUE", list[str])
+STORE_VARIABLE = "MOEVOLVE_STORE"
+SERVER_VARIABLE = "MOEVOLVE_SERVER"
+
+SearchRef = Annotated[str, Field(max_length=LONGEST_NAME, description="Name or id of the search.")]
+IndividualRef = Annotated[
+    str,
+    Field(max_length=LONGEST_NAME + 20, description="The individual as SEARCH:INDEX, for example demo:137."),
+    Flag(metavar="INDIVIDUAL"),
+]
+IndividualOrFull = Annotated[
+    str,
+    Field(description="The individual as SEARCH:INDEX, or `full` for the unedited model."),
+    Flag(metavar="INDIVIDUAL|full"),
+]
+SearchOfFull = Annotated[str | None, Field(description="With `full`, the search whose model is meant.")]
+Task = Annotated[str, Field(description="Any task, or NAME@FITNESS; also one that the search did not use.")]
+Split = Annotated[ScoredSplit, Field(description="Split of the task.")]
+ModelPath = Annotated[
+    str | None,
+    Field(description="The search's checkpoint (folder or hub id), if it isn't where the store says."),
+    Flag(metavar="PATH"),
+]
+ModelDevice = Annotated[
+    Device | None,
+    Field(
+        description="Where to hold the model. The search's device is taken if this is left out, or the CPU if that was "
+        "a GPU and there is none."
+    ),
+]
+ModelDtype = Annotated[Dtype | None, Field(description="Dtype of the parameters, the search's if this is left out.")]
+ExportForm = Annotated[
+    Literal["stock", "native"] | None,
+    Field(
+        description="A plain `transformers` checkpoint, or one with its own modelling code. If this is left out it "
+        "is `stock` where that is exact."
+    ),
+]
+ModelSettings = Annotated[
+    Overrides, Field(description="Change settings of the search's `model.*` or `engine.*` for this once."), SETTINGS
+]
+RunSettings = Annotated[Overrides, Field(description="Override settings, for example genome.experts=4."), SETTINGS]
+RayAddress = Annotated[
+    str | None,
+    Field(description="Ray cluster to join (`auto` or host:port). Ray is started on this machine if it is left out."),
+]
+Insecure = Annotated[bool, Field(description="Go on although everyone who reaches the cluster can run programs on it.")]
+NewStore = Annotated[
+    str | InstanceOf[Store] | None,
+    Field(description="SQLAlchemy URL of the store, made if need be; the configuration's if this is left out."),
+    Flag(kind=str, variables=(STORE_VARIABLE,)),
+]
+"""Where a search goes. Python also takes an open store."""

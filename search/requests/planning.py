@@ -1,0 +1,87 @@
+"""Requests made before a search: what it would take, and which searches a comparison runs."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from moevolve.search.estimate.devices import DEFAULT_GPUS, UTILISATION
+from moevolve.search.requests.parameters import SETTINGS, NewStore, Overrides, RayAddress, RunSettings
+from moevolve.search.requests.record import Flag, Request, record
+from moevolve.search.requests.running import RunFile
+
+if TYPE_CHECKING:  # the answers
+    from moevolve.search.estimate.report import Estimate
+
+
+@record
+class EstimateRequest(Request["Estimate"]):
+    """Estimate what a search takes before it is launched: memory, evaluations, FLOPs, and about how many hours.
+
+    Nothing but the model's config.json is loaded, unless a pilot is asked for. Hours on GPUs are FLOPs divided by an
+    assumed share of the peak FLOP/s; hours on this machine are measured by the pilot.
+
+    Raises:
+        UserError: the configuration or the request asks for something that can't be had.
+        PoolError: no worker can be started for the pilot.
+    """
+
+    config: RunFile
+    _: KW_ONLY
+    overrides: RunSettings = ()
+    model: Annotated[
+        str | None,
+        Field(description="Folder of a config, or name of one that comes with moevolve, to replace the run's model."),
+        Flag(metavar="DIR|NAME"),
+    ] = None
+    keep: Annotated[
+        float | None, Field(gt=0, le=1, description="Share of the experts to retain, which sets genome.experts.")
+    ] = None
+    gpus: Annotated[
+        str | None,
+        Field(description=f"GPUs to estimate for; {DEFAULT_GPUS} if this is left out, or none for a run on the CPU."),
+        Flag("--gpu", "NAME,..."),
+    ] = None
+    prompt_tokens: Annotated[
+        int | None, Field(ge=1, description="Length of every prompt, instead of reading the tasks' data.")
+    ] = None
+    new_tokens: Annotated[
+        int | None,
+        Field(ge=1, description="With prompt_tokens, length of every answer; the task's limit if this is left out."),
+    ] = None
+    examples: Annotated[
+        int | None,
+        Field(
+            ge=1, description="With prompt_tokens, rows of every split; those of the task's file if this is left out."
+        ),
+    ] = None
+    utilisation: Annotated[
+        float, Field(gt=0, le=1, description="Share of a GPU's peak FLOP/s that a search is assumed to reach.")
+    ] = UTILISATION
+    pilot: Annotated[
+        int | None,
+        Field(
+            ge=1, description="Evaluate this many individuals on this machine, to measure how long the search takes."
+        ),
+        Flag(metavar="N"),
+    ] = None
+
+
+@record
+class CompareRequest(Request[Any]):  # its answer, `Comparison`, is of a package above this one
+    """Read a comparison, to look at it or to `compare`.
+
+    Raises:
+        UserError: the file is missing, isn't YAML, or has an unknown key or a bad value; the message names the field.
+    """
+
+    path: Annotated[str | Path, Field(description="Comparison (YAML)."), Flag(metavar="CONFIG", kind=Path)]
+    _: KW_ONLY
+    overrides: Annotated[
+        Overrides, Field(description="Override settings, for example base.workers.count=4."), SETTINGS
+    ] = ()
+    store: NewStore = None
+    address: RayAddress = None

@@ -1,0 +1,117 @@
+"""Requests that look up what a store holds, and show it as a picture or a page."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef
+from moevolve.search.requests.record import Request, record
+
+if TYPE_CHECKING:  # the answers
+    from moevolve.search.loop.final_table import FinalTable
+    from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
+
+Count = Annotated[int | None, Field(ge=0, lt=2**31)]
+
+
+@record
+class SearchesRequest(Request["list[SearchSummary]"]):
+    """List all searches of the store, oldest first."""
+
+
+@record
+class SearchRequest(Request["SearchRecord"]):
+    """Look up one search."""
+
+    search: SearchRef
+
+
+@record
+class ControlRequest(Request["Control"]):
+    """Look up which process runs a search, how far it is, and which state users ask for."""
+
+    search: SearchRef
+
+
+@record
+class FinalTableRequest(Request["FinalTable"]):
+    """Look up a search's winner and its final table, as far as they are measured."""
+
+    search: SearchRef
+
+
+@record
+class BestRequest(Request["list[BestRow]"]):
+    """List the best configurations per task.
+
+    Raises:
+        StoreError: there is no such store, task or search.
+    """
+
+    _: KW_ONLY
+    task: Annotated[
+        str | None, Field(max_length=200, description="Rank for this task. Every task is ranked if this is left out.")
+    ] = None
+    experts: Annotated[Count, Field(description="List only configurations with this many experts, or blocks.")] = None
+    active: Annotated[Count, Field(description="List only configurations with this many active experts.")] = None
+    search: Annotated[
+        str | None, Field(max_length=LONGEST_NAME, description="List only individuals of this search (name or id).")
+    ] = None
+    by: Annotated[
+        ScoredSplit,
+        Field(
+            description="Split whose scores rank. `dev` falls back to `search` for individuals that were not re-ranked."
+        ),
+    ] = "dev"
+    limit: Annotated[int, Field(ge=1, le=1000, description="List at most this many configurations per task.")] = 10
+
+
+@record
+class ShowRequest(Request["IndividualDetail"]):
+    """Show everything that the store has on one individual.
+
+    Raises:
+        StoreError: there is no such store or individual.
+    """
+
+    individual: IndividualRef
+
+
+@record
+class LineageRequest(Request["LineageGraph"]):
+    """Show the ancestors of an individual, back to those without parents.
+
+    Raises:
+        StoreError: there is no such store or individual.
+    """
+
+    individual: IndividualRef
+    _: KW_ONLY
+    descendants: Annotated[bool, Field(description="Follow children instead of ancestors.")] = False
+    depth: Annotated[int | None, Field(ge=0, le=10_000, description="Follow at most this many generations.")] = None
+
+
+@record
+class PlotRequest(Request[bytes]):
+    """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...)."""
+
+    search: SearchRef
+    _: KW_ONLY
+    individual: Annotated[
+        str | None,
+        Field(max_length=LONGEST_NAME + 20, description="Draw this individual's genome instead of the best one's."),
+    ] = None
+    form: Annotated[Literal["svg", "png", "pdf"], Field(description="Format of the picture.")] = "svg"
+
+
+@record
+class ReportRequest(Request[bytes]):
+    """Make a page about a search: scores, figures, lineage, cost, how to repeat it. Nothing is evaluated."""
+
+    search: SearchRef
+    _: KW_ONLY
+    limit: Annotated[int, Field(ge=1, le=1000, description="List this many of the best individuals.")] = 5

@@ -1,0 +1,129 @@
+"""Routes that read the store and aren't made from request records, among them the stream of news."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Query
+from fastapi.responses import PlainTextResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from moevolve.evaluators.preparation.registry import list_tasks
+from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.requests.parameters import ScoredSplit
+from moevolve.search.server.dependencies import AfterQuery, LimitQuery, NameQuery, SearchPath, ServerDep
+from moevolve.search.server.feed import MAX_WATCHERS
+from moevolve.search.server.fitness_curves import MAX_POINTS, FitnessCurve
+from moevolve.search.server.problems import READS
+from moevolve.store.costs import SearchCosts
+from moevolve.store.records import BestRow, Event, IndividualRecord, Order
+
+routes = APIRouter(responses=READS)
+
+
+@routes.get("/searches/{search}/costs", tags=["searches"])
+def read_costs(server: ServerDep, search: SearchPath) -> SearchCosts:
+    """Evaluations, prompts and worker time of a search, by task and split."""
+    return server.store.costs(server.store.search(search))
+
+
+@routes.get("/searches/{search}/individuals", tags=["searches"], response_model_exclude={"__all__": {"genome"}})
+def list_individuals(
+    server: ServerDep,
+    search: SearchPath,
+    order: Order = "best",
+    after: AfterQuery = None,
+    limit: LimitQuery = 50,
+) -> list[IndividualRecord]:
+    """List the individuals of a search page by page, without their genomes."""
+    return server.store.page(server.store.search(search).id, order, after, limit)
+
+
+@routes.get("/searches/{search}/log", tags=["searches"], response_class=PlainTextResponse)
+def read_log(server: ServerDep, search: SearchPath) -> str:
+    """The end of a search's log; empty if the search wasn't launched by this server."""
+    return server.processes.log(server.store.search(search).name)
+
+
+@routes.get("/searches/{search}/course", tags=["drawings"])
+def read_course(
+    server: ServerDep,
+    search: SearchPath,
+    points: Annotated[int, Query(ge=1, le=MAX_POINTS, description="Maximum number of points.")] = MAX_POINTS,
+) -> FitnessCurve:
+    """Fitness over individuals, down-sampled for a plot."""
+    return server.curves.curve(server.store.search(search).id, points)
+
+
+@routes.get("/pareto", tags=["rankings"])
+def list_pareto(
+    server: ServerDep,
+    task: NameQuery,
+    split: ScoredSplit = "search",
+    search: Annotated[
+        str | None, Query(max_length=LONGEST_NAME, description="List only individuals of this search.")
+    ] = None,
+) -> list[BestRow]:
+    """List the configurations that no other one beats in both score and number of parameters."""
+    return server.store.pareto(task, split, search)
+
+
+@routes.get("/tasks", tags=["rankings"])
+def list_task_names() -> list[str]:
+    """List the tasks that a launch can name."""
+    return sorted(list_tasks())
+
+
+@routes.get("/events", tags=["events"])
+def list_latest(server: ServerDep, limit: LimitQuery = 100) -> list[Event]:
+    """List the latest events of all searches, newest first."""
+    return server.store.latest_events(limit=limit)
+
+
+@routes.get("/searches/{search}/events", tags=["events"])
+def list_events(
+    server: ServerDep,
+    search: SearchPath,
+    after: Annotated[int, Query(ge=0, lt=2**63, description="Number of the last known event.")] = 0,
+    limit: LimitQuery = 1000,
+) -> list[Event]:
+    """List a search's events after a known one, oldest first."""
+    return server.store.events({server.store.search(search).id: after}, limit)
+
+
+def _check_watchers(server: ServerDep) -> None:
+    if server.feed.is_full:
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WATCHERS} watch already", {"retry-after": "60"})
+
+
+@routes.get(
+    "/news",
+    tags=["events"],
+    response_class=EventSourceResponse,
+    dependencies=[Depends(_check_watchers)],
+    responses={200: {"content": {"text/event-stream": {}}, "description": "An endless stream of events."}},
+)
+async def read_news(
+    server: ServerDep,
+    search: Annotated[
+        str | None, Query(max_length=LONGEST_NAME, description="Id of a search. All searches if this is left out.")
+    ] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream news as server-sent events.
+
+    `cursors` events have the numbers of events and of complete individuals, by search id: first for all searches, then
+    for those that changed. `drivers` events have the ids of searches whose driver has started or ended.
+    """
+    alive: dict[str, bool] = {}
+    async with aclosing(server.feed.watch()) as updates:
+        async for update in updates:
+            cursors = {key: cursor for key, cursor in update.items() if search in (None, key)}
+            if cursors:
+                yield ServerSentEvent(event="cursors", data=cursors)
+            changed = [key for key, cursor in cursors.items() if alive.get(key, cursor.alive) != cursor.alive]
+            if changed:
+                yield ServerSentEvent(event="drivers", data=changed)
+            alive |= {key: cursor.alive for key, cursor in cursors.items()}

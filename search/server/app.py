@@ -1,0 +1,77 @@
+"""The ASGI application: all routes, and the guard around them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.middleware.gzip import GZipMiddleware
+
+from moevolve.search.server import metrics
+from moevolve.search.server.api import launching, reading
+from moevolve.search.server.api.requests import request_routes
+from moevolve.search.server.dependencies import ServerState
+from moevolve.search.server.drawing_queue import DrawingQueue
+from moevolve.search.server.feed import Feed
+from moevolve.search.server.fitness_curves import FitnessCurves
+from moevolve.search.server.guard import Guard
+from moevolve.search.server.listings import Listings
+from moevolve.search.server.pages.rendering import problem_page, sign_in
+from moevolve.search.server.pages.routes import add_pages
+from moevolve.search.server.problems import answer_errors
+from moevolve.search.server.processes import ProcessRunner
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+
+def make_app(store: Store, settings: ServerSettings) -> Guard:
+    """The application for a store, with access control.
+
+    Raises:
+        UserError: the tokens can't be read, or tokens are needed and there are none.
+    """
+    return Guard(make_routes(store, settings), settings.allowed_hosts, settings.read_tokens(), sign_in)
+
+
+def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
+    """The application without access control.
+
+    Raises:
+        UserError: the key of a webhook isn't in the environment.
+    """
+    server = ServerState(
+        writer=store,
+        settings=settings,
+        curves=FitnessCurves(store),
+        drawings=DrawingQueue(),
+        feed=Feed(store),
+        processes=ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks),
+        listings=Listings(store),
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await server.feed.close()
+
+    app = FastAPI(
+        title="moevolve",
+        version=version("moevolve"),
+        description="Searches of a store: their results and progress, and commands to start and control them.",
+        openapi_url="/api/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    answer_errors(app, problem_page)
+    app.add_middleware(GZipMiddleware, minimum_size=1024)
+    app.include_router(request_routes(), prefix="/api")
+    for module in (reading, launching):
+        app.include_router(module.routes, prefix="/api")
+    app.include_router(metrics.routes)
+    add_pages(app)
+
+    return app

@@ -1,0 +1,50 @@
+"""Parameters that routes have in common: the server's state, and names and limits in paths and queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request
+
+from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.server.drawing_queue import DrawingQueue
+from moevolve.search.server.feed import Feed
+from moevolve.search.server.fitness_curves import FitnessCurves
+from moevolve.search.server.listings import Listings
+from moevolve.search.server.processes import ProcessRunner
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.reader import StoreReader
+from moevolve.store.repository import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What the routes of one server share."""
+
+    writer: Store
+    settings: ServerSettings
+    curves: FitnessCurves
+    drawings: DrawingQueue
+    feed: Feed
+    processes: ProcessRunner
+    listings: Listings
+
+    @property
+    def store(self) -> StoreReader:
+        """The store, for routes that only read; those that change something use `writer`."""
+        return self.writer
+
+
+async def _state_of(request: Request) -> ServerState:
+    state: ServerState = request.app.state.server
+    return state
+
+
+ServerDep = Annotated[ServerState, Depends(_state_of)]
+SearchPath = Annotated[str, Path(max_length=LONGEST_NAME, description="Name or id of the search.")]
+RefPath = Annotated[str, Path(max_length=LONGEST_NAME + 20, description="SEARCH:INDEX, for example demo:137.")]
+LimitQuery = Annotated[int, Query(ge=1, le=1000, description="Return at most this many.")]
+AfterQuery = Annotated[int | None, Query(ge=0, lt=2**63, description="Index of the last one of the previous page.")]
+NameQuery = Annotated[str, Query(max_length=LONGEST_NAME)]
+"""A name as forms send it: empty where nothing is chosen."""

@@ -1,1 +1,0 @@
-"""The HTTP application and the process that serves it."""
