@@ -18,7 +18,7 @@ from moevolve.search.text import percent
 
 if TYPE_CHECKING:
     from moevolve import Analysis, Answers, AskedRow
-    from moevolve.evaluators.fitness.transcript import Answer
+    from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.requests.answers import AnsweredRow
 
 _LONGEST = 480

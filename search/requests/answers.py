@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import computed_field
 
-from moevolve.evaluators.fitness.transcript import Answer
+from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.search.loop.scores import interval
 from moevolve.store.records import EvaluationRecord
 from moevolve.workers.contract.usage import Usage
