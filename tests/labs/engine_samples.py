@@ -27,7 +27,7 @@ def words_split(
     Args:
         lengths: words of the prompts.
         common, endings: further prompts begin with the same `common` words, and go on with so many each.
-        choices: of every prompt.
+        choices: Choices that every prompt offers.
         most: tokens of an answer.
     """
     rng = np.random.default_rng(5)

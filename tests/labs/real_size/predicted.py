@@ -20,9 +20,9 @@ def predicted(spec: Spec, originals: str, capacity: int, verb: str, found: Estim
 
     Args:
         spec: the model.
-        originals: where its original experts stay.
+        originals: Memory that holds the original experts, `device` or `host`.
         capacity: bytes of the device.
-        verb: what is done.
+        verb: Verb of the table, such as `merge` or `calibrate reap`.
         found: the plan of the run that it is done in.
     """
     name = verb.partition(" ")[0]
