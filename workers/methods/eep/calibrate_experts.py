@@ -53,6 +53,8 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         - `usage` gives `counts` int64 [layers, n], the number of tokens that chose each expert, and `soft_activation`
           float32 [layers, n], the sum over tokens of the softmax over all n experts.
         - `saliency` gives `saliency` float32 [layers, n].
+        - `importance` gives `importance_sums` float32 [layers, n, 3, 3], the sums over an expert's tokens of the powers
+          0, 1 and 2 of its routing weight times those of its output's norm.
         - `mean_outputs` gives `output_distances` float32 [layers, n, n], Euclidean distances of mean outputs.
         - Subset comparisons give arrays named `subset_*` and `fitted_*`; see `compare_subsets`.
 
@@ -120,7 +122,7 @@ def measuring_bytes(recipe: ExpertsRecipe, sizes: ExpertSizes) -> int:
     """
     n, hidden = sizes.experts, sizes.hidden
     row, most = sizes.row_bytes + hidden * sizes.itemsize, 0
-    if "saliency" in recipe.statistics:
+    if "saliency" in recipe.statistics or "importance" in recipe.statistics:
         most = min(ROWS_AT_ONCE, sizes.longest * sizes.active) * (row + 8 * hidden)
     if "mean_outputs" in recipe.statistics:
         most = max(most, min(max(ROWS_AT_ONCE, n), sizes.longest * n) * row)
@@ -204,6 +206,27 @@ class _Saliency:
         return {"saliency": (self._sums / self._counts.clamp_min(1)).float()}
 
 
+class _Importance:
+    """Sums over the tokens that chose an expert of powers of its routing weight and of its output's norm."""
+
+    _POWERS = 3
+
+    def __init__(self, layer: MoELayer) -> None:
+        self._sums = _zeros(layer, layer.count, self._POWERS, self._POWERS)
+
+    def add(self, routed: RoutedTokens) -> None:
+        powers = torch.arange(self._POWERS, device=self._sums.device)
+        for rows in routed.chunks(routed.chosen.shape[1]):
+            norms = routed.run_chosen(rows).double().norm(dim=2).flatten()[:, None] ** powers
+            weights = routed.weights[rows].double().flatten()[:, None] ** powers
+            one_hot = nn.functional.one_hot(routed.chosen[rows].flatten(), len(self._sums)).double()
+            products = weights[:, :, None] * norms[:, None, :]
+            self._sums += (one_hot.t() @ products.flatten(1)).view_as(self._sums)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"importance_sums": self._sums.float()}
+
+
 class _MeanOutputs:
     """Distances between the experts' mean outputs, with every expert run on every token.
 
@@ -234,4 +257,5 @@ _MEASURES: dict[str, Callable[[MoELayer], Measure]] = {
     "usage": _Usage,
     "saliency": _Saliency,
     "mean_outputs": _MeanOutputs,
+    "importance": _Importance,
 }
