@@ -274,12 +274,12 @@ class RunConfig(Section):
         kinds = [phase.kind for phase in self.phases]
         if "allocate" in kinds and {"prune", "merge"} & set(kinds[kinds.index("allocate") :]):
             raise ValueError("phases: a prune or merge phase can't follow an allocate phase, which gives layers widths")
-        last = self.phases[-1]
-        if "allocate" in kinds and last.kind == "repair" and last.repair.neurons is None:
-            raise ValueError(
-                f"phases.{len(kinds) - 1}.repair.neurons: candidates of an allocate phase have widths, which only "
-                "neurons of all experts fill; set it, or {}"
-            )
+        for position, phase in enumerate(self.phases):
+            if "allocate" in kinds and phase.kind == "repair" and phase.repair.neurons is None:
+                raise ValueError(
+                    f"phases.{position}.repair.neurons: candidates of an allocate phase have widths, which only "
+                    "neurons of all experts fill; set it, or {}"
+                )
         return self
 
     @model_validator(mode="after")
