@@ -5,7 +5,7 @@
     python -m demo.train --architecture llama --ffn 1024 --steps 1500 --output first
     python -m demo.train --architecture llama --ffn 1024 --steps 700 --seed 1 --learning-rate 1.5e-3 --lookups 0 \\
         --start first --output configs/demo/dense
-    python -m demo.train --architecture glm4_moe --ffn 32 --balance 0.001 --output configs/demo/fine
+    python -m demo.train --architecture glm4_moe --ffn 32 --balance 0.001 --steps 4500 --output configs/demo/fine
 
 A model guesses among what the passage says for a while, until it looks up what the question names: lookups at the start
 of training shorten that.

@@ -18,9 +18,10 @@ from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.contract.edits import prefix_hashes
 from moevolve.workers.contract.fitting import FitRows
 
-Statistic = Literal["usage", "saliency", "mean_outputs", "importance"]
+Statistic = Literal["usage", "saliency", "mean_outputs", "importance", "pairs"]
 """`usage`: how often and how strongly experts are chosen. `saliency`: REAP's criterion. `mean_outputs`: distances
-between the experts' mean outputs. `importance`: sums of powers of routing weights and output norms."""
+between the experts' mean outputs. `importance`: sums of powers of routing weights and output norms.
+`pairs`: products of the weighted outputs of two experts."""
 
 
 @dataclass(frozen=True, slots=True)
