@@ -39,6 +39,7 @@ def mixtral(layers: int = 32, experts: int = 8, active: int = 2) -> ModelFacts:
         parameters=1_604_587_520 + layers * experts * (expert + hidden),
         expert_parameters=expert,
         expert_neurons=inner,
+        neuron_parameters=3 * hidden,
         router_parameters_per_expert=hidden,
         dtype="bfloat16",
     )
@@ -103,10 +104,16 @@ def eep_space(
     router_space: RouterSpace = "probs",
     facts: ModelFacts | None = None,
     dynamic_skipping: bool = False,
+    neuron_share: float | None = None,
 ) -> EepSpace:
     """A space for `facts`, or else for a Mixtral of that many layers and experts."""
     section = EepSection(
-        experts=retained, active=active, groups=groups, router_space=router_space, dynamic_skipping=dynamic_skipping
+        experts=retained,
+        active=active,
+        groups=groups,
+        neuron_share=neuron_share,
+        router_space=router_space,
+        dynamic_skipping=dynamic_skipping,
     )
     return EepSpace.of(section, facts or mixtral(layers, experts))
 

@@ -76,6 +76,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
         expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
+        neuron_parameters=_neuron_parameters(first, settings) if first else 0,
         router_parameters_per_expert=_router_parameters_per_expert(first) if first else 0,
         dtype=dtype_of(config, settings),
         notes=_notes(model, layers) + ((f"unpacked from {packed} while it loads",) if packed else ()),
@@ -92,6 +93,12 @@ def _active(settings: PretrainedConfig, config: ModelConfig) -> int:
     if settings.num_experts_per_tok is None:
         raise UserError(f"model {config.path}: its config doesn't say num_experts_per_tok; add it to config.json")
     return int(settings.num_experts_per_tok)
+
+
+def _neuron_parameters(layer: MoELayer, settings: PretrainedConfig) -> int:
+    # The bias of the output projection belongs to an expert as a whole.
+    sizes = [tensor[0].numel() for name, tensor in layer.expert_tensors().items() if name != "down_proj_bias"]
+    return sum(sizes) // int(getattr(settings, layer.family.width_field))
 
 
 def _router_parameters_per_expert(layer: MoELayer) -> int:

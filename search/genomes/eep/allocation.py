@@ -8,6 +8,7 @@ neurons of all experts of their layer.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import ArrayGenome, Genome, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import layer_crossover
 from moevolve.search.genomes.contract.shares import divided, rounded
@@ -33,9 +35,11 @@ REAP_EXPONENTS = (1.0, 1.0, 1.0)
 GRID = (0.0, 1.0, 2.0)
 """Exponents for which the sums of importance are measured."""
 _NARROWEST, _WIDEST = 0.25, 2.5
-"""Bounds of a layer's width, as multiples of the even width. They limit the memory of the largest fit."""
+"""Bounds of a layer's width, as multiples of the mean width. They limit the memory of the largest fit."""
 _LOGIT_SPREAD = 0.5
 """Standard deviation of a random candidate's capacities."""
+_BISECTIONS = 60
+_EPS = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +70,7 @@ class AllocationGenome(ArrayGenome):
     @cached_property
     def widths(self) -> tuple[int, ...]:
         """Neurons of a kept expert of each layer."""
-        return layer_widths(self.space, self.capacities)
+        return WidthBudget.of(self.space).widths(self.capacities)
 
     @cached_property
     def pruned(self) -> EepGenome:
@@ -115,33 +119,70 @@ def expert_importance(sums: NDArray[np.floating], exponents: NDArray[np.floating
     return np.where(sums[:, :, 0, 0] > 0, np.exp(values), 0.0)
 
 
-def width_step(width: int) -> int:
-    """The power of 2 in which widths change: it divides `width`, is at most 64, and at least 8 where possible."""
-    return max(each for each in (1, 2, 4, 8, 16, 32, 64) if width % each == 0 and (each <= 8 or 8 * each <= width))
+@dataclass(frozen=True, slots=True)
+class WidthBudget:
+    """The widths that the layers' kept experts may have: all candidates of a space have the same total.
 
-
-def width_bounds(space: EepSpace) -> tuple[int, int]:
-    """Smallest and largest number of neurons of a kept expert in a layer."""
-    step = width_step(space.facts.expert_neurons)
-    even = space.facts.expert_neurons // step
-    return max(1, int(_NARROWEST * even)) * step, int(min(space.experts / space.retained, _WIDEST) * even) * step
-
-
-def layer_widths(space: EepSpace, capacities: NDArray[np.floating]) -> tuple[int, ...]:
-    """Divide the kept experts' neurons among the layers, in proportion to exp(capacity) within bounds.
-
-    The mean width is exactly that of an original expert.
-
-    Args:
-        space: Space with the number of experts and their width.
-        capacities: float [layers].
+    Attributes:
+        step: Number of neurons in which widths change: a power of 2 that divides an original expert's width, at most 64
+            and an eighth of the mean width, but at least 8 where possible.
+        least, most: Smallest and largest width of a layer, in steps.
+        layers: Number of layers.
+        total: Sum of the layers' widths, in steps.
     """
-    step = width_step(space.facts.expert_neurons)
-    least, most = (bound // step for bound in width_bounds(space))
-    total = space.layers * (space.facts.expert_neurons // step)
-    weights, ones = np.exp(np.clip(capacities.astype(np.float64), -10, 10)), np.ones(space.layers)
-    ideal = divided(weights, least * ones, most * ones, ones, total)
-    return tuple(int(each) * step for each in rounded(ideal, total, least, most))
+
+    step: int
+    least: int
+    most: int
+    layers: int
+    total: int
+
+    @classmethod
+    def of(cls, space: EepSpace) -> WidthBudget:
+        """Return the budget of a space: its share of the model's neurons, divided among its kept experts.
+
+        Without `genome.neuron_share` the mean width is exactly that of an original expert. With it, the total is the
+        largest number of steps within the share.
+
+        Raises:
+            UserError: The share is less than one step for every kept expert.
+        """
+        neurons = space.facts.expert_neurons
+        # The quotient may fall short of a whole number by a rounding error.
+        share = space.retained / space.experts if space.neuron_share is None else space.neuron_share
+        mean = share * space.experts * neurons / space.retained + _EPS
+        powers = (1, 2, 4, 8, 16, 32, 64)
+        step = max(each for each in powers if neurons % each == 0 and (each <= 8 or 8 * each <= mean))
+        widest = space.experts * neurons // (space.retained * step)
+        total = min(int(space.layers * mean) // step, space.layers * widest)
+        if total < space.layers:
+            raise UserError(
+                f"genome.neuron_share: {space.neuron_share} of the neurons are less than {step} for each of "
+                f"{space.retained} kept experts per layer; give a larger share, or keep fewer experts"
+            )
+        even = total / space.layers
+        most = max(min(widest, int(_WIDEST * even)), math.ceil(even))
+        return cls(step, max(1, int(_NARROWEST * even)), most, space.layers, total)
+
+    @property
+    def neurons(self) -> int:
+        """Sum of the layers' widths, in neurons."""
+        return self.total * self.step
+
+    @property
+    def widest(self) -> int:
+        """Largest width of a layer, in neurons."""
+        return self.most * self.step
+
+    def widths(self, capacities: NDArray[np.floating]) -> tuple[int, ...]:
+        """Divide the total among the layers in proportion to exp(capacity), within the bounds.
+
+        Args:
+            capacities: float [layers].
+        """
+        weights, ones = np.exp(np.clip(capacities.astype(np.float64), -10, 10)), np.ones(self.layers)
+        ideal = divided(weights, self.least * ones, self.most * ones, ones, self.total)
+        return tuple(int(each) * self.step for each in rounded(ideal, self.total, self.least, self.most))
 
 
 def even_genome(space: EepSpace) -> AllocationGenome:
@@ -153,6 +194,24 @@ def line_genome(space: EepSpace) -> AllocationGenome:
     """REAP's choice of experts with widths that rise linearly with depth, from half to one and a half of the mean."""
     widths = np.linspace(0.5, 1.5, space.layers) if space.layers > 1 else np.ones(1)
     return replace(even_genome(space), capacities=np.log(widths).astype(np.float32))
+
+
+def coverage_genome(space: EepSpace) -> AllocationGenome:
+    """REAP's choice of experts, with widths by how many experts of a layer hold the same share of its importance.
+
+    The share is found by bisection, so that as many experts are counted in all layers together as are kept. Importance
+    is the sum over tokens of routing weight times output norm; experts are counted from the most important one on, with
+    a fraction of the last.
+    """
+    values = -np.sort(-expert_importance(space.statistics["importance_sums"], np.array([1.0, 1.0, 0.0])), axis=1)
+    held = np.pad(np.cumsum(values, axis=1) / values.sum(axis=1, keepdims=True), ((0, 0), (1, 0)))
+    places = np.arange(space.experts + 1)
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        share = (low + high) / 2
+        counts = np.array([np.interp(share, layer, places) for layer in held])
+        low, high = (share, high) if counts.sum() <= space.layers * space.retained else (low, share)
+    return replace(even_genome(space), capacities=np.log(counts).astype(np.float32))
 
 
 def sample_allocation(rng: np.random.Generator, space: EepSpace) -> Offspring[AllocationGenome]:

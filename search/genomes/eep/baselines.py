@@ -8,7 +8,8 @@
 - `hope` and `gram` drop the experts that the output misses least, by pairs (`moevolve.search.genomes.eep.pairs`).
 - `hc_smoe` merges experts with similar mean outputs (arXiv 2410.08589).
 - `identity` keeps all experts.
-- `even` and `line` begin an allocate phase: REAP's choice of experts, with equal widths or widths that rise with depth.
+- `even`, `line` and `coverage` begin an allocate phase: REAP's choice of experts, with equal widths, widths that rise
+  with depth, or widths by how many experts of a layer hold the same share of its importance.
 
 Layers of a group keep the same experts. Scores are then averaged after each layer's are divided by their sum, and
 squared errors are added after each layer's are divided by its squared output. One layer per group is the papers'
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Baseline, Offspring
-from moevolve.search.genomes.eep.allocation import AllocationGenome, even_genome, line_genome
+from moevolve.search.genomes.eep.allocation import AllocationGenome, coverage_genome, even_genome, line_genome
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.pairs import drop_by_pairs
 from moevolve.search.genomes.eep.space import EepSection, EepSpace, token_limit
@@ -151,6 +152,7 @@ BASELINES: dict[str, EepBaseline] = {
     "identity": EepBaseline(_identity, _PRUNING, keeps_all=True),
     "even": EepBaseline(_allocated("even", even_genome), ("allocate",), ("importance",)),
     "line": EepBaseline(_allocated("line", line_genome), ("allocate",), ("importance",)),
+    "coverage": EepBaseline(_allocated("coverage", coverage_genome), ("allocate",), ("importance",)),
 }
 
 

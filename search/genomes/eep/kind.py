@@ -7,9 +7,10 @@ from dataclasses import replace
 from math import comb
 from typing import TYPE_CHECKING
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import GenomeKind
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
-from moevolve.search.genomes.eep.allocation import width_bounds
+from moevolve.search.genomes.eep.allocation import WidthBudget
 from moevolve.search.genomes.eep.baselines import BASELINES, experts_recipe
 from moevolve.search.genomes.eep.figures import EepFigures
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
@@ -35,8 +36,12 @@ class EepCosts(GenomeCosts[EepSpace]):
 
     def token_flops(self, phase: str) -> int:
         space, outline = self.space, self.outline
-        fewer = outline.facts.active - space.active
-        return outline.token_flops + sum(self._router(each, phase) - fewer * each.expert for each in outline.layers)
+        fewer = float(outline.facts.active - space.active)
+        if space.saved_neurons:
+            fewer += space.active * space.saved_neurons / (space.layers * outline.facts.expert_neurons)
+        return outline.token_flops + sum(
+            self._router(each, phase) - int(fewer * each.expert) for each in outline.layers
+        )
 
     def counts(self, phase: str) -> tuple[int, int, int, int]:
         return self.space.retained, self.space.active, *self.space.parameters(one_hot=phase != "merge")
@@ -74,7 +79,7 @@ class EepCosts(GenomeCosts[EepSpace]):
 
     def _fit(self, phase: str) -> FitOutline:
         space, neurons = self.space, self.outline.intermediate
-        width = width_bounds(space)[1] if phase == "allocate" else neurons
+        width = WidthBudget.of(space).widest if phase == "allocate" else neurons
         share, pool = space.active / space.retained, space.experts * neurons
         return FitOutline(space.retained * width, space.retained, share, pool)
 
@@ -93,7 +98,17 @@ class EepCosts(GenomeCosts[EepSpace]):
 
 
 def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> EepSpace:
-    """Make a space whose recipe includes the measurements for the phases' baselines."""
+    """Make a space whose recipe includes the measurements for the phases' baselines.
+
+    Raises:
+        UserError: The model doesn't support the settings, or a phase can't make experts of other widths.
+    """
+    others = [position for position, phase in enumerate(phases) if phase.kind not in ("allocate", "repair")]
+    if section.neuron_share is not None and others:
+        raise UserError(
+            f"genome.neuron_share: only allocate phases give kept experts other widths, and phases.{others[0]} is a "
+            f"{phases[others[0]].kind} phase; use an allocate phase, or leave the share out"
+        )
     space = EepSpace.of(section, facts)
     return replace(space, recipe=combined(experts_recipe(space, section, phases), space.recipe))
 

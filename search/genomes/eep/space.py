@@ -27,6 +27,7 @@ from moevolve.search.genomes.contract.operators import (
 from moevolve.search.genomes.eep.allocation import MAGIC as ALLOCATION_MAGIC
 from moevolve.search.genomes.eep.allocation import (
     AllocationGenome,
+    WidthBudget,
     allocation_from_bytes,
     breed_allocation,
     from_vector,
@@ -57,6 +58,8 @@ class EepSection(GenomeSection):
         experts: Number of retained experts n' per MoE layer; equally many per routing group if the family has these.
         active: Number of active experts k per token; None keeps the model's, or the most that a token can choose from.
         groups: Number of equal contiguous groups of layers that share coefficients, or `per_layer`.
+        neuron_share: Share of the model's expert neurons that all kept experts have together, in allocate phases; None
+            is n' / n, so that kept experts are as wide as original ones on average.
         router_space: Space that the router mapping acts on: `probs` (the paper) or `logits`.
         dynamic_skipping: Skip a token's second expert if the ratio of its routing weight to the
             first one's is below the layer's median (NAEE, arXiv 2402.14800, Sec. 3.3); needs k = 2.
@@ -76,6 +79,7 @@ class EepSection(GenomeSection):
     experts: int = Field(ge=1)
     active: int | None = Field(None, ge=1)
     groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
+    neuron_share: float | None = Field(None, gt=0, le=1)
     router_space: Literal["probs", "logits"] = "probs"
     dynamic_skipping: bool = False
     skipping_tokens: Tokens = 2048
@@ -111,6 +115,7 @@ class EepSpace:
         router_space: See `EepSection`.
         facts: Sizes and family of the model.
         dynamic_skipping: See `EepSection`.
+        neuron_share: See `EepSection`.
         recipe: Measurements for dynamic skipping and for baselines; None if there are none.
         calibration: Results of these measurements; None before calibration.
     """
@@ -124,6 +129,7 @@ class EepSpace:
     router_space: RouterSpace
     facts: ModelFacts = field(repr=False)
     dynamic_skipping: bool = False
+    neuron_share: float | None = None
     recipe: CalibrationRecipe | None = None
     calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
@@ -150,7 +156,20 @@ class EepSpace:
             raise UserError(f"genome.dynamic_skipping: it is defined for 2 active experts per token, not {active}")
         skips = section.dynamic_skipping
         recipe = RowsRecipe(token_limit(section.skipping_tokens), "skipping") if skips else None
-        return cls(facts.experts, section.experts, active, layer_groups, section.router_space, facts, skips, recipe)
+        space = cls(
+            experts=facts.experts,
+            retained=section.experts,
+            active=active,
+            layer_groups=layer_groups,
+            router_space=section.router_space,
+            facts=facts,
+            dynamic_skipping=skips,
+            neuron_share=section.neuron_share,
+            recipe=recipe,
+        )
+        if section.neuron_share is not None:
+            WidthBudget.of(space)  # raises if the share is too small
+        return space
 
     @property
     def groups(self) -> int:
@@ -160,6 +179,12 @@ class EepSpace:
     def layers(self) -> int:
         """Number of MoE layers."""
         return len(self.layer_groups)
+
+    @property
+    def saved_neurons(self) -> int:
+        """How many neurons narrower than original experts the kept ones are, summed over layers; 0 without a share."""
+        whole = self.layers * self.facts.expert_neurons
+        return 0 if self.neuron_share is None else whole - WidthBudget.of(self).neurons
 
     @property
     def subsets(self) -> Subsets:
@@ -309,6 +334,8 @@ class EepSpace:
     def parameters(self, one_hot: bool, identity: bool = False) -> tuple[int, int]:
         """Return the parameters of a candidate's model, and those that a token uses.
 
+        With `neuron_share` the active ones are those of layers of the mean width.
+
         Args:
             one_hot: True if every row of the router mapping is one-hot.
             identity: True if the candidate is the unedited model.
@@ -317,7 +344,8 @@ class EepSpace:
         folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and one_hot) or identity
         sizes = self.facts, self.retained
         used = active_parameters(*sizes, self.active, native=not folds)
-        return parameters_after(*sizes, native=not folds), used
+        saved = self.saved_neurons * self.facts.neuron_parameters
+        return parameters_after(*sizes, native=not folds) - self.retained * saved, used - self.active * saved
 
     def _summary_of_pruning(self, genome: EepGenome) -> str:
         """The retained experts of every group, one digit each, or only their number if that gets too long."""

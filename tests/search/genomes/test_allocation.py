@@ -9,33 +9,41 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import ALLOCATE, eep_space, few, many, mixtral
+from search_samples import ALLOCATE, PRUNE, eep_space, few, many, mixtral
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.allocation import (
     REAP_EXPONENTS,
     AllocationGenome,
+    WidthBudget,
     breed_allocation,
+    coverage_genome,
     even_genome,
     expert_importance,
     from_vector,
-    layer_widths,
     line_genome,
     to_vector,
-    width_bounds,
-    width_step,
 )
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepSection, EepSpace
+from moevolve.search.genomes.registry import make_space
 from moevolve.workers.contract.edits import Calibration
 
 LAYERS, EXPERTS = 5, 8
 
 
 def space_of(
-    retained: int = 2, width: int = 128, layers: int = LAYERS, experts: int = EXPERTS, seed: int = 0
+    retained: int = 2,
+    width: int = 128,
+    layers: int = LAYERS,
+    experts: int = EXPERTS,
+    seed: int = 0,
+    share: float | None = None,
 ) -> EepSpace:
     facts = replace(mixtral(layers, experts), expert_neurons=width)
     sums = np.random.default_rng(seed).uniform(0.1, 9, (layers, experts, 3, 3)).astype(np.float32)
-    return eep_space(retained, layers, facts=facts).calibrated(Calibration({"importance_sums": sums}))
+    return eep_space(retained, layers, facts=facts, neuron_share=share).calibrated(
+        Calibration({"importance_sums": sums})
+    )
 
 
 @many
@@ -48,13 +56,78 @@ def space_of(
 def test_widths_add_up_and_follow_capacities(data: st.DataObject, layers: int, experts: int, width: int) -> None:
     retained = data.draw(st.integers(1, experts))
     space = space_of(retained, width, layers, experts)
+    check_widths(WidthBudget.of(space), data, space)
+    assert WidthBudget.of(space).neurons == layers * width
+
+
+def check_widths(budget: WidthBudget, data: st.DataObject, space: EepSpace) -> None:
+    layers, whole = space.layers, space.experts * space.facts.expert_neurons
     capacities = np.array(data.draw(st.lists(st.floats(-20, 20), min_size=layers, max_size=layers)))
-    widths, step, (least, most) = layer_widths(space, capacities), width_step(width), width_bounds(space)
-    assert sum(widths) == layers * width and all(each % step == 0 for each in widths)
-    assert all(least <= each <= most and retained * each <= experts * width for each in widths)
+    widths, step = budget.widths(capacities), budget.step
+    assert sum(widths) == budget.neurons and all(each % step == 0 for each in widths)
+    assert all(budget.least * step <= each <= budget.widest and space.retained * each <= whole for each in widths)
     order = np.argsort(capacities, kind="stable")
     assert (np.diff(np.array(widths)[order]) >= -step).all(), "a larger capacity has no smaller width, but for rounding"
-    assert layer_widths(space, capacities + 0.5) == widths or np.abs(capacities).max() > 9
+    assert budget.widths(capacities + 0.5) == widths or np.abs(capacities).max() > 9
+
+
+@many
+@given(
+    data=st.data(),
+    layers=st.integers(1, 30),
+    experts=st.integers(1, 64),
+    width=st.integers(1, 300) | st.sampled_from([768, 1408, 14336]),
+    share=st.floats(0.01, 1),
+)
+def test_a_share_is_used_up_to_one_step(
+    data: st.DataObject, layers: int, experts: int, width: int, share: float
+) -> None:
+    retained = data.draw(st.integers(1, experts))
+    if share * experts * width < 8.001 * retained:
+        return  # there may be too little for a step
+    space = space_of(retained, width, layers, experts, share=share)
+    budget = WidthBudget.of(space)
+    check_widths(budget, data, space)
+    wanted = share * layers * experts * width / retained
+    # There may be no room for the last neurons of a layer, which are less than a step for each kept expert.
+    assert -1e-6 <= wanted - budget.neurons <= layers * budget.step
+
+
+def test_too_small_a_share_is_refused() -> None:
+    with pytest.raises(UserError, match=r"genome\.neuron_share: 0\.01 of the neurons are less than 8 for each of 4"):
+        eep_space(4, 1, facts=replace(mixtral(5, 8), expert_neurons=128), neuron_share=0.01)
+
+
+def test_more_and_narrower_experts_have_the_same_neurons() -> None:
+    for retained, mean in ((1, 128), (2, 64), (4, 32), (8, 16)):
+        budget = WidthBudget.of(space_of(retained, share=0.125))
+        assert retained * budget.neurons == LAYERS * 128 and budget.neurons == LAYERS * mean
+    one, four = (eep_space(each, "per_layer", layers=3, neuron_share=0.125, active=1) for each in (1, 4))
+    routers = 3 * 3 * 4096
+    assert four.parameters(True)[0] - one.parameters(True)[0] == routers
+    assert one.parameters(True)[1] - four.parameters(True)[1] == 3 * 3 * 4096 * 14336 * 3 // 4 - routers
+    assert one.parameters(True) == eep_space(1, "per_layer", layers=3, active=1).parameters(True)
+
+
+def test_a_share_needs_a_phase_that_gives_widths() -> None:
+    section = EepSection(experts=2, neuron_share=0.125)
+    make_space(section, mixtral(5, 8), (ALLOCATE,))
+    with pytest.raises(UserError, match=r"genome\.neuron_share: only allocate phases .* phases\.0 is a prune phase"):
+        make_space(section, mixtral(5, 8), (PRUNE, ALLOCATE))
+
+
+def test_coverage_is_the_same_in_all_layers() -> None:
+    # One layer's importance is in one expert, another's evenly in all of them.
+    values = np.array([[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]])
+    sums = np.ones((2, 4, 3, 3)) * values[:, :, None, None]
+    space = eep_space(1, 2, facts=replace(mixtral(2, 4), expert_neurons=128)).calibrated(
+        Calibration({"importance_sums": sums.astype(np.float32)})
+    )
+    # A share x of the importance is in x experts of the first layer and in 4x of the second: 5x is 2, two layers of 1.
+    np.testing.assert_allclose(np.exp(coverage_genome(space).capacities), [0.4, 1.6], rtol=1e-5)
+    alike = space_of(2)
+    flat = alike.calibrated(Calibration({"importance_sums": np.ones((LAYERS, EXPERTS, 3, 3), np.float32)}))
+    assert coverage_genome(flat).widths == even_genome(flat).widths
 
 
 def test_equal_capacities_are_equal_widths_and_a_line_rises() -> None:
@@ -66,7 +139,7 @@ def test_equal_capacities_are_equal_widths_and_a_line_rises() -> None:
 
 @pytest.mark.parametrize(("width", "step"), [(14336, 64), (1408, 64), (128, 16), (48, 8), (100, 4), (7, 1)])
 def test_widths_change_in_powers_of_two(width: int, step: int) -> None:
-    assert width_step(width) == step
+    assert WidthBudget.of(space_of(width=width)).step == step
 
 
 def tokens_of(experts: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

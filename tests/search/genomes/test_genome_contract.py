@@ -100,13 +100,14 @@ def _eep(retained: int, groups: Any, **model: Any) -> Sample:
 
 def _check_allocation(genome: AllocationGenome, phase: PhaseConfig) -> None:
     space, edit = genome.space, genome.express()
-    assert sum(genome.widths) == space.layers * space.facts.expert_neurons and edit.widths == genome.widths
+    assert sum(genome.widths) == space.layers * space.facts.expert_neurons - space.saved_neurons
+    assert edit.widths == genome.widths
     assert edit.one_hot_mapping.all() and np.array_equal(edit.router_mapping, edit.expert_merging)
     assert (edit.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
 
 
-def _allocated_eep(retained: int, layers: int, experts: int) -> Sample:
-    space = eep_space(retained, 3, layers=layers, experts=experts)
+def _allocated_eep(retained: int, layers: int, experts: int, neuron_share: float | None = None) -> Sample:
+    space = eep_space(retained, 3, layers=layers, experts=experts, neuron_share=neuron_share)
     sums = np.random.default_rng(1).uniform(0.1, 1, (layers, experts, 3, 3)).astype(np.float32)
     return Sample(
         space.calibrated(Calibration({"importance_sums": sums})),
@@ -223,6 +224,7 @@ SAMPLES = {
     "eep-logits": _eep(3, 3, layers=7, experts=4, router_space="logits"),
     "eep-allocated": _allocated_eep(4, 6, 8),
     "eep-allocated-one-expert": _allocated_eep(1, 5, 8),
+    "eep-allocated-narrow": _allocated_eep(4, 5, 8, neuron_share=0.125),
     "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
     "nanomoe-II": _nanomoe(variant="II", blocks=2, rank=4, layers="*_proj"),
     "nanomoe-III": _nanomoe(variant="III", blocks=2, rank=3, layers="layers.[02].mlp.*", fit=3),

@@ -35,8 +35,8 @@ class EepExporter:
     def obstacle(self, resident: Resident, edit: Edit) -> str | None:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
-        if _uneven(resident):
-            return "its layers' experts have different numbers of neurons, and all layers of its family have the same"
+        if _resized(resident) and not _stock_width(resident):
+            return "its experts have numbers of neurons that no config of its family can give them"
         return form_obstacle(edit, resident.layers[0].rule)
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
@@ -44,7 +44,7 @@ class EepExporter:
         retained, active = _shape(resident, edit)
         title = family_of(resident.model.config, resident.config.path).title
         rows: list[tuple[str, str]] = [("router space", edit.router_space if isinstance(edit, EepEdit) else "-")]
-        if _uneven(resident):
+        if _resized(resident):
             rows.append(("neurons of an expert", f"{', '.join(map(str, _widths(resident)))}, by MoE layer"))
         thresholds = _thresholds(resident)
         if thresholds:
@@ -122,7 +122,7 @@ def _form_note(form: CheckpointForm, maps: bool, skips: bool) -> str:
     does = ["keeps the whole router and maps its scores onto the experts that are left"] if maps else []
     if skips:
         does.append("leaves out a token's second expert where its routing weight is small beside the first's")
-    does = does or ["lets experts of different layers have different numbers of neurons"]
+    does = does or ["gives the experts of each layer their own number of neurons"]
     return f"The modelling code beside this card {' and '.join(does)}; it needs\n`transformers` only."
 
 
@@ -142,8 +142,15 @@ def _widths(resident: Resident) -> list[int]:
     return [ExpertNeurons(layer.experts, layer.expert_tensors()).width for layer in resident.layers]
 
 
-def _uneven(resident: Resident) -> bool:
-    return len(set(_widths(resident))) > 1
+def _resized(resident: Resident) -> bool:
+    """Whether experts have other numbers of neurons than the unedited model's."""
+    return set(_widths(resident)) != {getattr(resident.model.config, resident.layers[0].family.width_field)}
+
+
+def _stock_width(resident: Resident) -> bool:
+    """Whether a config can state the experts' width: all layers' is the same, and no shared expert depends on it."""
+    parts = {name for layer in resident.layers for name, _ in layer.block.named_children()}
+    return len(set(_widths(resident))) == 1 and parts == {resident.layers[0].family.router, "experts"}
 
 
 def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTrainedModel]:
@@ -156,7 +163,7 @@ def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTr
         family_of(resident.model.config, resident.config.path).title,
         experts=retained,
         maps=maps,
-        uneven=_uneven(resident),
+        resized=_resized(resident),
         skips=skips,
         routes=maps or skips,
         biased=layer.router_bias is not None,
@@ -178,7 +185,7 @@ def _config(
     config = native_config(source, model_class) if form == "native" else copy.deepcopy(source.config)
     if form == "native":
         assert isinstance(edit, EepEdit)
-        if _uneven(resident):
+        if _resized(resident):
             config.expert_widths = _widths(resident)
         if _thresholds(resident):
             config.skip_below = _thresholds(resident)
@@ -187,6 +194,8 @@ def _config(
             one_hot_layers = zip(resident.layers, edit.one_hot_mapping, strict=True)
             config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
     first = resident.layers[0]
+    if form == "stock":
+        setattr(config, first.family.width_field, _widths(resident)[0])
     first.family.resize(config, first.rule, retained, active)
     return config
 

@@ -21,6 +21,7 @@ from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
+from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
 LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47)
@@ -80,13 +81,34 @@ def test_exports(family: str, kind: str, model_config: Callable[..., ModelConfig
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_narrower_experts_are_stock_where_a_config_can_say_so(
+    family: str, model_config: Callable[..., ModelConfig], tmp_path: Path
+) -> None:
+    model = ResidentModel.load(model_config(family))
+    edit = repaired(model, "prune")
+    width = ExpertNeurons(model.layers[0].experts, model.layers[0].expert_tensors()).width
+    narrow = replace(edit.base, widths=(width // 2,) * len(model.layers))
+    edit = replace(edit, base=narrow, recipe=replace(edit.recipe, neurons=NeuronRecipe()))
+    card = ExportCard("A model", "someone/base", "f00d")
+    base, found = (
+        export_model(model, each, tmp_path / name, card)
+        for name, each in (("base", replace(narrow, widths=None)), ("narrow", edit))
+    )
+    shares = any("shared" in name for name, _ in model.layers[0].block.named_children())
+    assert found.agreement.holds and found.form == ("native" if shares else base.form)
+    fewer = len(model.layers) * narrow.retained * (width - width // 2)
+    assert found.parameters == base.parameters - fewer * describe_model(model.config).neuron_parameters
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_layers_of_different_widths_are_exported(
     family: str, model_config: Callable[..., ModelConfig], tmp_path: Path
 ) -> None:
     model = ResidentModel.load(model_config(family))
     edit = repaired(model, "prune")
     width = ExpertNeurons(model.layers[0].experts, model.layers[0].expert_tensors()).width
-    widths = tuple(width + 2 * step - len(model.layers) + 1 for step in range(len(model.layers)))
+    # Multiples of 16 bytes, as grouped products need them.
+    widths = tuple(width + 8 * step - 4 * (len(model.layers) - 1) for step in range(len(model.layers)))
     edit = replace(edit, base=replace(edit.base, widths=widths), recipe=replace(edit.recipe, neurons=NeuronRecipe()))
     card = ExportCard("A model", "someone/base", "f00d")
     base, found = (
