@@ -13,7 +13,7 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.genomes.registry import AnyGenomeSection
-from moevolve.search.settings.phases import EvolutionSection, Phase, StrategySection
+from moevolve.search.settings.phases import EvolutionSection, Phase, StrategySection, divides_neurons
 from moevolve.search.settings.section import Section
 from moevolve.store.session import without_password
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
@@ -273,9 +273,12 @@ class RunConfig(Section):
     def _allocation_is_not_pruned(self) -> Self:
         kinds = [phase.kind for phase in self.phases]
         if "allocate" in kinds and {"prune", "merge"} & set(kinds[kinds.index("allocate") :]):
-            raise ValueError("phases: a prune or merge phase can't follow an allocate phase, which gives layers widths")
+            raise ValueError(
+                "phases: a prune or merge phase can't follow an allocate phase, whose genomes are no matrices"
+            )
+        divided = any(map(divides_neurons, self.phases))
         for position, phase in enumerate(self.phases):
-            if "allocate" in kinds and phase.kind == "repair" and phase.repair.neurons is None:
+            if divided and phase.kind == "repair" and phase.repair.neurons is None:
                 raise ValueError(
                     f"phases.{position}.repair.neurons: candidates of an allocate phase have widths, which only "
                     "neurons of all experts fill; set it, or {}"

@@ -10,6 +10,7 @@ from pydantic import computed_field
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
+from moevolve.search.settings.phases import divides_neurons
 from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
 from moevolve.workers.methods.repair.apply import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.edit import RepairRecipe
@@ -74,8 +75,7 @@ def repair_works(
     for position, phase in enumerate(config.phases):
         if phase.repair is not None:
             tokens = phase.repair.tokens if most is None else min(phase.repair.tokens, most)
-            before = [each.kind for each in config.phases[: position + 1]]
-            fits = costs.fitted_maps("allocate" if "allocate" in before else phase.kind)
+            fits = costs.fitted_maps(any(divides_neurons(each) for each in config.phases[: position + 1]))
             found.append(_RepairCounter(phase.repair, fits, outline, tokens).work(position, phase.kind))
     return tuple(found)
 

@@ -272,14 +272,17 @@ class TunePhase(PhaseBase):
 class AllocatePhase(PhaseBase):
     """A search of how wide each layer's kept experts are, under one total, and of how their importance is computed.
 
-    Every candidate is repaired, and its kept experts are filled with neurons of all experts of their layer.
+    With searched widths every candidate is repaired, and its kept experts are filled with neurons of all experts of
+    their layer.
 
     Attributes:
         evaluations: Individuals of the phase, including the initial ones.
         initial: Number of initial individuals: those that `init` names, then random ones.
-        init: `even` (all layers equally wide), `line` (widths rise linearly with depth), and `random`.
+        init: Baselines that begin such a phase, and `random`. The default is `even`, for searched widths `line`, and
+            `random`.
         strategy: Strategy of this phase; None takes the search's.
-        repair: Settings of the repair, with `neurons`.
+        widths: `searched`, or `even`: all layers are equally wide, and only importance is searched.
+        repair: Settings of the repair, with `neurons` if widths are searched. Even widths need no repair.
         crossover_rate: Probability that a child has two parents.
         entry_rate: Probability that a number is changed; at least one is.
         sigma: Standard deviation of the change.
@@ -288,15 +291,27 @@ class AllocatePhase(PhaseBase):
     kind: Literal["allocate"] = "allocate"
     initial: int = Field(8, ge=0)
     init: tuple[str, ...] = Field(("even", "line", "random"), min_length=1)
-    repair: Annotated[RepairRecipe, BeforeValidator(_by_default)] = RepairRecipe(neurons=NeuronRecipe())
+    widths: Literal["searched", "even"] = "searched"
+    repair: Repair = RepairRecipe(neurons=NeuronRecipe())
     crossover_rate: float = Field(0.3, ge=0, le=1)
     entry_rate: float = Field(0.4, ge=0, le=1)
     sigma: float = Field(0.3, gt=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _even_widths_begin_evenly(cls, data: Any) -> Any:
+        return {"init": ("even", "random")} | data if isinstance(data, dict) and data.get("widths") == "even" else data
+
     @model_validator(mode="after")
     def _has_neurons(self) -> Self:
-        if self.repair is None or self.repair.neurons is None:
-            raise ValueError("repair.neurons: widths of an allocate phase take neurons of all experts; set it, or {}")
+        if self.widths == "searched" and (self.repair is None or self.repair.neurons is None):
+            raise ValueError(
+                "repair.neurons: searched widths of an allocate phase take neurons of all experts; set it, or {}, or "
+                "set widths: even"
+            )
+        uneven = [name for name in self.init if name in ("line", "coverage")]
+        if self.widths == "even" and uneven:
+            raise ValueError(f"init: {uneven[0]} gives layers different widths; set widths: searched")
         return self
 
 
@@ -328,3 +343,8 @@ class RepairPhase(PhaseBase):
 
 PhaseConfig = PrunePhase | MergePhase | AllocatePhase | TunePhase | RepairPhase
 Phase = Annotated[PhaseConfig, Field(discriminator="kind")]
+
+
+def divides_neurons(phase: PhaseConfig) -> bool:
+    """Say whether layers of a phase's candidates may differ in width."""
+    return isinstance(phase, AllocatePhase) and phase.widths == "searched"

@@ -112,6 +112,23 @@ class CombinedRecipe:
         return max(part.tokens for part in self.parts)
 
 
+@dataclass(frozen=True, slots=True)
+class PerTaskRecipe:
+    """A calibration that is measured on the prompts of every task separately.
+
+    The arrays are named `per_task_` and the name of the inner calibration's array. Their first dimension is the tasks.
+
+    Attributes:
+        inner: Recipe of a task's calibration. Its number of tokens is that of all tasks together.
+    """
+
+    inner: CalibrationRecipe
+
+    @property
+    def tokens(self) -> int:
+        return self.inner.tokens
+
+
 def combined(*parts: CalibrationRecipe | None) -> CalibrationRecipe | None:
     """Combine recipes, ignoring None, into one; None if no recipe is left."""
     present = tuple(part for part in parts if part is not None)

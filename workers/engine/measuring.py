@@ -22,6 +22,7 @@ from moevolve.workers.contract.edits import (
     CombinedRecipe,
     Edit,
     IdentityEdit,
+    PerTaskRecipe,
     Tokens,
     underlying,
 )
@@ -55,11 +56,17 @@ def calibrate(
         return Calibration(arrays).with_cost(
             sum(part.tokens_run for part in parts), sum(part.seconds for part in parts)
         )
-    calibrator = calibrator_of(recipe)
+    inner = recipe.inner if isinstance(recipe, PerTaskRecipe) else recipe
+    calibrator = calibrator_of(inner)
     started = time.perf_counter()
-    sequences = token_sequences(engine, splits, recipe.tokens)
-    made = calibrator(resident, sequences, recipe)
-    return made.with_cost(sum(len(each) for each in sequences), time.perf_counter() - started)
+    numbered = _numbered_sequences(engine, splits, inner.tokens)
+    if isinstance(recipe, PerTaskRecipe):
+        by_task = [[tokens for number, tokens in numbered if number == task] for task in range(len(splits))]
+        parts = [calibrator(resident, sequences, inner).arrays for sequences in by_task]
+        made = Calibration({f"per_task_{name}": np.stack([part[name] for part in parts]) for name in parts[0]})
+    else:
+        made = calibrator(resident, [tokens for _, tokens in numbered], recipe)
+    return made.with_cost(sum(len(tokens) for _, tokens in numbered), time.perf_counter() - started)
 
 
 def token_sequences(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[Tokens]:
@@ -67,10 +74,17 @@ def token_sequences(engine: GenerationEngine, splits: Sequence[PreparedSplit], l
 
     Answers are the gold ones, or the unedited model's greedy ones for examples without gold answer.
     """
+    return [sequence for _, sequence in _numbered_sequences(engine, splits, limit)]
+
+
+def _numbered_sequences(
+    engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int
+) -> list[tuple[int, Tokens]]:
+    """Pairs of a split's position and a sequence; see `token_sequences`."""
     # With answers even fewer prompts reach the limit, so no others need greedy answers.
     needed = Counter(number for number, _ in _in_turn([engine.tokens_of(split).prompts for split in splits], limit))
     groups = [engine.answered(split, needed[number]) for number, split in enumerate(splits)]
-    return [sequence for _, sequence in _in_turn(groups, limit)]
+    return _in_turn(groups, limit)
 
 
 def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, Tokens]]:

@@ -92,6 +92,11 @@ class GenomeCosts(ABC, Generic[S]):
         """Return the peak host memory of the calibration, for the parts that don't run on the device."""
         return 0
 
-    def fitted_maps(self, phase: str) -> tuple[tuple[FitOutline, ...], ...]:
-        """Return the linear maps that a repair fits in every decoder layer, in the order of fitting."""
+    def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
+        """Return the linear maps that a repair fits in every decoder layer, in the order of fitting.
+
+        Args:
+            uneven: True if an `allocate` phase divides neurons among the layers, which are then all counted at their
+                largest.
+        """
         return ((),) * len(self.outline.layers)

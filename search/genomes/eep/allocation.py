@@ -29,11 +29,19 @@ if TYPE_CHECKING:
     from moevolve.search.genomes.eep.space import EepSpace
 
 MAGIC = b"EEPA"
-_HEADER = struct.Struct("<4sHHH")
+_HEADER = struct.Struct("<4sHHHH")
 REAP_EXPONENTS = (1.0, 1.0, 1.0)
 """With these, importance is REAP's: the mean over an expert's tokens of routing weight times output norm."""
+_FREQUENCY_EXPONENTS = (0.0, 0.0, 0.0)
+"""With these, importance is the number of an expert's tokens."""
+_TASK_SCALE = 3.0
+"""Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
+a subset of experts is less sensitive than a width."""
+SUMS = "per_task_importance_sums"
+"""Name of the calibration's sums of importance, float32 [tasks, layers, n, 3, 3]."""
 GRID = (0.0, 1.0, 2.0)
 """Exponents for which the sums of importance are measured."""
+_MOST_EXPONENTS = np.array([GRID[-1], GRID[-1], 1.0])
 _NARROWEST, _WIDEST = 0.25, 2.5
 """Bounds of a layer's width, as multiples of the mean width. They limit the memory of the largest fit."""
 _LOGIT_SPREAD = 0.5
@@ -49,40 +57,62 @@ class AllocationGenome(ArrayGenome):
     Attributes:
         space: Space of the genome.
         capacities: Logarithms of the layers' relative widths, float32 [layers], read-only; a common offset has no
-            effect.
+            effect. [0] for equal widths.
+        tasks: A third of the logarithms of the weights of the tasks' calibration tokens in the sums of importance,
+            float32 [tasks], read-only; [0] with one task. At 0 all tokens count alike.
         exponents: Exponents of routing weight and output norm, and of the number of tokens by whose power sums are
             divided, float32 [3], read-only.
     """
 
     space: EepSpace = field(repr=False, compare=False)
     capacities: NDArray[np.float32]
+    tasks: NDArray[np.float32]
     exponents: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        self._set_array("capacities", np.array(self.capacities, dtype=np.float32), (self.space.layers,))
-        self._set_array("exponents", np.array(self.exponents, dtype=np.float32), (3,))
+        layers = self.space.layers if len(self.capacities) else 0
+        shapes = {"capacities": (layers,), "tasks": (len(self.tasks),), "exponents": (3,)}
+        for name, shape in shapes.items():
+            self._set_array(name, np.array(getattr(self, name), dtype=np.float32), shape)
 
     def to_bytes(self) -> bytes:
-        """Return the header (see `_header`) and both arrays as little-endian float32."""
-        values = np.concatenate([self.capacities, self.exponents]).astype("<f4")
-        return _header(self.space) + values.tobytes()
+        """Return the header and the arrays as little-endian float32.
+
+        The header has the magic number, and as uint16 the numbers of capacities, tasks, kept experts and experts.
+        """
+        sizes = len(self.capacities), len(self.tasks), self.space.retained, self.space.experts
+        return _HEADER.pack(MAGIC, *sizes) + self.vector.astype("<f4").tobytes()
+
+    @cached_property
+    def vector(self) -> NDArray[np.float64]:
+        """All numbers: float64 [capacities + tasks + 3]."""
+        return np.concatenate([self.capacities, self.tasks, self.exponents]).astype(np.float64)
+
+    @property
+    def task_weights(self) -> NDArray[np.float64]:
+        """Weights of the tasks' calibration tokens, float64 [tasks]; [0] with one task."""
+        return np.exp(_TASK_SCALE * np.clip(self.tasks.astype(np.float64), -3, 3))
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
         """Neurons of a kept expert of each layer."""
-        return WidthBudget.of(self.space).widths(self.capacities)
+        capacities = self.capacities if len(self.capacities) else np.zeros(self.space.layers)
+        return WidthBudget.of(self.space).widths(capacities)
 
     @cached_property
     def pruned(self) -> EepGenome:
         """The kept experts, as a genome of the space in which every layer is a group of its own."""
         space = self.space
         by_layer = replace(space, layer_groups=tuple(range(space.layers)))
-        importance = expert_importance(space.statistics["importance_sums"], self.exponents)
+        sums = space.statistics[SUMS].astype(np.float64)
+        weights = self.task_weights if len(self.tasks) else np.ones(1)
+        importance = expert_importance(np.tensordot(weights, sums, axes=1), self.exponents)
         return by_layer.from_kept(space.subsets.best(importance))
 
     @cached_property
     def content_hash(self) -> str:
-        return hashlib.sha256(f"{MAGIC!r} {self.widths} {self.pruned.content_hash}".encode()).hexdigest()
+        # Different numbers can choose the same experts and widths, so the hash is the edit's.
+        return hashlib.sha256(MAGIC + self._edit.phenotype_hash.encode()).hexdigest()
 
     def express(self) -> EepEdit:
         """Return the edit that keeps the most important experts, with the widths of the layers."""
@@ -92,7 +122,9 @@ class AllocationGenome(ArrayGenome):
     def _edit(self) -> EepEdit:
         mapping, merging = self.pruned.canonical
         space = self.space
-        return EepEdit(mapping, merging, space.active, space.router_space, space.skip_rows, self.widths)
+        original = set(self.widths) == {space.facts.expert_neurons}
+        widths = None if original else self.widths
+        return EepEdit(mapping, merging, space.active, space.router_space, space.skip_rows, widths)
 
 
 def expert_importance(sums: NDArray[np.floating], exponents: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -185,9 +217,15 @@ class WidthBudget:
         return tuple(int(each) * self.step for each in rounded(ideal, self.total, self.least, self.most))
 
 
-def even_genome(space: EepSpace) -> AllocationGenome:
-    """REAP's choice of experts with the same width in all layers."""
-    return AllocationGenome(space, np.zeros(space.layers, np.float32), np.array(REAP_EXPONENTS, np.float32))
+def even_genome(space: EepSpace, exponents: tuple[float, float, float] = REAP_EXPONENTS) -> AllocationGenome:
+    """REAP's choice of experts, unless there are other exponents, with the same width in all layers."""
+    arrays = np.zeros(space.layers), np.zeros(_task_count(space)), np.array(exponents)
+    return AllocationGenome(space, *(array.astype(np.float32) for array in arrays))
+
+
+def frequent_genome(space: EepSpace) -> AllocationGenome:
+    """The experts that most tokens choose, with the same width in all layers."""
+    return even_genome(space, _FREQUENCY_EXPONENTS)
 
 
 def line_genome(space: EepSpace) -> AllocationGenome:
@@ -203,7 +241,8 @@ def coverage_genome(space: EepSpace) -> AllocationGenome:
     is the sum over tokens of routing weight times output norm; experts are counted from the most important one on, with
     a fraction of the last.
     """
-    values = -np.sort(-expert_importance(space.statistics["importance_sums"], np.array([1.0, 1.0, 0.0])), axis=1)
+    sums = space.statistics[SUMS].astype(np.float64).sum(axis=0)
+    values = -np.sort(-expert_importance(sums, np.array([1.0, 1.0, 0.0])), axis=1)
     held = np.pad(np.cumsum(values, axis=1) / values.sum(axis=1, keepdims=True), ((0, 0), (1, 0)))
     places = np.arange(space.experts + 1)
     low, high = 0.0, 1.0
@@ -214,43 +253,45 @@ def coverage_genome(space: EepSpace) -> AllocationGenome:
     return replace(even_genome(space), capacities=np.log(counts).astype(np.float32))
 
 
-def sample_allocation(rng: np.random.Generator, space: EepSpace) -> Offspring[AllocationGenome]:
-    """Draw capacities from a normal distribution and exponents uniformly from their range."""
-    capacities = rng.normal(0, _LOGIT_SPREAD, space.layers)
-    exponents = rng.uniform([0, 0, 0], [GRID[-1], GRID[-1], 1])
-    return Offspring(from_vector(space, np.concatenate([capacities, exponents])), "random", ())
+def sample_allocation(rng: np.random.Generator, space: EepSpace, phase: AllocatePhase) -> Offspring[AllocationGenome]:
+    """Draw capacities and weights of tasks from a normal distribution, and exponents uniformly from their range."""
+    normal = rng.normal(0, _LOGIT_SPREAD, _capacity_count(space, phase) + _task_count(space))
+    exponents = rng.uniform(0, _MOST_EXPONENTS)
+    return Offspring(from_vector(space, np.concatenate([normal, exponents]), phase), "random", ())
 
 
 def breed_allocation(
     rng: np.random.Generator, phase: AllocatePhase, parents: tuple[Genome, ...]
 ) -> Offspring[AllocationGenome]:
-    """Cross two parents layer by layer, then change numbers by Gaussian steps; at least one changes.
+    """Cross two parents number by number, then change numbers by Gaussian steps; at least one changes.
 
     Since widths have a fixed total, a layer that gains takes from all others.
     """
-    given = [as_allocation(parent) for parent in parents]
-    first, last = given[0], given[-1]
-    vector = np.where(layer_crossover(rng, len(_vector(first))), _vector(last), _vector(first))
+    given = [as_allocation(parent, phase) for parent in parents]
+    first, last = given[0].vector, given[-1].vector
+    vector = np.where(layer_crossover(rng, len(first)), last, first)
     hit = rng.random(len(vector)) < phase.entry_rate
     hit[rng.integers(len(vector))] |= not hit.any()
     vector = vector + hit * rng.normal(0, phase.sigma, len(vector))
-    return offspring_of(from_vector(first.space, vector), given)
+    return offspring_of(from_vector(given[0].space, vector, phase), given)
 
 
-def as_allocation(genome: Genome) -> AllocationGenome:
-    """Return an `allocate` genome as it is, and `even_genome` for a candidate of an earlier phase."""
-    return genome if isinstance(genome, AllocationGenome) else even_genome(genome.space)  # type: ignore[arg-type]
+def as_allocation(genome: Genome, phase: AllocatePhase) -> AllocationGenome:
+    """Return a genome in the form of a phase: `even_genome` for a candidate of a prune or merge phase."""
+    if not isinstance(genome, AllocationGenome):
+        genome = even_genome(genome.space)  # type: ignore[arg-type]
+    count = _capacity_count(genome.space, phase)
+    return genome if len(genome.capacities) == count else replace(genome, capacities=np.zeros(count, np.float32))
 
 
-def to_vector(genome: Genome) -> NDArray[np.float64]:
-    """Capacities followed by exponents, float64 [layers + 3]."""
-    return _vector(as_allocation(genome))
+def to_vector(genome: Genome, phase: AllocatePhase) -> NDArray[np.float64]:
+    """Capacities, weights of tasks and exponents of a genome in the form of a phase; see `AllocationGenome`."""
+    return as_allocation(genome, phase).vector
 
 
-def from_vector(space: EepSpace, vector: NDArray[np.floating]) -> AllocationGenome:
+def from_vector(space: EepSpace, vector: NDArray[np.floating], phase: AllocatePhase) -> AllocationGenome:
     """Invert `to_vector`; exponents are clipped to their range."""
-    exponents = np.clip(vector[space.layers :], 0, [GRID[-1], GRID[-1], 1])
-    return AllocationGenome(space, vector[: space.layers].astype(np.float32), exponents.astype(np.float32))
+    return _genome(space, vector, _capacity_count(space, phase))
 
 
 def allocation_from_bytes(space: EepSpace, data: bytes) -> AllocationGenome:
@@ -259,16 +300,26 @@ def allocation_from_bytes(space: EepSpace, data: bytes) -> AllocationGenome:
     Raises:
         ValueError: The bytes are no such genome of this space.
     """
-    size = _HEADER.size + 4 * (space.layers + 3)
-    if len(data) != size or not data.startswith(_header(space)):
+    head = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (MAGIC, 0, 0, 0, 0)
+    _, capacities, tasks, retained, experts = head
+    fits = (retained, experts) == (space.retained, space.experts) and capacities in (0, space.layers)
+    known = space.calibration is None or tasks == _task_count(space)
+    if not fits or not known or len(data) != _HEADER.size + 4 * (capacities + tasks + 3):
         raise ValueError("these bytes are no EEP genome of this space")
-    return from_vector(space, np.frombuffer(data, dtype="<f4", offset=_HEADER.size))
+    return _genome(space, np.frombuffer(data, dtype="<f4", offset=_HEADER.size), capacities)
 
 
-def _header(space: EepSpace) -> bytes:
-    """The magic number, and the numbers of layers, kept experts and experts as uint16."""
-    return _HEADER.pack(MAGIC, space.layers, space.retained, space.experts)
+def _genome(space: EepSpace, vector: NDArray[np.floating], capacities: int) -> AllocationGenome:
+    values = vector.astype(np.float32)
+    exponents = np.clip(values[-3:], 0, _MOST_EXPONENTS)
+    return AllocationGenome(space, values[:capacities], values[capacities:-3], exponents)
 
 
-def _vector(genome: AllocationGenome) -> NDArray[np.float64]:
-    return np.concatenate([genome.capacities, genome.exponents]).astype(np.float64)
+def _capacity_count(space: EepSpace, phase: AllocatePhase) -> int:
+    return space.layers if phase.widths == "searched" else 0
+
+
+def _task_count(space: EepSpace) -> int:
+    """Number of tasks whose weights are searched; 0 if there is only one."""
+    tasks = len(space.statistics[SUMS])
+    return tasks if tasks > 1 else 0

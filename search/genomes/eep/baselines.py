@@ -9,7 +9,8 @@
 - `hc_smoe` merges experts with similar mean outputs (arXiv 2410.08589).
 - `identity` keeps all experts.
 - `even`, `line` and `coverage` begin an allocate phase: REAP's choice of experts, with equal widths, widths that rise
-  with depth, or widths by how many experts of a layer hold the same share of its importance.
+  with depth, or widths by how many experts of a layer hold the same share of its importance; `frequent` is the choice
+  of `frequency` with equal widths.
 
 Layers of a group keep the same experts. Scores are then averaged after each layer's are divided by their sum, and
 squared errors are added after each layer's are divided by its squared output. One layer per group is the papers'
@@ -27,11 +28,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Baseline, Offspring
-from moevolve.search.genomes.eep.allocation import AllocationGenome, coverage_genome, even_genome, line_genome
+from moevolve.search.genomes.eep.allocation import (
+    AllocationGenome,
+    coverage_genome,
+    even_genome,
+    frequent_genome,
+    line_genome,
+)
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.pairs import drop_by_pairs
 from moevolve.search.genomes.eep.space import EepSection, EepSpace, token_limit
 from moevolve.search.settings.phases import AllocatePhase, PhaseConfig
+from moevolve.workers.contract.edits import CalibrationRecipe, PerTaskRecipe
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
 
@@ -150,18 +158,22 @@ BASELINES: dict[str, EepBaseline] = {
     "gram": EepBaseline(drop_by_pairs("gram", "pair_products"), _PRUNING, ("pairs",), per_routing_group=False),
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
     "identity": EepBaseline(_identity, _PRUNING, keeps_all=True),
-    "even": EepBaseline(_allocated("even", even_genome), ("allocate",), ("importance",)),
-    "line": EepBaseline(_allocated("line", line_genome), ("allocate",), ("importance",)),
-    "coverage": EepBaseline(_allocated("coverage", coverage_genome), ("allocate",), ("importance",)),
+    "even": EepBaseline(_allocated("even", even_genome), ("allocate",)),
+    "frequent": EepBaseline(_allocated("frequent", frequent_genome), ("allocate",)),
+    "line": EepBaseline(_allocated("line", line_genome), ("allocate",)),
+    "coverage": EepBaseline(_allocated("coverage", coverage_genome), ("allocate",)),
 }
 
 
-def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]) -> ExpertsRecipe | None:
-    """Return the measurements for the baselines that `phases` begin with; None if they need none."""
+def expert_recipes(
+    space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]
+) -> tuple[CalibrationRecipe | None, ...]:
+    """Return the measurements for allocate phases and for the baselines that `phases` begin with; None if not needed."""
+    tokens = token_limit(section.calibration_tokens)
+    allocates = any(isinstance(phase, AllocatePhase) for phase in phases)
+    importance = PerTaskRecipe(ExpertsRecipe(("importance",), None, tokens)) if allocates else None
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
-    if any(isinstance(phase, AllocatePhase) for phase in phases):
-        statistics.add("importance")
     compared = SubsetRecipe(
         retained=space.retained,
         active=space.active,
@@ -174,8 +186,8 @@ def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseC
     by_fit = replace(compared, limit=section.fitted_subsets, sample=section.fitted_tokens)
     fitted = by_fit if any(baseline.fits_subsets for baseline in needed) else None
     if not statistics and subsets is None and fitted is None:
-        return None
-    return ExpertsRecipe(tuple(sorted(statistics)), subsets, token_limit(section.calibration_tokens), fitted)
+        return importance, None
+    return importance, ExpertsRecipe(tuple(sorted(statistics)), subsets, tokens, fitted)
 
 
 def average_linkage(distances: NDArray[np.float64], clusters: int) -> list[list[int]]:

@@ -11,11 +11,11 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import GenomeKind
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.search.genomes.eep.allocation import WidthBudget
-from moevolve.search.genomes.eep.baselines import BASELINES, experts_recipe
+from moevolve.search.genomes.eep.baselines import BASELINES, expert_recipes
 from moevolve.search.genomes.eep.figures import EepFigures
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.settings.phases import PhaseConfig
-from moevolve.workers.contract.edits import ROW_TOKENS, combined, recipe_parts
+from moevolve.workers.contract.edits import ROW_TOKENS, PerTaskRecipe, combined, recipe_parts
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
 
@@ -67,19 +67,16 @@ class EepCosts(GenomeCosts[EepSpace]):
         widths = outline.hidden, outline.intermediate, facts.dtype_bytes
         tokens = max(longest, ROW_TOKENS)  # short sequences share a row of the batch
         sizes = ExpertSizes(facts.experts, facts.active, *widths, expert_row_bytes(*widths), tokens)
-        parts = (part for part in recipe_parts(recipe) if isinstance(part, ExpertsRecipe))
-        return max((measuring_bytes(part, sizes) for part in parts), default=0)
+        parts = (part.inner if isinstance(part, PerTaskRecipe) else part for part in recipe_parts(recipe))
+        return max((measuring_bytes(part, sizes) for part in parts if isinstance(part, ExpertsRecipe)), default=0)
 
-    def fitted_maps(self, phase: str) -> tuple[tuple[FitOutline, ...], ...]:
-        """See `GenomeCosts.fitted_maps`: the output projections of all kept experts of a layer are fitted together.
+    def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
+        """See `GenomeCosts.fitted_maps`: the output projections of all kept experts of a layer are fitted together."""
+        return tuple((self._fit(uneven),) if layer.expert else () for layer in self.outline.layers)
 
-        Every layer of an `allocate` phase is counted at its largest width.
-        """
-        return tuple((self._fit(phase),) if layer.expert else () for layer in self.outline.layers)
-
-    def _fit(self, phase: str) -> FitOutline:
+    def _fit(self, uneven: bool) -> FitOutline:
         space, neurons = self.space, self.outline.intermediate
-        width = WidthBudget.of(space).widest if phase == "allocate" else neurons
+        width = WidthBudget.of(space).widest if uneven or space.neuron_share is not None else neurons
         share, pool = space.active / space.retained, space.experts * neurons
         return FitOutline(space.retained * width, space.retained, share, pool)
 
@@ -98,7 +95,7 @@ class EepCosts(GenomeCosts[EepSpace]):
 
 
 def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> EepSpace:
-    """Make a space whose recipe includes the measurements for the phases' baselines.
+    """Make a space whose recipe includes the measurements for the phases and their baselines.
 
     Raises:
         UserError: The model doesn't support the settings, or a phase can't make experts of other widths.
@@ -109,8 +106,14 @@ def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]
             f"genome.neuron_share: only allocate phases give kept experts other widths, and phases.{others[0]} is a "
             f"{phases[others[0]].kind} phase; use an allocate phase, or leave the share out"
         )
+    for position, phase in enumerate(phases):
+        if section.neuron_share is not None and (phase.repair is None or phase.repair.neurons is None):
+            raise UserError(
+                f"phases.{position}.repair.neurons: with genome.neuron_share the kept experts have widths that only "
+                "neurons of all experts fill; set it, or {}"
+            )
     space = EepSpace.of(section, facts)
-    return replace(space, recipe=combined(experts_recipe(space, section, phases), space.recipe))
+    return replace(space, recipe=combined(*expert_recipes(space, section, phases), space.recipe))
 
 
 EEP = GenomeKind(

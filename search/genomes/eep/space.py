@@ -98,7 +98,8 @@ class EepSection(GenomeSection):
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
-_SUMMARY_WIDTHS = 16
+_SUMMARY_WIDTHS = 8
+_SUMMARY_TASKS = 4
 # Positions of the two matrices in stacked arrays.
 _MAPPING, _MERGING = 0, 1
 
@@ -227,7 +228,7 @@ class EepSpace:
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[Any]:
         if isinstance(phase, AllocatePhase):
-            return sample_allocation(rng, self)
+            return sample_allocation(rng, self, phase)
         kept = self.subsets.sample(rng, self.groups)
         operator = "random" if self.retained < self.experts else "identity"
         return Offspring(self.from_kept(kept), operator, ())
@@ -293,7 +294,7 @@ class EepSpace:
         Allocate phase: see `moevolve.search.genomes.eep.allocation.to_vector`.
         """
         if isinstance(phase, AllocatePhase):
-            return to_vector(genome)
+            return to_vector(genome, phase)
         if isinstance(phase, PrunePhase):
             return genome.expert_merging.sum(axis=1).astype(np.float64).ravel()
         both = np.concatenate([genome.router_mapping.ravel(), genome.expert_merging.ravel()])
@@ -302,7 +303,7 @@ class EepSpace:
     def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> EepGenome | AllocationGenome:
         """Prune phase: keep the experts with the highest scores of every group. Merge phase: take the entries."""
         if isinstance(phase, AllocatePhase):
-            return from_vector(self, vector)
+            return from_vector(self, vector, phase)
         if isinstance(phase, PrunePhase):
             return self.from_kept(self.subsets.best(vector.reshape(self.groups, self.experts)))
         halves = vector.astype(np.float32).reshape(2, self.groups, self.retained, self.experts)
@@ -310,10 +311,7 @@ class EepSpace:
 
     def describe(self, genome: EepGenome | AllocationGenome) -> Description:
         if isinstance(genome, AllocationGenome):
-            few = len(genome.widths) <= _SUMMARY_WIDTHS
-            widths = " ".join(map(str, genome.widths)) if few else f"{min(genome.widths)} to {max(genome.widths)}"
-            summary = f"keep {self.retained} of {self.experts}, widths {widths}"
-            return replace(self.describe(genome.pruned), summary=summary)
+            return replace(self.describe(genome.pruned), summary=self._summary_of_allocation(genome))
         if genome.one_hot:
             summary = self._summary_of_pruning(genome)
         else:
@@ -346,6 +344,18 @@ class EepSpace:
         used = active_parameters(*sizes, self.active, native=not folds)
         saved = self.saved_neurons * self.facts.neuron_parameters
         return parameters_after(*sizes, native=not folds) - self.retained * saved, used - self.active * saved
+
+    def _summary_of_allocation(self, genome: AllocationGenome) -> str:
+        """Widths, exponents of importance, and relative weights of the tasks, as far as they are searched and few."""
+        parts = [f"keep {self.retained} of {self.experts}"]
+        if len(genome.capacities):
+            few = len(genome.widths) <= _SUMMARY_WIDTHS
+            widths = " ".join(map(str, genome.widths)) if few else f"{min(genome.widths)} to {max(genome.widths)}"
+            parts.append(f"widths {widths}")
+        parts.append("importance " + "/".join(f"{each:.2g}" for each in genome.exponents))
+        if 0 < len(genome.tasks) <= _SUMMARY_TASKS:
+            parts.append("tasks " + "/".join(f"{each:.2g}" for each in genome.task_weights / genome.task_weights.max()))
+        return ", ".join(parts)
 
     def _summary_of_pruning(self, genome: EepGenome) -> str:
         """The retained experts of every group, one digit each, or only their number if that gets too long."""

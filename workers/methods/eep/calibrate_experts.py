@@ -54,7 +54,7 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
           float32 [layers, n], the sum over tokens of the softmax over all n experts.
         - `saliency` gives `saliency` float32 [layers, n].
         - `importance` gives `importance_sums` float32 [layers, n, 3, 3], the sums over an expert's tokens of the powers
-          0, 1 and 2 of its routing weight times those of its output's norm.
+          0, 1 and 2 of its routing weight times those of its output's norm. Sums over tokens add.
         - `pairs` gives `pair_products` and `pair_norms` float64 [layers, n, n]: sums over tokens of the inner products
           of two experts' weighted outputs, and of the products of their norms.
         - `mean_outputs` gives `output_distances` float32 [layers, n, n], Euclidean distances of mean outputs.
