@@ -62,8 +62,8 @@ def calibrate(
     numbered = _numbered_sequences(engine, splits, inner.tokens)
     if isinstance(recipe, PerTaskRecipe):
         by_task = [[tokens for number, tokens in numbered if number == task] for task in range(len(splits))]
-        parts = [calibrator(resident, sequences, inner).arrays for sequences in by_task]
-        made = Calibration({f"per_task_{name}": np.stack([part[name] for part in parts]) for name in parts[0]})
+        found = [calibrator(resident, sequences, inner).arrays for sequences in by_task]
+        made = Calibration({f"per_task_{name}": np.stack([arrays[name] for arrays in found]) for name in found[0]})
     else:
         made = calibrator(resident, [tokens for _, tokens in numbered], recipe)
     return made.with_cost(sum(len(tokens) for _, tokens in numbered), time.perf_counter() - started)

@@ -303,7 +303,7 @@ def allocation_from_bytes(space: EepSpace, data: bytes) -> AllocationGenome:
     head = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (MAGIC, 0, 0, 0, 0)
     _, capacities, tasks, retained, experts = head
     fits = (retained, experts) == (space.retained, space.experts) and capacities in (0, space.layers)
-    known = space.calibration is None or tasks == _task_count(space)
+    known = space.calibration is None or (SUMS in space.statistics and tasks == _task_count(space))
     if not fits or not known or len(data) != _HEADER.size + 4 * (capacities + tasks + 3):
         raise ValueError("these bytes are no EEP genome of this space")
     return _genome(space, np.frombuffer(data, dtype="<f4", offset=_HEADER.size), capacities)

@@ -168,7 +168,7 @@ BASELINES: dict[str, EepBaseline] = {
 def expert_recipes(
     space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]
 ) -> tuple[CalibrationRecipe | None, ...]:
-    """Return the measurements for allocate phases and for the baselines that `phases` begin with; None if not needed."""
+    """Return the measurements for allocate phases, and for the baselines of all phases; None if not needed."""
     tokens = token_limit(section.calibration_tokens)
     allocates = any(isinstance(phase, AllocatePhase) for phase in phases)
     importance = PerTaskRecipe(ExpertsRecipe(("importance",), None, tokens)) if allocates else None

@@ -96,7 +96,14 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
         ({"phases": [ALLOCATING, PRUNING]}, "phases: a prune or merge phase can't follow an allocate phase"),
         ({"phases": [ALLOCATING, MENDING]}, "phases.1.repair.neurons: candidates of an allocate phase have widths"),
-        ({"phases": [ALLOCATING | {"repair": {}}]}, "phases.0: repair.neurons: widths of an allocate phase take"),
+        (
+            {"phases": [ALLOCATING | {"widths": "even", "init": ["line"]}]},
+            "phases.0: init: line gives layers different",
+        ),
+        (
+            {"phases": [ALLOCATING | {"repair": {}}]},
+            "phases.0: repair.neurons: searched widths of an allocate phase take",
+        ),
         ({"phases": [PRUNING | {"parents": 4}]}, "phases.0.parents: expected a mapping of settings"),
         ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
         ({"phases": [PRUNING, MENDING, PRUNING]}, "phases: a repair phase repairs what the phases before it found"),

@@ -190,7 +190,7 @@ def test_fits_are_those_that_are_made(
         candidates = len({row.phenotype_hash for row in store.history(store.search("counted").id)})
     outline = outline_model(config.model)
     costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
-    expected = [fit for layer in costs.fitted_maps(phase) for fit in layer]
+    expected = [fit for layer in costs.fitted_maps(uneven=False) for fit in layer]
     (work,) = repair_works(config, costs, outline)
     times = 2 if kind == "eep" else 1  # neurons by worth, and by what a fit of them leaves
     assert [width for width, _, _ in fits] == [fit.width for fit in expected for _ in range(times)] * candidates

@@ -14,6 +14,7 @@ from search_samples import ALLOCATE, PRUNE, eep_space, few, many, mixtral
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.allocation import (
     REAP_EXPONENTS,
+    SUMS,
     AllocationGenome,
     WidthBudget,
     breed_allocation,
@@ -41,9 +42,7 @@ def space_of(
 ) -> EepSpace:
     facts = replace(mixtral(layers, experts), expert_neurons=width)
     sums = np.random.default_rng(seed).uniform(0.1, 9, (layers, experts, 3, 3)).astype(np.float32)
-    return eep_space(retained, layers, facts=facts, neuron_share=share).calibrated(
-        Calibration({"importance_sums": sums})
-    )
+    return eep_space(retained, layers, facts=facts, neuron_share=share).calibrated(Calibration({SUMS: sums[None]}))
 
 
 @many
@@ -121,12 +120,12 @@ def test_coverage_is_the_same_in_all_layers() -> None:
     values = np.array([[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]])
     sums = np.ones((2, 4, 3, 3)) * values[:, :, None, None]
     space = eep_space(1, 2, facts=replace(mixtral(2, 4), expert_neurons=128)).calibrated(
-        Calibration({"importance_sums": sums.astype(np.float32)})
+        Calibration({SUMS: sums[None].astype(np.float32)})
     )
     # A share x of the importance is in x experts of the first layer and in 4x of the second: 5x is 2, two layers of 1.
     np.testing.assert_allclose(np.exp(coverage_genome(space).capacities), [0.4, 1.6], rtol=1e-5)
     alike = space_of(2)
-    flat = alike.calibrated(Calibration({"importance_sums": np.ones((LAYERS, EXPERTS, 3, 3), np.float32)}))
+    flat = alike.calibrated(Calibration({SUMS: np.ones((1, LAYERS, EXPERTS, 3, 3), np.float32)}))
     assert coverage_genome(flat).widths == even_genome(flat).widths
 
 
@@ -172,36 +171,69 @@ def test_importance_between_measured_exponents_is_exact_for_equal_tokens() -> No
 
 def test_the_most_important_experts_are_kept() -> None:
     space = space_of(3)
-    genome = from_vector(space, np.array([*np.zeros(LAYERS), 1, 1, 1]))
-    sums = space.statistics["importance_sums"].astype(np.float64)
+    genome = from_vector(space, np.array([*np.zeros(LAYERS), 1, 1, 1]), ALLOCATE)
+    sums = space.statistics[SUMS][0].astype(np.float64)
     reap = sums[:, :, 1, 1] / sums[:, :, 0, 0]
     kept = np.sort(np.argsort(-reap, axis=1)[:, :3], axis=1)
     edit = genome.express()
     assert np.array_equal(np.sort(edit.expert_merging.argmax(axis=2), axis=1), kept)
-    assert np.array_equal(edit.router_mapping, edit.expert_merging) and edit.widths == (128,) * LAYERS
+    assert np.array_equal(edit.router_mapping, edit.expert_merging)
+    assert edit.widths is None and genome.widths == (128,) * LAYERS, "widths of original experts are no edit"
     assert genome.content_hash == even_genome(space).content_hash and tuple(genome.exponents) == REAP_EXPONENTS
+
+
+def test_weights_of_tasks_decide_which_experts_are_kept() -> None:
+    # Tokens of one task choose the first half of the experts, those of the other the second half.
+    sums = np.full((2, LAYERS, EXPERTS, 3, 3), 1e-3, dtype=np.float32)
+    sums[0, :, : EXPERTS // 2] = np.arange(2, 2 + EXPERTS // 2)[:, None, None]
+    sums[1, :, EXPERTS // 2 :] = np.arange(2, 2 + EXPERTS // 2)[:, None, None]
+    space = space_of(2).calibrated(Calibration({SUMS: sums}))
+
+    def kept(*tasks: float) -> list[int]:
+        genome = from_vector(space, np.array([*np.zeros(LAYERS), *tasks, 1, 1, 0]), ALLOCATE)
+        return sorted(genome.express().expert_merging[0].argmax(axis=1).tolist())
+
+    assert kept(1, -1) == [2, 3] and kept(-1, 1) == [6, 7] and kept(0, 0) == [3, 7]
+    genome = from_vector(space, np.array([*np.zeros(LAYERS), 0.5, -0.5, 1, 1, 0]), ALLOCATE)
+    np.testing.assert_allclose(genome.task_weights, np.exp([1.5, -1.5]))
+    assert space.from_bytes(genome.to_bytes()) == genome
+    with pytest.raises(ValueError, match="no EEP genome"):
+        space_of(2).from_bytes(genome.to_bytes())  # which has one task
+
+
+def test_even_widths_leave_importance_to_search() -> None:
+    space, even = space_of(3), ALLOCATE.model_copy(update={"widths": "even"})
+    genomes = [space.sample(np.random.default_rng(seed), even).genome for seed in range(20)]
+    assert {genome.widths for genome in genomes} == {(128,) * LAYERS}
+    assert {genome.express().widths for genome in genomes} == {None}
+    assert len({genome.content_hash for genome in genomes}) > 10
+    assert all(len(space.flatten(genome, even)) == 3 for genome in genomes), "the three exponents"
+    assert space.from_bytes(genomes[0].to_bytes()) == genomes[0]
+    # A phase that searches widths takes them up with equal ones, and the other way round.
+    assert np.array_equal(space.flatten(genomes[0], ALLOCATE)[:LAYERS], np.zeros(LAYERS))
+    assert np.array_equal(space.flatten(line_genome(space), even), [1, 1, 1])
 
 
 @few
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_child_mixes_its_parents_and_changes_something(seed: int) -> None:
     space = space_of()
-    first = from_vector(space, np.array([*np.full(LAYERS, -1.0), 0, 0, 0]))
-    second = from_vector(space, np.array([*np.full(LAYERS, 1.0), 2, 2, 1]))
+    first = from_vector(space, np.array([*np.full(LAYERS, -1.0), 0, 0, 0]), ALLOCATE)
+    second = from_vector(space, np.array([*np.full(LAYERS, 1.0), 2, 2, 1]), ALLOCATE)
     still = ALLOCATE.model_copy(update={"sigma": 1e-9, "entry_rate": 0.0})
-    child = to_vector(breed_allocation(np.random.default_rng(seed), still, (first, second)).genome)
-    either = np.stack([to_vector(first), to_vector(second)])
+    child = to_vector(breed_allocation(np.random.default_rng(seed), still, (first, second)).genome, ALLOCATE)
+    either = np.stack([to_vector(first, ALLOCATE), to_vector(second, ALLOCATE)])
     assert (np.abs(child - either).min(axis=0) < 1e-6).all()
     moved = breed_allocation(np.random.default_rng(seed), ALLOCATE, (first,)).genome
-    assert not np.array_equal(to_vector(moved), to_vector(first)) or (first.exponents == 0).any()
+    assert not np.array_equal(to_vector(moved, ALLOCATE), to_vector(first, ALLOCATE)) or (first.exponents == 0).any()
 
 
 def test_numbers_are_changed_as_often_and_as_far_as_settings_say() -> None:
     space, changed, steps = space_of(), Counter[int](), []
-    start = from_vector(space, np.array([*np.zeros(LAYERS), 1, 1, 0.5]))
+    start = from_vector(space, np.array([*np.zeros(LAYERS), 1, 1, 0.5]), ALLOCATE)
     for seed in range(3000):
         child = breed_allocation(np.random.default_rng(seed), ALLOCATE, (start,)).genome
-        difference = to_vector(child) - to_vector(start)
+        difference = to_vector(child, ALLOCATE) - to_vector(start, ALLOCATE)
         changed.update(np.flatnonzero(difference).tolist())
         steps.extend(difference[:LAYERS][difference[:LAYERS] != 0].tolist())
     # If none of the eight numbers is drawn, one is.

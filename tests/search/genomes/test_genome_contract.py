@@ -24,7 +24,7 @@ from tomoe_samples import tomoe_space
 
 from moevolve.search.figures.style import drawing, to_svg
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace, Offspring, SubsetSpace
-from moevolve.search.genomes.eep.allocation import AllocationGenome
+from moevolve.search.genomes.eep.allocation import SUMS, AllocationGenome
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
@@ -101,7 +101,8 @@ def _eep(retained: int, groups: Any, **model: Any) -> Sample:
 def _check_allocation(genome: AllocationGenome, phase: PhaseConfig) -> None:
     space, edit = genome.space, genome.express()
     assert sum(genome.widths) == space.layers * space.facts.expert_neurons - space.saved_neurons
-    assert edit.widths == genome.widths
+    original = set(genome.widths) == {space.facts.expert_neurons}
+    assert edit.widths == (None if original else genome.widths)
     assert edit.one_hot_mapping.all() and np.array_equal(edit.router_mapping, edit.expert_merging)
     assert (edit.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
 
@@ -110,7 +111,7 @@ def _allocated_eep(retained: int, layers: int, experts: int, neuron_share: float
     space = eep_space(retained, 3, layers=layers, experts=experts, neuron_share=neuron_share)
     sums = np.random.default_rng(1).uniform(0.1, 1, (layers, experts, 3, 3)).astype(np.float32)
     return Sample(
-        space.calibrated(Calibration({"importance_sums": sums})),
+        space.calibrated(Calibration({SUMS: sums[None]})),
         (ALLOCATE,),
         lambda genome: (genome.capacities, genome.exponents),
         lambda genome, rng: genome,

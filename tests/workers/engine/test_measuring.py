@@ -13,7 +13,7 @@ from usage_checks import SEQUENCES, TOKENS
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, Positions, PreparedSplit
-from moevolve.workers.contract.edits import Calibration, CombinedRecipe, IdentityEdit
+from moevolve.workers.contract.edits import Calibration, CombinedRecipe, IdentityEdit, PerTaskRecipe
 from moevolve.workers.contract.fitting import RowsRecipe
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.contract.usage import RoutedLayer
@@ -116,3 +116,20 @@ def test_effective_experts_are_those_of_even_use() -> None:
 def test_no_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> None:
     with pytest.raises(UserError, match="no prompts"):
         analyse_usage(resident("mixtral"), IdentityEdit(), [])
+
+
+def test_each_task_is_measured_on_its_own_prompts(resident: Callable[[str], ResidentModel]) -> None:
+    model, recipe = resident("mixtral"), ExpertsRecipe(("importance",), None, 10**6)
+    splits = [
+        split_of([Example(f"the {word} dog is", ("fox",)) for word in words])
+        for words in (("quick", "brown", "larger"), ("lazy",))
+    ]
+    made = calibrated(model, PerTaskRecipe(recipe), splits)
+    name = "per_task_importance_sums"
+    assert made.arrays[name].shape[0] == 2
+    for task, split in enumerate(splits):
+        alone = calibrated(model, recipe, [split])
+        np.testing.assert_array_equal(made.arrays[name][task], alone.arrays["importance_sums"])
+    together = calibrated(model, recipe, splits)
+    np.testing.assert_allclose(made.arrays[name].sum(axis=0), together.arrays["importance_sums"], rtol=1e-5)
+    assert made.tokens_run == together.tokens_run

@@ -83,6 +83,7 @@ TOY_MOE = ExpertFamily(
     router="chooser",
     sdpa=False,
     resize_extras=resize_extras,
+    width_field="intermediate_size",
 )
 TOY_DENSE = DenseFamily("toy_dense", "Toy", up="up_proj", gate="gate_proj", down="down_proj", activation="act_fn")
 
