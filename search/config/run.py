@@ -179,6 +179,9 @@ class RunConfig(Section):
         strategy: Strategy of the phases that don't name their own.
         phases: Phases of the search, in order; empty for imported individuals.
         window: Number of individuals that may be under evaluation at once.
+        stop_at_recovery: The search ends before a phase if its best individual has at least this share of the full
+            model's fitness by then; None runs all phases. With a share, a phase begins only after all individuals of
+            the phases before it are evaluated.
         tie_break: Criterion between equal scores, before the smaller index decides: the mean log-probability of the
             gold answers, the mean `agreement` with the full model (one more evaluation per candidate, of the same
             prompts), or nothing (`index`).
@@ -196,6 +199,7 @@ class RunConfig(Section):
     strategy: StrategySection = EvolutionSection()
     phases: tuple[Phase, ...]
     window: int = Field(8, ge=1)
+    stop_at_recovery: float | None = Field(None, gt=0)
     tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()

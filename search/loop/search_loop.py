@@ -41,6 +41,7 @@ class SearchLoop:
         store: Store of the search.
         cache: Source of evaluations.
         on_progress: Called after every change.
+        on_note: Called with a line for users if the search ends before a phase.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class SearchLoop:
         store: StoreReader,
         cache: EvaluationCache,
         on_progress: Callable[[Progress], None] = lambda _: None,
+        on_note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._setup = setup
+        self._total = setup.schedule.total
         self._strategy = strategy
         self._store = store
         self._cache = cache
         self._on_progress = on_progress
+        self._on_note = on_note
         self._first_arrival: tuple[float, int] | None = None
         self._next = 0
         self._told = 0
@@ -83,7 +87,7 @@ class SearchLoop:
             self._replay()
             self._take(self._cache.request([self._setup.request(None, self._splits)]))
             self._fill()
-            while self._frontier < self._setup.schedule.total or self._full is None:
+            while self._frontier < self._total or self._full is None:
                 self._flush()
                 self._report()
                 self._gather()
@@ -128,12 +132,31 @@ class SearchLoop:
 
     def _fill(self) -> None:
         """Make and request every child that the window allows now."""
-        schedule = self._setup.schedule
-        while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
+        while self._may_make():
             batch = []
-            while self._next < schedule.total and self._frontier >= schedule.visible(self._next):
+            while self._may_make():
                 batch.append(self._make())
             self._request(batch)
+
+    def _may_make(self) -> bool:
+        """Whether the next child can be made now. This ends the search if it would begin a phase that isn't needed."""
+        schedule = self._setup.schedule
+        if self._next >= self._total or self._frontier < schedule.visible(self._next):
+            return False
+        recovery = self._setup.config.stop_at_recovery
+        # The schedule of such a search separates phases, so all earlier individuals are evaluated here.
+        if recovery is None or self._next == 0 or schedule.span(self._next).start != self._next:
+            return True
+        if self._full is None:
+            return False
+        if self._best is not None and -self._best[0] >= recovery * self._full:
+            self._total = self._next
+            position = schedule.span(self._next).position
+            self._on_note(
+                f"ended before phases.{position}: individual {self._best[2]} has {-self._best[0] / self._full:.1%} of "
+                f"the full model's fitness, and stop_at_recovery is {recovery:g}"
+            )
+        return self._next < self._total
 
     def _make(self) -> tuple[IndividualRecord, Offspring[Any], Description]:
         self._tell_visible()
@@ -216,7 +239,7 @@ class SearchLoop:
 
     def _report(self) -> None:
         best = None if self._best is None else (self._best[2], -self._best[0])
-        done, total = self._next - len(self._pending), self._setup.schedule.total
+        done, total = self._next - len(self._pending), self._total
         rate, left = self._pace(done, total)
         self._on_progress(
             Progress(

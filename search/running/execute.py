@@ -169,7 +169,7 @@ def _run(
         if not finished:
             strategy = make_strategy(setup.config, setup.space, setup.schedule)
             on_stage("evaluating")
-            SearchLoop(setup, strategy, store, cache, on_progress).run()
+            SearchLoop(setup, strategy, store, cache, on_progress, observer.on_note).run()
         on_stage("re-ranking and final scores")
         Finaliser(setup, store, cache).run()
     finally:

@@ -31,14 +31,23 @@ class Schedule:
         window: Without `generation`, child i depends on individuals 0 .. i - window.
         generation: Individuals per generation. Child i depends on all individuals before its own generation; a phase's
             initial individuals are its first generation. None for steady state.
+        separate: A phase's individuals depend on all individuals of the phases before it, so that these are all
+            evaluated before the phase begins.
     """
 
     spans: tuple[PhaseSpan, ...]
     window: int
     generation: int | None = None
+    separate: bool = False
 
     @classmethod
-    def of(cls, phases: Sequence[tuple[str, int, int]], window: int, generation: int | None = None) -> Schedule:
+    def of(
+        cls,
+        phases: Sequence[tuple[str, int, int]],
+        window: int,
+        generation: int | None = None,
+        separate: bool = False,
+    ) -> Schedule:
         """Build a schedule from (kind, evaluations, initial) triples."""
         stops = list(accumulate(evaluations for _, evaluations, _ in phases))
         starts = [0, *stops][:-1]
@@ -46,7 +55,7 @@ class Schedule:
             PhaseSpan(position, kind, start, stop, initial)
             for position, ((kind, _, initial), start, stop) in enumerate(zip(phases, starts, stops, strict=True))
         )
-        return cls(spans, window, generation)
+        return cls(spans, window, generation, separate)
 
     @property
     def total(self) -> int:
@@ -64,9 +73,9 @@ class Schedule:
 
     def visible(self, index: int) -> int:
         """Number of leading individuals that child `index` depends on: exactly 0 .. visible - 1."""
-        if self.generation is None:
-            return max(0, index - self.window + 1)
         span = self.span(index)
+        if self.generation is None:
+            return max(span.start if self.separate else 0, index - self.window + 1)
         first = span.start + span.initial
         if index < first:
             return span.start
@@ -84,9 +93,10 @@ def make_schedule(config: RunConfig) -> Schedule:
     """The schedule of a configuration."""
     section = config.strategy
     phases = [(phase.kind, phase.evaluations, phase.initial) for phase in config.phases]
+    generation = None
     if isinstance(section, EvolutionSection) and section.mode == "generations":
-        return Schedule.of(phases, config.window, section.generation)
-    return Schedule.of(phases, config.window)
+        generation = section.generation
+    return Schedule.of(phases, config.window, generation, config.stop_at_recovery is not None)
 
 
 FEWEST_ROUNDS = 8

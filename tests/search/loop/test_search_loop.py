@@ -48,6 +48,7 @@ MODES: dict[str, dict[str, Any]] = {
     "surrogate": {"strategy": "surrogate"},
     "surrogate that forgets": {"strategy": {"kind": "surrogate", "memory": 20}},
     "two tasks": {"tasks": [{"name": "one", "weight": 2}, {"name": "two"}]},
+    "phases one after the other": {"stop_at_recovery": 9.0},
     "tuning": {"genome": {"experts": 8, "active": 1}, "phases": [{"kind": "merge", "evaluations": 40}]},
 }
 modes = pytest.mark.parametrize("mode", MODES)
@@ -113,6 +114,28 @@ def test_a_driver_that_is_stopped_again_and_again_comes_to_the_same_end(
         known |= set(pool.delivered)
     assert stops >= 3
     assert population(store) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_ends_before_a_phase_that_isnt_needed(open_store: Opener, seed: int) -> None:
+    whole = open_store("whole")
+    expected = undisturbed(whole, run_config(stop_at_recovery=9.0))
+    best = max(row.fitness for row in whole.history("lab-1")[:30] if row.fitness is not None)
+    reports = drive(whole, make_lab_setup(run_config(stop_at_recovery=9.0)), UnrulyPool(0))
+    full = reports[-1].full
+    assert full is not None and reports[-1].total == 60
+    for share, count in ((best / full - 1e-9, 30), (best / full + 1e-9, 60)):
+        config = run_config(stop_at_recovery=share)
+        store, stops, finished = open_store(f"share {count}"), 0, False
+        start(store, config)
+        while not finished:
+            pool = UnrulyPool(seed + 10 * stops, stop_at=4 if stops < 5 else None)
+            try:
+                reports, finished = drive(store, make_lab_setup(config), pool), True
+            except Stopped:
+                stops += 1
+        assert stops == 5 and reports[-1].done == reports[-1].total == count
+        assert population(store) == expected[:count]
 
 
 def test_resuming_a_finished_search_asks_for_nothing(open_store: Opener) -> None:

@@ -17,7 +17,9 @@ stretches = st.lists(
     min_size=1,
     max_size=4,
 )
-schedules = st.builds(Schedule.of, stretches, st.integers(1, 20), st.one_of(st.none(), st.integers(1, 20)))
+schedules = st.builds(
+    Schedule.of, stretches, st.integers(1, 20), st.one_of(st.none(), st.integers(1, 20)), st.booleans()
+)
 
 
 @many
@@ -61,6 +63,11 @@ def test_a_window_of_one_is_sequential(phases: list[tuple[str, int, int]]) -> No
 def test_a_steady_window_hides_exactly_the_last_ones() -> None:
     schedule = Schedule.of([("prune", 6, 2), ("merge", 4, 0)], window=3)
     assert [schedule.visible(index) for index in range(10)] == [0, 0, 0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_phases_wait_for_each_other_if_a_search_may_end_between_them() -> None:
+    schedule = Schedule.of([("prune", 1, 1), ("prune", 6, 2), ("merge", 3, 0)], window=3, separate=True)
+    assert [schedule.visible(index) for index in range(10)] == [0, 1, 1, 1, 2, 3, 4, 7, 7, 7]
 
 
 def test_generations_wait_for_each_other() -> None:
