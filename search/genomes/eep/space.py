@@ -56,6 +56,7 @@ class EepSection(GenomeSection):
 
     Attributes:
         experts: Number of retained experts n' per MoE layer; equally many per routing group if the family has these.
+            None keeps all experts, with `neuron_share`.
         active: Number of active experts k per token; None keeps the model's, or the most that a token can choose from.
         groups: Number of equal contiguous groups of layers that share coefficients, or `per_layer`.
         neuron_share: Share of the model's expert neurons that all kept experts have together, in allocate phases; None
@@ -76,7 +77,7 @@ class EepSection(GenomeSection):
     random_title: ClassVar[str] = "random pruning"
     count_format: ClassVar[str] = "{experts} retained, {active} active"
     kind: Literal["eep"] = "eep"
-    experts: int = Field(ge=1)
+    experts: int | None = Field(None, ge=1)
     active: int | None = Field(None, ge=1)
     groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
     neuron_share: float | None = Field(None, gt=0, le=1)
@@ -90,8 +91,10 @@ class EepSection(GenomeSection):
     fitted_subsets: int = Field(500, ge=0)
 
     @model_validator(mode="after")
-    def _active_within_experts(self) -> Self:
-        if self.active is not None and self.active > self.experts:
+    def _something_is_pruned(self) -> Self:
+        if self.experts is None and self.neuron_share is None:
+            raise ValueError("experts: give the number of experts to keep per layer, or neuron_share to keep all, but narrower")
+        if self.active is not None and self.experts is not None and self.active > self.experts:
             raise ValueError(f"active {self.active} is more than the {self.experts} retained experts")
         return self
 
@@ -145,9 +148,10 @@ class EepSpace:
         layers = len(facts.moe_layers)
         if not layers:
             raise UserError(f"genome.kind: eep needs MoE layers, and this model ({facts.family}) is dense")
-        if section.experts > facts.experts:
-            raise UserError(f"genome.experts: {section.experts} is more than the model's {facts.experts} experts")
-        reachable = _check_family(section, facts)
+        retained = facts.experts if section.experts is None else section.experts
+        if retained > facts.experts:
+            raise UserError(f"genome.experts: {retained} is more than the model's {facts.experts} experts")
+        reachable = _check_family(section, retained, facts)
         active = section.active if section.active is not None else min(facts.active, reachable)
         groups = layers if section.groups == "per_layer" else section.groups
         if groups > layers:
@@ -159,7 +163,7 @@ class EepSpace:
         recipe = RowsRecipe(token_limit(section.skipping_tokens), "skipping") if skips else None
         space = cls(
             experts=facts.experts,
-            retained=section.experts,
+            retained=retained,
             active=active,
             layer_groups=layer_groups,
             router_space=section.router_space,
@@ -364,17 +368,17 @@ class EepSpace:
         return "keep " + " ".join("".join(_DIGITS[expert] for expert in row) for row in self.kept(genome))
 
 
-def _check_family(section: EepSection, facts: ModelFacts) -> int:
-    """Check the settings against the model's family, and return how many of n' experts a token can choose from.
+def _check_family(section: EepSection, retained: int, facts: ModelFacts) -> int:
+    """Check the settings against the model's family, and return how many of the kept experts a token can choose from.
 
     Raises:
         UserError: The model's family doesn't support the settings.
     """
     groups = facts.rule.groups
-    problem = groups.fault(section.experts)
+    problem = groups.fault(retained)
     if problem is not None:
-        raise UserError(f"genome.experts: {section.experts} experts of a {facts.family} model {problem}")
-    reachable = groups.reach(section.experts)
+        raise UserError(f"genome.experts: {retained} experts of a {facts.family} model {problem}")
+    reachable = groups.reach(retained)
     if section.active is not None and section.active > reachable:
         raise UserError(
             f"genome.active: {section.active} is more than the {reachable} experts that a token of this {facts.family} "
