@@ -12,13 +12,20 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import Applicator, ModelParts
-from moevolve.workers.methods.repair.edit import RepairedEdit
+from moevolve.workers.methods.repair.edit import RepairedEdit, Strength
 from moevolve.workers.methods.repair.fits import Decision, FitCache, LayerFits, Reference
 from moevolve.workers.methods.repair.gate import Gate, split_sequences
 from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.methods.repair.streams import ResidualStreams
 from moevolve.workers.methods.shared.outputs import NeuronSelection, Repairable
 
+_FITS: dict[Strength, str] = {
+    "none": "no fit",
+    "scalar": "fit of one factor per layer",
+    "ridge": "ridge regression of output projections",
+    "matched": "ridge regression of output projections, scaled to the target's energy,",
+}
+"""Descriptions of a recipe's strengths."""
 _TARGETS = {
     "global": "the unedited model's residual stream behind each layer",
     "local": "what each unedited layer makes of the same input",
@@ -85,10 +92,12 @@ class RepairApplicator:
         assert self._edit is not None and self._reference is not None, "there is no edit on the model"
         checked, repaired = self._reference.checked, [each for each in self.outcomes if each is not None]
         held = int(checked.sum())
-        ridge_lambdas = Counter(each.ridge_lambda for each in repaired)
+        ridge_lambdas = Counter(each.ridge_lambda for each in repaired if each.ridge_lambda is not None)
         left = [each.after / each.before for each in repaired] or [1.0]
+        recipe = self._edit.recipe
         return (
-            ("repair", f"ridge regression of output projections toward {_TARGETS[self._edit.recipe.target]}"),
+            ("repair", f"{_FITS[recipe.strength]} toward {_TARGETS[recipe.target]}"),
+            *self._gate_rows(),
             *self._selection_rows(),
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
             ("fitted on", f"{len(checked) - held:,} tokens of calibration prompts, checked on {held:,} of others"),
@@ -101,6 +110,18 @@ class RepairApplicator:
         return {
             f"layers.{layer}": each.neurons.to(torch.int32).cpu().numpy() for layer, each in self.selections.items()
         }
+
+    def _gate_rows(self) -> Iterator[tuple[str, str]]:
+        if self._gate is None:
+            return
+        yield (
+            "gate",
+            f"divergence from the unedited model on {len(self._gate.start):,} tokens that nothing is fitted on",
+        )
+        for each in self.decisions:
+            first, last = each.layers
+            tried = ", ".join(f"{strength} {value:.3g}" for strength, value in each.divergences.items())
+            yield f"layers {first} to {last}", f"{each.strength}, of {tried}"
 
     def _selection_rows(self) -> Iterator[tuple[str, str]]:
         if self.selections:

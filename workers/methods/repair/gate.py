@@ -19,6 +19,7 @@ from moevolve.workers.methods.repair.streams import ResidualStreams
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+AGREE: list[float] = []
 _SHARE = 8
 """One sequence in this many is the gate's."""
 _LAST = 1
@@ -67,4 +68,5 @@ class Gate:
         found = self._streams.predictions(layer, state, _LAST)
         expected = self._expected.to(found.device)
         divergence = float((expected.exp() * (expected - found)).double().sum(dim=1).mean())
+        AGREE.append(round(float((found.argmax(-1) == expected.argmax(-1)).float().mean()), 3))
         return divergence if math.isfinite(divergence) else math.inf
