@@ -183,7 +183,7 @@ def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Ov
     final = final if isinstance(final, dict) else {}
     known = KINDS[kind].baselines
     first = next((each.phases[0] for each in known.values()), "tune")
-    phase: dict[str, Any] = {"kind": first, "init": [name], REPAIR: own.get(REPAIR)}
+    phase: dict[str, Any] = {"kind": first, "init": [name]} | {key: own[key] for key in (REPAIR,) if key in own}
     form = dict(KINDS[kind].baseline_settings)
     if name == "random":
         draws = own.get("final.random_baselines", final.get("random_baselines")) or 20

@@ -270,6 +270,19 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _allocation_is_not_pruned(self) -> Self:
+        kinds = [phase.kind for phase in self.phases]
+        if "allocate" in kinds and {"prune", "merge"} & set(kinds[kinds.index("allocate") :]):
+            raise ValueError("phases: a prune or merge phase can't follow an allocate phase, which gives layers widths")
+        for position, phase in enumerate(self.phases):
+            if "allocate" in kinds and phase.kind == "repair" and phase.repair.neurons is None:
+                raise ValueError(
+                    f"phases.{position}.repair.neurons: candidates of an allocate phase have widths, which only "
+                    "neurons of all experts fill; set it, or {}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _prune_before_merge(self) -> Self:
         kinds = [phase.kind for phase in self.phases if phase.kind in ("prune", "merge")]
         if kinds != sorted(kinds, key=("prune", "merge").index):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import computed_field
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
-from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.edit import RepairRecipe
@@ -75,25 +74,10 @@ def repair_works(
     for position, phase in enumerate(config.phases):
         if phase.repair is not None:
             tokens = phase.repair.tokens if most is None else min(phase.repair.tokens, most)
-            found.append(_RepairCounter(phase.repair, costs, outline, tokens).work(position, phase.kind))
+            before = [each.kind for each in config.phases[: position + 1]]
+            fits = costs.fitted_maps("allocate" if "allocate" in before else phase.kind)
+            found.append(_RepairCounter(phase.repair, fits, outline, tokens).work(position, phase.kind))
     return tuple(found)
-
-
-def _pruned_widths(
-    fits: Sequence[tuple[FitOutline, ...]], neurons: NeuronRecipe | None
-) -> tuple[tuple[FitOutline, ...], ...]:
-    """Give the fits of layers with kept experts the widths of a recipe that prunes neurons."""
-    experts = [fit for layer in fits for fit in layer if fit.pool]
-    if neurons is None or not experts:
-        return tuple(fits)
-    first = experts[0]
-    own = first.width // first.blocks
-    widths = iter(neurons.widths(len(experts), first.pool // own, first.blocks, own))
-    return tuple(tuple(_wide(fit, next(widths)) if fit.pool else fit for fit in layer) for layer in fits)
-
-
-def _wide(fit: FitOutline, width: int) -> FitOutline:
-    return replace(fit, width=fit.blocks * width)
 
 
 def _most_kept(layers: Sequence[int]) -> int:
@@ -111,9 +95,10 @@ def _most_kept(layers: Sequence[int]) -> int:
 class _RepairCounter:
     """Counts the memory of one repair recipe."""
 
-    def __init__(self, recipe: RepairRecipe, costs: GenomeCosts[Any], outline: ModelOutline, tokens: int) -> None:
-        self._recipe, self._outline, self._tokens = recipe, outline, tokens
-        self._fits = _pruned_widths(costs.fitted_maps(), recipe.neurons)
+    def __init__(
+        self, recipe: RepairRecipe, fits: Sequence[tuple[FitOutline, ...]], outline: ModelOutline, tokens: int
+    ) -> None:
+        self._recipe, self._fits, self._outline, self._tokens = recipe, fits, outline, tokens
 
     def work(self, position: int, kind: str) -> RepairWork:
         hidden, size, tokens = self._outline.hidden, self._outline.facts.dtype_bytes, self._tokens

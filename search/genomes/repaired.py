@@ -190,8 +190,6 @@ def recipe_summary(recipe: RepairRecipe) -> str:
         exponents = f"{each.routing:.2g}/{each.activation:.2g}/{each.output:.2g}"
         parts.append(f"neurons {shares} by {exponents} of {each.candidates:.2g} times as many")
         parts.append(f"router {each.router}")
-        if each.width_slope:
-            parts.append(f"widths by {each.width_slope:+.2g}")
     return ", ".join(parts)
 
 
@@ -203,7 +201,8 @@ def vary_recipe(
     Args:
         rng: The individual's generator.
         recipe: The parent's recipe.
-        phase: The phase's recipe, which limits `tokens` and gives the exponents of `neurons` that are added.
+        phase: The phase's recipe, which limits `tokens` and gives the exponents of `neurons` that are added. If it has
+            `neurons`, they aren't dropped.
         recombinable: True if the recipe may have `neurons`.
     """
     changes: dict[str, Any] = {}
@@ -216,19 +215,19 @@ def vary_recipe(
         if rng.random() < 0.25:
             changes["tokens"] = max(2, phase.tokens // int(2 ** rng.integers(3)))
         if recombinable and rng.random() < 0.5:
-            changes["neurons"] = _varied_neurons(rng, recipe.neurons, phase.neurons or NeuronRecipe())
+            changes["neurons"] = _varied_neurons(rng, recipe.neurons, phase.neurons)
         changes = {name: value for name, value in changes.items() if value != getattr(recipe, name)}
     return replace(recipe, **changes)
 
 
 def _varied_neurons(
-    rng: np.random.Generator, neurons: NeuronRecipe | None, default: NeuronRecipe
+    rng: np.random.Generator, neurons: NeuronRecipe | None, default: NeuronRecipe | None
 ) -> NeuronRecipe | None:
-    """Add or drop `neurons`, or change one of their settings."""
+    """Add `neurons`, drop them if the phase's recipe, `default`, has none, or change one of their settings."""
     if neurons is None:
-        return replace(default, shared=bool(rng.random() < 0.5))
+        return replace(default or NeuronRecipe(), shared=bool(rng.random() < 0.5))
     draw = rng.random()
-    if draw < 0.2:
+    if draw < 0.2 and default is None:
         return None
     if draw < 0.4:
         return replace(neurons, shared=not neurons.shared)
@@ -236,9 +235,6 @@ def _varied_neurons(
         return replace(neurons, router="kept" if neurons.router == "fitted" else "fitted")
     if draw < 0.65:
         return replace(neurons, candidates=float(rng.choice([1.0, 2.0, 4.0, 8.0])))
-    # Uneven widths need the native form of a checkpoint, so they are varied only if the phase has a slope.
-    if draw < 0.8 and default.width_slope:
-        return replace(neurons, width_slope=float(rng.choice([-0.25, 0.0, 0.25, 0.5, 0.75])))
     exponent, which = float(rng.choice([0.0, 0.5, 1.0, 2.0, 3.0])), int(rng.integers(3))
     if which == 0:
         return replace(neurons, routing=exponent)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from moevolve.search.settings.section import Section
+from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.edit import RepairRecipe
 
 
@@ -268,6 +269,37 @@ class TunePhase(PhaseBase):
     swap_rate: float = Field(0.02, ge=0, le=1)
 
 
+class AllocatePhase(PhaseBase):
+    """A search of how wide each layer's kept experts are, under one total, and of how their importance is computed.
+
+    Every candidate is repaired, and its kept experts are filled with neurons of all experts of their layer.
+
+    Attributes:
+        evaluations: Individuals of the phase, including the initial ones.
+        initial: Number of initial individuals: those that `init` names, then random ones.
+        init: `even` (all layers equally wide), `line` (widths rise linearly with depth), and `random`.
+        strategy: Strategy of this phase; None takes the search's.
+        repair: Settings of the repair, with `neurons`.
+        crossover_rate: Probability that a child has two parents.
+        entry_rate: Probability that a number is changed; at least one is.
+        sigma: Standard deviation of the change.
+    """
+
+    kind: Literal["allocate"] = "allocate"
+    initial: int = Field(8, ge=0)
+    init: tuple[str, ...] = Field(("even", "line", "random"), min_length=1)
+    repair: Annotated[RepairRecipe, BeforeValidator(_by_default)] = RepairRecipe(neurons=NeuronRecipe())
+    crossover_rate: float = Field(0.3, ge=0, le=1)
+    entry_rate: float = Field(0.4, ge=0, le=1)
+    sigma: float = Field(0.3, gt=0)
+
+    @model_validator(mode="after")
+    def _has_neurons(self) -> Self:
+        if self.repair is None or self.repair.neurons is None:
+            raise ValueError("repair.neurons: widths of an allocate phase take neurons of all experts; set it, or {}")
+        return self
+
+
 class RepairPhase(PhaseBase):
     """A search of repair recipes for the best individuals of the previous phases, whose genomes stay as they are.
 
@@ -294,5 +326,5 @@ class RepairPhase(PhaseBase):
         return self
 
 
-PhaseConfig = PrunePhase | MergePhase | TunePhase | RepairPhase
+PhaseConfig = PrunePhase | MergePhase | AllocatePhase | TunePhase | RepairPhase
 Phase = Annotated[PhaseConfig, Field(discriminator="kind")]

@@ -11,7 +11,7 @@ from hypothesis import settings
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
-from moevolve.search.settings.phases import MergePhase, PrunePhase, TunePhase
+from moevolve.search.settings.phases import AllocatePhase, MergePhase, PrunePhase, TunePhase
 from moevolve.store.records import IndividualRecord, IndividualStatus
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace
@@ -21,6 +21,7 @@ few = settings(max_examples=20, deadline=None)
 many = settings(max_examples=150, deadline=None)
 PRUNE = PrunePhase(evaluations=40)
 MERGE = MergePhase(evaluations=160)
+ALLOCATE = AllocatePhase(evaluations=60)
 TUNE = TunePhase(evaluations=100)
 
 
@@ -37,6 +38,7 @@ def mixtral(layers: int = 32, experts: int = 8, active: int = 2) -> ModelFacts:
         renormalise=True,
         parameters=1_604_587_520 + layers * experts * (expert + hidden),
         expert_parameters=expert,
+        expert_neurons=inner,
         router_parameters_per_expert=hidden,
         dtype="bfloat16",
     )

@@ -58,6 +58,7 @@ class ModelFacts:
         renormalise: True if the top-k routing weights are rescaled to sum to 1.
         parameters: Number of parameters of the model.
         expert_parameters: Parameters of one expert.
+        expert_neurons: Neurons of one expert; 0 for a dense model.
         router_parameters_per_expert: Parameters of a router per expert.
         dtype: Parameter dtype after loading: `float32`, `bfloat16` or `float16`.
         notes: Particularities of the model, as text for users.
@@ -76,6 +77,7 @@ class ModelFacts:
     expert_parameters: int
     router_parameters_per_expert: int
     dtype: str
+    expert_neurons: int = 0
     notes: tuple[str, ...] = field(default=())
     dense: DenseFacts | None = None
     linears: tuple[LinearFacts, ...] = field(default=(), repr=False)

@@ -84,8 +84,6 @@ class NeuronRecipe:
         router: `fitted`: each kept expert stands for a group of experts, and its router row is fitted to the group's
             total routing weight. `kept`: router rows stay as the edit made them, as they do wherever a stock router has
             no such rows (`moevolve.workers.methods.eep.outputs`).
-        width_slope: Width added to the kept experts of the last layer and taken from those of the first, as a share of
-            an original expert's width; see `widths`. At 0 all layers keep the original width, and exports stay stock.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -99,7 +97,6 @@ class NeuronRecipe:
     shared: bool = False
     candidates: float = 4.0
     router: Literal["fitted", "kept"] = "fitted"
-    width_slope: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
@@ -108,27 +105,3 @@ class NeuronRecipe:
             raise ValueError(f"candidates must be 1 at least, not {self.candidates}")
         if self.router not in ("fitted", "kept"):
             raise ValueError(f"router rows of neurons are fitted or kept, not {self.router!r}")
-        if not -1 < self.width_slope < 1:
-            raise ValueError(f"a width_slope of widths must be between -1 and 1, not {self.width_slope}")
-
-    def widths(self, layers: int, experts: int, retained: int, width: int) -> tuple[int, ...]:
-        """Number of neurons of a kept expert in every layer; their mean over the layers is `width`.
-
-        The widths rise linearly with depth, in steps of a power of 2 that divides `width`: at most 64, and at least 8
-        where possible. The slope is reduced where a layer would need more neurons than its experts have, or less than
-        one step.
-
-        Args:
-            layers: Number of MoE layers.
-            experts: Number n of experts per layer.
-            retained: Number n' of kept experts per layer.
-            width: Neurons of an original expert.
-        """
-        step = max(each for each in (1, 2, 4, 8, 16, 32, 64) if width % each == 0 and (each <= 8 or 8 * each <= width))
-        units = width // step
-        most = min(experts * units // retained - units, units - 1) / units
-        width_slope = max(-most, min(self.width_slope, most))
-        depth = np.linspace(-1, 1, layers) if layers > 1 else np.zeros(1)
-        ends = np.floor(np.cumsum(1 + width_slope * depth) * units + 0.5).astype(int) * step
-        ends[-1] = layers * width
-        return tuple(np.diff(ends, prepend=0).tolist())

@@ -75,6 +75,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         # `parameters()` yields a tied tensor once.
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
+        expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
         router_parameters_per_expert=_router_parameters_per_expert(first) if first else 0,
         dtype=dtype_of(config, settings),
         notes=_notes(model, layers) + ((f"unpacked from {packed} while it loads",) if packed else ()),

@@ -92,6 +92,6 @@ class GenomeCosts(ABC, Generic[S]):
         """Return the peak host memory of the calibration, for the parts that don't run on the device."""
         return 0
 
-    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
+    def fitted_maps(self, phase: str) -> tuple[tuple[FitOutline, ...], ...]:
         """Return the linear maps that a repair fits in every decoder layer, in the order of fitting."""
         return ((),) * len(self.outline.layers)

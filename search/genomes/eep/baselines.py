@@ -5,8 +5,10 @@
   all subsets are compared by the Frobenius norm of the difference to the whole layer's output; also a baseline in EEP
   (arXiv 2407.00945), App. A.2.
 - `fitted` (ours) does the same with the error that a closed-form fit of the subset's output projections leaves.
+- `hope` and `gram` drop the experts that the output misses least, by pairs (`moevolve.search.genomes.eep.pairs`).
 - `hc_smoe` merges experts with similar mean outputs (arXiv 2410.08589).
 - `identity` keeps all experts.
+- `even` and `line` begin an allocate phase: REAP's choice of experts, with equal widths or widths that rise with depth.
 
 Layers of a group keep the same experts. Scores are then averaged after each layer's are divided by their sum, and
 squared errors are added after each layer's are divided by its squared output. One layer per group is the papers'
@@ -24,9 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Baseline, Offspring
+from moevolve.search.genomes.eep.allocation import AllocationGenome, even_genome, line_genome
 from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.pairs import drop_by_pairs
 from moevolve.search.genomes.eep.space import EepSection, EepSpace, token_limit
-from moevolve.search.settings.phases import PhaseConfig
+from moevolve.search.settings.phases import AllocatePhase, PhaseConfig
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
 
@@ -128,6 +132,12 @@ def _identity(space: EepSpace) -> Offspring[EepGenome]:
     return Offspring(space.from_kept(every), "identity", ())
 
 
+def _allocated(
+    operator: str, make: Callable[[EepSpace], AllocationGenome]
+) -> Callable[[EepSpace], Offspring[AllocationGenome]]:
+    return lambda space: Offspring(make(space), operator, ())
+
+
 _PRUNING = ("prune", "merge")
 BASELINES: dict[str, EepBaseline] = {
     "frequency": EepBaseline(_keep_highest("frequency", "counts"), _PRUNING, ("usage",)),
@@ -135,8 +145,12 @@ BASELINES: dict[str, EepBaseline] = {
     "reap": EepBaseline(_keep_highest("reap", "saliency"), _PRUNING, ("saliency",)),
     "naee": EepBaseline(_keep_best_subset("naee", "subset"), _PRUNING, compares_subsets=True, per_routing_group=False),
     "fitted": EepBaseline(_keep_best_subset("fitted", "fitted"), _PRUNING, fits_subsets=True, per_routing_group=False),
+    "hope": EepBaseline(drop_by_pairs("hope", "pair_norms"), _PRUNING, ("pairs",), per_routing_group=False),
+    "gram": EepBaseline(drop_by_pairs("gram", "pair_products"), _PRUNING, ("pairs",), per_routing_group=False),
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
     "identity": EepBaseline(_identity, _PRUNING, keeps_all=True),
+    "even": EepBaseline(_allocated("even", even_genome), ("allocate",), ("importance",)),
+    "line": EepBaseline(_allocated("line", line_genome), ("allocate",), ("importance",)),
 }
 
 
@@ -144,6 +158,8 @@ def experts_recipe(space: EepSpace, section: EepSection, phases: Sequence[PhaseC
     """Return the measurements for the baselines that `phases` begin with; None if they need none."""
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
+    if any(isinstance(phase, AllocatePhase) for phase in phases):
+        statistics.add("importance")
     compared = SubsetRecipe(
         retained=space.retained,
         active=space.active,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from moevolve.search.figures.heatmaps import MAX_ROWS, left_out, spread, ticks
 from moevolve.search.figures.style import DIVERGING, drawing, scale_below
 from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.eep.allocation import AllocationGenome
 from moevolve.search.genomes.eep.genome import EepGenome
 
 if TYPE_CHECKING:
@@ -23,19 +24,21 @@ _GROUP_WIDTH = 2.0
 """Width of a group in inches."""
 
 
-class EepFigures(GenomeFigures[EepGenome]):
-    """Router mapping and expert merging, group by group."""
+class EepFigures(GenomeFigures[Any]):
+    """Router mapping and expert merging, group by group; of an `allocate` phase's candidate, the experts it keeps."""
 
     subject = "matrices"
     weights = "routing weights"
 
-    def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
+    def page(self, genome: Any, start: Any) -> tuple[Figure, str]:
         """See `GenomeFigures.page`: one row per group of layers, router mapping left of expert merging."""
+        genome = _matrices_of(genome)
         caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
         return eep_figure(genome), caption + left_out(genome.space.groups, MAX_ROWS, "groups of layers")
 
-    def draw(self, figure: Any, genome: EepGenome, start: EepGenome | None, label: str) -> None:
+    def draw(self, figure: Any, genome: Any, start: Any, label: str) -> None:
         """See `GenomeFigures.draw`: router mapping above, expert merging below, one column per group of layers."""
+        genome = _matrices_of(genome)
         mapping, merging = genome.canonical
         picked = spread(genome.space.groups, _MAX_GROUPS)
         some = f" ({len(picked)} of {genome.space.groups} groups)" if len(picked) < genome.space.groups else ""
@@ -52,10 +55,11 @@ class EepFigures(GenomeFigures[EepGenome]):
             ticks(axes, genome.space.experts, genome.space.retained)
         figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label="coefficient")
 
-    def width(self, genome: EepGenome) -> float:
-        return _GROUP_WIDTH * min(genome.space.groups, _MAX_GROUPS)
+    def width(self, genome: Any) -> float:
+        return _GROUP_WIDTH * min(_matrices_of(genome).space.groups, _MAX_GROUPS)
 
-    def matrices(self, genome: EepGenome) -> dict[str, NDArray[np.float32]]:
+    def matrices(self, genome: Any) -> dict[str, NDArray[np.float32]]:
+        genome = _matrices_of(genome)
         named = tuple(zip(("router mapping", "expert merging"), genome.canonical, strict=True))
         return {
             f"{name}, {_layers(genome, group)}": matrices[group]
@@ -63,11 +67,16 @@ class EepFigures(GenomeFigures[EepGenome]):
             for name, matrices in named
         }
 
-    def experts(self, genome: EepGenome) -> dict[str, frozenset[int]]:
+    def experts(self, genome: Any) -> dict[str, frozenset[int]]:
+        genome = _matrices_of(genome)
         return {
             _layers(genome, group): frozenset(np.flatnonzero((np.abs(merging) > _MIN_COEFFICIENT).any(axis=0)).tolist())
             for group, merging in enumerate(genome.expert_merging)
         }
+
+
+def _matrices_of(genome: EepGenome | AllocationGenome) -> EepGenome:
+    return genome.pruned if isinstance(genome, AllocationGenome) else genome
 
 
 def eep_figure(genome: EepGenome) -> Figure:

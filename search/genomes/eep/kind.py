@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from moevolve.search.genomes.contract.base import GenomeKind
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
+from moevolve.search.genomes.eep.allocation import width_bounds
 from moevolve.search.genomes.eep.baselines import BASELINES, experts_recipe
 from moevolve.search.genomes.eep.figures import EepFigures
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
@@ -38,7 +39,7 @@ class EepCosts(GenomeCosts[EepSpace]):
         return outline.token_flops + sum(self._router(each, phase) - fewer * each.expert for each in outline.layers)
 
     def counts(self, phase: str) -> tuple[int, int, int, int]:
-        return self.space.retained, self.space.active, *self.space.parameters(one_hot=phase == "prune")
+        return self.space.retained, self.space.active, *self.space.parameters(one_hot=phase != "merge")
 
     def distinct_candidates(self, phase: str) -> int | None:
         if phase != "prune":
@@ -64,14 +65,18 @@ class EepCosts(GenomeCosts[EepSpace]):
         parts = (part for part in recipe_parts(recipe) if isinstance(part, ExpertsRecipe))
         return max((measuring_bytes(part, sizes) for part in parts), default=0)
 
-    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
-        """See `GenomeCosts.fitted_maps`: the output projections of all kept experts of a layer are fitted together."""
-        return tuple((self._fit(),) if layer.expert else () for layer in self.outline.layers)
+    def fitted_maps(self, phase: str) -> tuple[tuple[FitOutline, ...], ...]:
+        """See `GenomeCosts.fitted_maps`: the output projections of all kept experts of a layer are fitted together.
 
-    def _fit(self) -> FitOutline:
+        Every layer of an `allocate` phase is counted at its largest width.
+        """
+        return tuple((self._fit(phase),) if layer.expert else () for layer in self.outline.layers)
+
+    def _fit(self, phase: str) -> FitOutline:
         space, neurons = self.space, self.outline.intermediate
+        width = width_bounds(space)[1] if phase == "allocate" else neurons
         share, pool = space.active / space.retained, space.experts * neurons
-        return FitOutline(space.retained * neurons, space.retained, share, pool)
+        return FitOutline(space.retained * width, space.retained, share, pool)
 
     @property
     def _kept_bytes(self) -> int:

@@ -24,9 +24,18 @@ from moevolve.search.genomes.contract.operators import (
     select_groups,
     select_matrices,
 )
+from moevolve.search.genomes.eep.allocation import MAGIC as ALLOCATION_MAGIC
+from moevolve.search.genomes.eep.allocation import (
+    AllocationGenome,
+    allocation_from_bytes,
+    breed_allocation,
+    from_vector,
+    sample_allocation,
+    to_vector,
+)
 from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
 from moevolve.search.genomes.eep.subsets import Subsets
-from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase
+from moevolve.search.settings.phases import AllocatePhase, MergePhase, PhaseConfig, PrunePhase
 from moevolve.workers.contract.edits import ALL_TOKENS, Calibration, CalibrationRecipe
 from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
@@ -85,6 +94,7 @@ class EepSection(GenomeSection):
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
+_SUMMARY_WIDTHS = 16
 # Positions of the two matrices in stacked arrays.
 _MAPPING, _MERGING = 0, 1
 
@@ -106,7 +116,7 @@ class EepSpace:
     """
 
     kind: ClassVar[str] = "eep"
-    phase_kinds: ClassVar[tuple[str, ...]] = ("prune", "merge")
+    phase_kinds: ClassVar[tuple[str, ...]] = ("prune", "merge", "allocate")
     experts: int
     retained: int
     active: int
@@ -147,6 +157,11 @@ class EepSpace:
         return self.layer_groups[-1] + 1
 
     @property
+    def layers(self) -> int:
+        """Number of MoE layers."""
+        return len(self.layer_groups)
+
+    @property
     def subsets(self) -> Subsets:
         """The subsets of experts that the prune phase searches."""
         return Subsets(self.experts, self.retained, self.facts.rule.groups.count)
@@ -185,14 +200,16 @@ class EepSpace:
     def start(self, phase: PhaseConfig) -> None:
         return None
 
-    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[EepGenome]:
+    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[Any]:
+        if isinstance(phase, AllocatePhase):
+            return sample_allocation(rng, self)
         kept = self.subsets.sample(rng, self.groups)
         operator = "random" if self.retained < self.experts else "identity"
         return Offspring(self.from_kept(kept), operator, ())
 
-    def breed(
-        self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[EepGenome, ...]
-    ) -> Offspring[EepGenome]:
+    def breed(self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[Any, ...]) -> Offspring[Any]:
+        if isinstance(phase, AllocatePhase):
+            return breed_allocation(rng, phase, parents)
         if isinstance(phase, PrunePhase):
             return offspring_of(self._breed_pruning(rng, phase, parents), parents)
         assert isinstance(phase, MergePhase)
@@ -231,7 +248,9 @@ class EepSpace:
         mutated[:, select_groups(rng, self.groups, phase.group_rate)] = True
         return mutated
 
-    def from_bytes(self, data: bytes) -> EepGenome:
+    def from_bytes(self, data: bytes) -> EepGenome | AllocationGenome:
+        if data.startswith(ALLOCATION_MAGIC):
+            return allocation_from_bytes(self, data)
         magic, *shape = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0)
         size = int(np.prod(shape))
         if magic != MAGIC or len(data) != HEADER.size + 8 * size:
@@ -243,21 +262,33 @@ class EepSpace:
         """See `SubsetSpace`: genomes of the prune phase are subsets of the experts of every group."""
         return isinstance(phase, PrunePhase)
 
-    def flatten(self, genome: EepGenome, phase: PhaseConfig) -> NDArray[np.float64]:
-        """Prune phase: 1 for retained experts, else 0, [groups * n]. Merge phase: the entries of both tensors."""
+    def flatten(self, genome: Any, phase: PhaseConfig) -> NDArray[np.float64]:
+        """Prune phase: 1 for retained experts, else 0, [groups * n]. Merge phase: the entries of both tensors.
+
+        Allocate phase: see `moevolve.search.genomes.eep.allocation.to_vector`.
+        """
+        if isinstance(phase, AllocatePhase):
+            return to_vector(genome)
         if isinstance(phase, PrunePhase):
             return genome.expert_merging.sum(axis=1).astype(np.float64).ravel()
         both = np.concatenate([genome.router_mapping.ravel(), genome.expert_merging.ravel()])
         return both.astype(np.float64)
 
-    def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> EepGenome:
+    def unflatten(self, vector: NDArray[np.float64], phase: PhaseConfig) -> EepGenome | AllocationGenome:
         """Prune phase: keep the experts with the highest scores of every group. Merge phase: take the entries."""
+        if isinstance(phase, AllocatePhase):
+            return from_vector(self, vector)
         if isinstance(phase, PrunePhase):
             return self.from_kept(self.subsets.best(vector.reshape(self.groups, self.experts)))
         halves = vector.astype(np.float32).reshape(2, self.groups, self.retained, self.experts)
         return EepGenome(self, halves[0], halves[1])
 
-    def describe(self, genome: EepGenome) -> Description:
+    def describe(self, genome: EepGenome | AllocationGenome) -> Description:
+        if isinstance(genome, AllocationGenome):
+            few = len(genome.widths) <= _SUMMARY_WIDTHS
+            widths = " ".join(map(str, genome.widths)) if few else f"{min(genome.widths)} to {max(genome.widths)}"
+            summary = f"keep {self.retained} of {self.experts}, widths {widths}"
+            return replace(self.describe(genome.pruned), summary=summary)
         if genome.one_hot:
             summary = self._summary_of_pruning(genome)
         else:

@@ -42,7 +42,7 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
         partitions = [getattr(part, "partition", "kmeans") for part in recipe_parts(self.space.recipe)]
         return 3 * 4 * self.space.dense.hidden * self.space.dense.width if "kmeans" in partitions else 0
 
-    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
+    def fitted_maps(self, phase: str) -> tuple[tuple[FitOutline, ...], ...]:
         space = self.space
         return ((FitOutline(space.dense.width, space.experts, space.active / space.experts),),) * space.dense.layers
 

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.shares import divided, rounded
 from moevolve.workers.contract.facts import ModelFacts
 
 _LIMIT = 8.0
 """Limit on absolute shares: exp(8) exceeds the ratio of any two widths."""
-_STEPS = 200
 _EPS = 1e-9
 
 
@@ -96,7 +96,7 @@ class WidthBudget:
         strength = np.exp(np.clip(shares.astype(np.float64), -_LIMIT, _LIMIT))
         full = np.broadcast_to(np.array(self.full_widths, dtype=np.float64), strength.shape)
         costs = np.broadcast_to(np.array(self.unit_costs, dtype=np.float64), strength.shape)
-        ideal = _fill(strength, full, costs, self.total)
+        ideal = divided(strength * full, np.ones_like(full), full, costs, self.total)
         widths = np.floor(ideal + _EPS).astype(np.int64)
         neurons = self._neurons_left(widths)
         # If neurons at full width can't use up what rounding the heads down leaves, some heads are rounded up.
@@ -105,35 +105,12 @@ class WidthBudget:
             if neurons > self.layers * self.full_widths[0] and widths[layer, kind + 1] < self.full_widths[kind + 1]:
                 widths[layer, kind + 1] += 1
                 neurons = self._neurons_left(widths)
-        widths[:, 0] = _round(
-            _fill(strength[:, 0], full[:, 0], np.ones(self.layers), neurons), neurons, self.full_widths[0]
-        )
+        ones = np.ones(self.layers)
+        ideal_neurons = divided(strength[:, 0] * full[:, 0], ones, full[:, 0], ones, neurons)
+        widths[:, 0] = rounded(ideal_neurons, neurons, 1, self.full_widths[0])
         return widths
 
     def _neurons_left(self, widths: NDArray[np.int64]) -> int:
         """Number of neurons that fit into the budget with the heads' widths."""
         heads = int((widths[:, 1:] * np.array(self.unit_costs[1:], dtype=np.int64)).sum())
         return (self.total - heads) // self.unit_costs[0]
-
-
-def _fill(
-    strength: NDArray[np.float64], full: NDArray[np.float64], costs: NDArray[np.float64], total: int
-) -> NDArray[np.float64]:
-    """Find real widths `clip(level * strength * full, 1, full)` of cost `total` by bisection of the level."""
-    low, high = 0.0, float(1 / strength.min())
-    for _ in range(_STEPS):
-        level = (low + high) / 2
-        spent = float((np.clip(level * strength * full, 1, full) * costs).sum())
-        low, high = (level, high) if spent <= total else (low, level)
-    return np.clip(high * strength * full, 1, full)
-
-
-def _round(ideal: NDArray[np.float64], total: int, full: int) -> NDArray[np.int64]:
-    """Round widths to integers of sum `total` by the largest remainder method (ties: the lower layer)."""
-    widths = np.floor(ideal + _EPS).astype(np.int64)
-    while (missing := total - int(widths.sum())) != 0:
-        step = 1 if missing > 0 else -1
-        room = widths < full if step > 0 else widths > 1
-        urgency = np.where(room, step * (ideal - widths), -np.inf)
-        widths[np.argsort(-urgency, kind="stable")[: min(abs(missing), int(room.sum()))]] += step
-    return widths

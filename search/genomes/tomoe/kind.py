@@ -36,7 +36,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
         squares = 2 * 8 * dense.hidden * dense.width
         return max(squares, directions_bytes(dense.hidden, dense.layers * (2 if self._masked else 1)))
 
-    def fitted_maps(self) -> tuple[tuple[FitOutline, ...], ...]:
+    def fitted_maps(self, phase: str) -> tuple[tuple[FitOutline, ...], ...]:
         return tuple(map(self._fits, self.space.even_widths.tolist()))
 
     def _fits(self, widths: list[int]) -> tuple[FitOutline, ...]:

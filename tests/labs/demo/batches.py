@@ -19,7 +19,8 @@ from demo.tasks import lookup
 class TrainingConfig:
     """Everything the run depends on besides the code.
 
-    ``ffn`` is the width of one expert (mixtral) or of the whole network (llama); ``balance`` is about experts.
+    ``ffn`` is the width of one expert (mixtral, glm4_moe) or of the whole network (llama). ``balance`` is the weight of
+    the load-balancing loss (mixtral) or the step of the correction bias (glm4_moe).
     """
 
     architecture: str = "mixtral"

@@ -7,6 +7,8 @@ import math
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -32,7 +34,7 @@ begins.
 """
 MATCH_HEADS = ((1, 0),)
 """(layer, query head) of the heads that start by looking at tokens like their own."""
-KEY_VALUE_HEADS = {"mixtral": 4, "llama": 2}
+KEY_VALUE_HEADS = {"mixtral": 4, "glm4_moe": 4, "llama": 2}
 """The architectures, and how many key-value heads their 4 query heads share."""
 
 
@@ -69,8 +71,9 @@ def build_model(architecture: str, vocabulary: int, layers: int, hidden: int, ff
     """A small untrained model with attention heads started as copiers; uses torch's global generator.
 
     Args:
-        architecture: one of ``KEY_VALUE_HEADS``: a Mixtral (8 experts of width ``ffn``, top-2) or a dense Llama
-            (SwiGLU of width ``ffn``, two query heads to a key-value head).
+        architecture: one of ``KEY_VALUE_HEADS``: a Mixtral (8 experts of width ``ffn``, top-2), a GLM-4.5 (32 experts
+            and a shared one of width ``ffn``, top-4 by sigmoid scores and a correction bias) or a dense Llama (SwiGLU
+            of width ``ffn``, two query heads to a key-value head).
     """
     common = {
         "vocab_size": vocabulary,
@@ -87,15 +90,13 @@ def build_model(architecture: str, vocabulary: int, layers: int, hidden: int, ff
         "eos_token_id": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }
-    model = _mixtral(common) if architecture == "mixtral" else LlamaForCausalLM(LlamaConfig(**common))
+    model = _MODELS[architecture](common)
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_(0.0, 0.3)
         model.model.embed_tokens.weight[:, 0] = 1.0
         for layer in model.model.layers:
-            down = layer.mlp.experts.down_proj if architecture == "mixtral" else layer.mlp.down_proj.weight
-            layer.self_attn.o_proj.weight.mul_(1 / math.sqrt(2 * layers))
-            down.mul_(1 / math.sqrt(2 * layers))
-            for output in (layer.self_attn.o_proj.weight, down):
+            for output in (layer.self_attn.o_proj.weight, *_output_projections(layer.mlp)):
+                output.mul_(1 / math.sqrt(2 * layers))
                 output[..., 0, :] = 0
                 if layer is model.model.layers[0]:
                     output[..., : hidden // 2, :] = 0
@@ -103,6 +104,37 @@ def build_model(architecture: str, vocabulary: int, layers: int, hidden: int, ff
             _offset_head(model, layer, head, offset)
         for layer, head in MATCH_HEADS:
             _match_head(model, layer, head)
+    return model
+
+
+def _output_projections(network: torch.nn.Module) -> list[torch.Tensor]:
+    """The down projections of a feed-forward network or a mixture."""
+    if not hasattr(network, "experts"):
+        return [network.down_proj.weight]
+    shared = [network.shared_experts.down_proj.weight] if hasattr(network, "shared_experts") else []
+    return [network.experts.down_proj, *shared]
+
+
+def _llama(common: dict[str, object]) -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**common))
+
+
+def _glm4_moe(common: dict[str, object]) -> Glm4MoeForCausalLM:
+    """GLM-4.5's form of DeepSeek-V3's routing, with rotary angles in whole heads, as the copying heads need them."""
+    config = Glm4MoeConfig(
+        **common | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+        moe_intermediate_size=common["intermediate_size"],
+        n_routed_experts=32,
+        num_experts_per_tok=4,
+        n_shared_experts=1,
+        first_k_dense_replace=0,
+        head_dim=32,
+        num_nextn_predict_layers=0,
+        experts_implementation="grouped_mm",
+    )
+    model = Glm4MoeForCausalLM(config)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.mlp.gate.weight, std=config.initializer_range)
     return model
 
 
@@ -116,6 +148,9 @@ def _mixtral(common: dict[str, object]) -> MixtralForCausalLM:
         experts_implementation="grouped_mm",
     )
     return MixtralForCausalLM(config)
+
+
+_MODELS = {"mixtral": _mixtral, "glm4_moe": _glm4_moe, "llama": _llama}
 
 
 def _offset_head(model: PreTrainedModel, layer: int, head: int, offset: int) -> None:

@@ -5,6 +5,7 @@
     python -m demo.train --architecture llama --ffn 1024 --steps 1500 --output first
     python -m demo.train --architecture llama --ffn 1024 --steps 700 --seed 1 --learning-rate 1.5e-3 --lookups 0 \\
         --start first --output configs/demo/dense
+    python -m demo.train --architecture glm4_moe --ffn 32 --balance 0.001 --steps 4500 --output configs/demo/fine
 
 A model guesses among what the passage says for a while, until it looks up what the question names: lookups at the start
 of training shorten that.
@@ -55,6 +56,30 @@ def loss_of(model: PreTrainedModel, batch: Batch, config: TrainingConfig) -> tup
     return loss, answer_loss.item()
 
 
+class BiasBalancing:
+    """DeepSeek-V3's load balancing without a loss (arXiv 2412.19437, Sec. 2.1.2).
+
+    After each step the correction bias, which only selects experts, rises by ``step`` for every expert that fewer
+    tokens chose than the mean, and falls by as much for the others.
+    """
+
+    def __init__(self, model: PreTrainedModel, step: float) -> None:
+        self._gates = [layer.mlp.gate for layer in model.model.layers]
+        self._chosen: dict[torch.nn.Module, torch.Tensor] = {}
+        self._step = step
+        for gate in self._gates:
+            gate.register_forward_hook(self._keep)
+
+    def _keep(self, gate: torch.nn.Module, _: tuple[torch.Tensor, ...], routed: tuple[torch.Tensor, ...]) -> None:
+        self._chosen[gate] = routed[2]
+
+    def update(self, mask: torch.Tensor) -> None:
+        """Change the biases by the loads of the last pass, on tokens where ``mask`` isn't zero."""
+        for gate in self._gates:
+            loads = torch.bincount(self._chosen[gate][mask.reshape(-1) > 0].reshape(-1), minlength=gate.num_experts)
+            gate.e_score_correction_bias += self._step * torch.sign(loads.float().mean() - loads)
+
+
 def _balance(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Switch-Transformer load balance of one layer over the real tokens: 1 when even (Fedus et al., 2021, eq. 4)."""
     probabilities = logits[mask.reshape(-1) > 0].softmax(-1)
@@ -82,6 +107,7 @@ def optimizer_of(model: PreTrainedModel, config: TrainingConfig) -> torch.optim.
 def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, config: TrainingConfig) -> dict[str, float]:
     """Train in place; returns tokens seen, seconds, and the last answer loss (mean of the reporting window)."""
     optimizer = optimizer_of(model, config)
+    balancing = BiasBalancing(model, config.balance) if config.architecture == "glm4_moe" else None
     model.train()
     began, tokens, window, last = time.monotonic(), 0, [], float("nan")
     for step, batch in enumerate(islice(batches(config, tokenizer), config.steps), start=1):
@@ -92,6 +118,8 @@ def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, config: Tr
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if balancing is not None:
+            balancing.update(batch.mask)
         tokens += int(batch.mask.sum())
         window.append(answer_loss)
         if step % REPORT_EVERY == 0 or step == config.steps:
@@ -106,9 +134,12 @@ def train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, config: Tr
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, output: Path) -> PreTrainedModel:
     """Write the model in bfloat16 with its tokenizer; returns what loads back, in float32."""
-    if model.config.model_type == "mixtral":
+    if model.config.model_type != "llama":
         model.config.experts_implementation = None
-    model.to(torch.bfloat16).save_pretrained(output)
+    for parameter in model.parameters():  # Correction biases are buffers, which stay in float32.
+        parameter.data = parameter.data.to(torch.bfloat16)
+    model.config.dtype = torch.bfloat16
+    model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     return AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
 
@@ -123,7 +154,7 @@ def make(config: TrainingConfig, start: Path | None, output: Path) -> None:
     else:
         model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
         earlier = json.loads((start / "training.json").read_text(encoding="utf-8"))["runs"]
-    routed = config.architecture == "mixtral"
+    routed = config.architecture != "llama"
     settings = {name: value for name, value in asdict(config).items() if routed or name != "balance"}
     run = {"config": settings, **train(model, tokenizer, config)}
     model = save(model, tokenizer, output)

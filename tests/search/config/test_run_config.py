@@ -32,6 +32,7 @@ PLAIN: dict[str, Any] = {
 
 PRUNING: dict[str, Any] = {"kind": "prune", "evaluations": 8, "initial": 4}
 MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 8}
+ALLOCATING: dict[str, Any] = {"kind": "allocate", "evaluations": 8}
 
 KINDS = {"eep": EepSection, "factorllm": FactorLlmSection, "tomoe": ToMoeSection, "nanomoe": NanoMoeSection}
 
@@ -93,6 +94,9 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": [{"kind": "merge", "evaluations": 3, "init": "reap"}]}, "phases.0.init: expected a list"),
         ({"phases": [{"kind": "merge", "evaluations": 3, "row_rate": 0.1}]}, "phases.0.row_rate: unknown key"),
         ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
+        ({"phases": [ALLOCATING, PRUNING]}, "phases: a prune or merge phase can't follow an allocate phase"),
+        ({"phases": [ALLOCATING, MENDING]}, "phases.1.repair.neurons: candidates of an allocate phase have widths"),
+        ({"phases": [ALLOCATING | {"repair": {}}]}, "phases.0: repair.neurons: widths of an allocate phase take"),
         ({"phases": [PRUNING | {"parents": 4}]}, "phases.0.parents: expected a mapping of settings"),
         ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
         ({"phases": [PRUNING, MENDING, PRUNING]}, "phases: a repair phase repairs what the phases before it found"),

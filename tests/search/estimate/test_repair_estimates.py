@@ -60,16 +60,22 @@ def test_a_whole_mixtral_by_hand(tokens: int) -> None:
     assert work.fault is None
 
 
-def test_layers_of_several_widths_take_what_the_widest_does() -> None:
+def test_allocated_widths_are_planned_for_the_widest_layer() -> None:
+    neurons = recipe(4096, neurons={"candidates": 1})
+    allocate = {"kind": "allocate", "evaluations": 4, "initial": 2, "repair": neurons}
+    even, allocated, after = planned(neurons, allocate, {"kind": "repair", "evaluations": 4, "repair": neurons}).repairs
+    # Of 8 experts 4 are kept, so that no layer can have more than twice the mean.
+    assert (even.width, allocated.width, after.width) == (KEPT * NEURONS, 2 * KEPT * NEURONS, 2 * KEPT * NEURONS)
+    assert even.taken < allocated.taken == after.taken
+
+
+def test_more_candidates_take_more_memory() -> None:
     def of(**changes: Any) -> RepairWork:
         (work,) = planned(recipe(4096, **changes)).repairs
         assert isinstance(work, RepairWork)
         return work
 
     filled = of(neurons={"candidates": 1, "router": "kept"})
-    # Of half to one and a half times the width.
-    sloped = of(neurons={"candidates": 1, "router": "kept", "width_slope": 0.5})
-    assert 1 < sloped.taken / filled.taken < 1.5
     # In 8 GiB there is room for a tenth more candidates than a slot has neurons, and that is what they take.
     assert of(neurons={"candidates": 2}).taken > filled.taken
 
@@ -184,7 +190,7 @@ def test_fits_are_those_that_are_made(
         candidates = len({row.phenotype_hash for row in store.history(store.search("counted").id)})
     outline = outline_model(config.model)
     costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
-    expected = [fit for layer in costs.fitted_maps() for fit in layer]
+    expected = [fit for layer in costs.fitted_maps(phase) for fit in layer]
     (work,) = repair_works(config, costs, outline)
     times = 2 if kind == "eep" else 1  # neurons by worth, and by what a fit of them leaves
     assert [width for width, _, _ in fits] == [fit.width for fit in expected for _ in range(times)] * candidates

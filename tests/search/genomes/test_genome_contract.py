@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from outline_samples import outline_of
 from repair_samples import rows_of
-from search_samples import MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space, few, gpt_oss
+from search_samples import ALLOCATE, MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space, few, gpt_oss
 from tomoe_samples import tomoe_space
 
 from moevolve.search.figures.style import drawing, to_svg
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace, Offspring, SubsetSpace
+from moevolve.search.genomes.eep.allocation import AllocationGenome
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
@@ -94,6 +95,25 @@ def _eep(retained: int, groups: Any, **model: Any) -> Sample:
         _permute_rows,
         _check_eep,
         added=len(space.layer_groups) * retained * space.experts,
+    )
+
+
+def _check_allocation(genome: AllocationGenome, phase: PhaseConfig) -> None:
+    space, edit = genome.space, genome.express()
+    assert sum(genome.widths) == space.layers * space.facts.expert_neurons and edit.widths == genome.widths
+    assert edit.one_hot_mapping.all() and np.array_equal(edit.router_mapping, edit.expert_merging)
+    assert (edit.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
+
+
+def _allocated_eep(retained: int, layers: int, experts: int) -> Sample:
+    space = eep_space(retained, 3, layers=layers, experts=experts)
+    sums = np.random.default_rng(1).uniform(0.1, 1, (layers, experts, 3, 3)).astype(np.float32)
+    return Sample(
+        space.calibrated(Calibration({"importance_sums": sums})),
+        (ALLOCATE,),
+        lambda genome: (genome.capacities, genome.exponents),
+        lambda genome, rng: genome,
+        _check_allocation,
     )
 
 
@@ -201,6 +221,8 @@ SAMPLES = {
     "eep-one-expert": _eep(1, 2, layers=4, experts=8),
     "eep-tuning": _eep(8, "per_layer", layers=3, active=1),
     "eep-logits": _eep(3, 3, layers=7, experts=4, router_space="logits"),
+    "eep-allocated": _allocated_eep(4, 6, 8),
+    "eep-allocated-one-expert": _allocated_eep(1, 5, 8),
     "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
     "nanomoe-II": _nanomoe(variant="II", blocks=2, rank=4, layers="*_proj"),
     "nanomoe-III": _nanomoe(variant="III", blocks=2, rank=3, layers="layers.[02].mlp.*", fit=3),

@@ -53,6 +53,10 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         - `usage` gives `counts` int64 [layers, n], the number of tokens that chose each expert, and `soft_activation`
           float32 [layers, n], the sum over tokens of the softmax over all n experts.
         - `saliency` gives `saliency` float32 [layers, n].
+        - `importance` gives `importance_sums` float32 [layers, n, 3, 3], the sums over an expert's tokens of the powers
+          0, 1 and 2 of its routing weight times those of its output's norm.
+        - `pairs` gives `pair_products` and `pair_norms` float64 [layers, n, n]: sums over tokens of the inner products
+          of two experts' weighted outputs, and of the products of their norms.
         - `mean_outputs` gives `output_distances` float32 [layers, n, n], Euclidean distances of mean outputs.
         - Subset comparisons give arrays named `subset_*` and `fitted_*`; see `compare_subsets`.
 
@@ -120,7 +124,7 @@ def measuring_bytes(recipe: ExpertsRecipe, sizes: ExpertSizes) -> int:
     """
     n, hidden = sizes.experts, sizes.hidden
     row, most = sizes.row_bytes + hidden * sizes.itemsize, 0
-    if "saliency" in recipe.statistics:
+    if {"saliency", "importance", "pairs"} & set(recipe.statistics):
         most = min(ROWS_AT_ONCE, sizes.longest * sizes.active) * (row + 8 * hidden)
     if "mean_outputs" in recipe.statistics:
         most = max(most, min(max(ROWS_AT_ONCE, n), sizes.longest * n) * row)
@@ -204,6 +208,51 @@ class _Saliency:
         return {"saliency": (self._sums / self._counts.clamp_min(1)).float()}
 
 
+class _Importance:
+    """Sums over the tokens that chose an expert of powers of its routing weight and of its output's norm."""
+
+    _POWERS = 3
+
+    def __init__(self, layer: MoELayer) -> None:
+        self._sums = _zeros(layer, layer.count, self._POWERS, self._POWERS)
+
+    def add(self, routed: RoutedTokens) -> None:
+        powers = torch.arange(self._POWERS, device=self._sums.device)
+        for rows in routed.chunks(routed.chosen.shape[1]):
+            norms = routed.run_chosen(rows).double().norm(dim=2).flatten()[:, None] ** powers
+            weights = routed.weights[rows].double().flatten()[:, None] ** powers
+            one_hot = nn.functional.one_hot(routed.chosen[rows].flatten(), len(self._sums)).double()
+            products = weights[:, :, None] * norms[:, None, :]
+            self._sums += (one_hot.t() @ products.flatten(1)).view_as(self._sums)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"importance_sums": self._sums.float()}
+
+
+class _Pairs:
+    """Sums over tokens of products of the weighted outputs of two experts that the token chose; on the host."""
+
+    def __init__(self, layer: MoELayer) -> None:
+        self._products = torch.zeros(layer.count, layer.count, dtype=torch.float64)
+        self._norms = torch.zeros_like(self._products)
+
+    def add(self, routed: RoutedTokens) -> None:
+        for rows in routed.chunks(routed.chosen.shape[1]):
+            outputs = routed.run_chosen(rows).float() * routed.weights[rows].float()[:, :, None]
+            norms = outputs.norm(dim=2)
+            # Added up on the host, since adding by index isn't deterministic on every device.
+            chosen = routed.chosen[rows].cpu()
+            pairs = (chosen[:, :, None] * len(self._norms) + chosen[:, None, :]).flatten()
+            for sums, values in (
+                (self._products, torch.bmm(outputs, outputs.mT)),
+                (self._norms, norms[:, :, None] * norms[:, None, :]),
+            ):
+                sums.view(-1).index_add_(0, pairs, values.cpu().double().flatten())
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"pair_products": self._products, "pair_norms": self._norms}
+
+
 class _MeanOutputs:
     """Distances between the experts' mean outputs, with every expert run on every token.
 
@@ -234,4 +283,6 @@ _MEASURES: dict[str, Callable[[MoELayer], Measure]] = {
     "usage": _Usage,
     "saliency": _Saliency,
     "mean_outputs": _MeanOutputs,
+    "importance": _Importance,
+    "pairs": _Pairs,
 }

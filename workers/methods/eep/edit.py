@@ -18,9 +18,10 @@ from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.contract.edits import prefix_hashes
 from moevolve.workers.contract.fitting import FitRows
 
-Statistic = Literal["usage", "saliency", "mean_outputs"]
+Statistic = Literal["usage", "saliency", "mean_outputs", "importance", "pairs"]
 """`usage`: how often and how strongly experts are chosen. `saliency`: REAP's criterion. `mean_outputs`: distances
-between the experts' mean outputs."""
+between the experts' mean outputs. `importance`: sums of powers of routing weights and output norms.
+`pairs`: products of the weighted outputs of two experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class EepEdit:
         skip_rows: Tokens to measure thresholds of dynamic skipping on, after the rest of the edit is applied; None
             skips nothing. With k = 2, the second expert is skipped if its weight is below the layer's threshold times
             the first's (`moevolve.workers.methods.eep.skipping`).
+        widths: Neurons of a kept expert by layer; None keeps the original experts' width in all layers. They take
+            effect in a repair that chooses neurons.
 
     Raises:
         UserError: The shapes disagree, k or the router space is out of range, or experts are skipped and k isn't 2.
@@ -96,6 +99,7 @@ class EepEdit:
     active: int
     router_space: RouterSpace = "probs"
     skip_rows: FitRows | None = field(default=None, repr=False)
+    widths: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("router_mapping", "expert_merging"):
@@ -111,6 +115,8 @@ class EepEdit:
             raise UserError(f"an EEP edit of {shape[1]} experts can't have {self.active} active; use 1 to {shape[1]}")
         if self.router_space not in ("probs", "logits"):
             raise UserError(f"router_space {self.router_space!r} of an EEP edit is unknown; use probs or logits")
+        if self.widths is not None and (len(self.widths) != self.layers or min(self.widths) < 1):
+            raise UserError(f"an EEP edit of {self.layers} layers has widths {self.widths}; give each layer 1 at least")
         if self.skip_rows is not None and self.active != 2:
             raise UserError(f"dynamic skipping is defined for 2 active experts, this EEP edit has {self.active}")
 
@@ -157,15 +163,19 @@ class EepEdit:
             digest.update(np.ascontiguousarray(matrices, dtype="<f4").tobytes())
         if self.skip_rows is not None:
             digest.update(b"skip" + self.skip_rows.fingerprint.encode())
+        if self.widths is not None:
+            digest.update(f"widths {self.widths}".encode())
         return digest.hexdigest()
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
         """See `moevolve.workers.contract.edits.LayeredEdit`."""
         head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} ".encode()
-        layers = zip(self.router_mapping, self.expert_merging, strict=True)
+        widths = [b""] * self.layers if self.widths is None else [f"width {each}".encode() for each in self.widths]
+        layers = zip(self.router_mapping, self.expert_merging, widths, strict=True)
         hashes = tuple(
-            hashlib.sha256(head + mapping.tobytes() + merging.tobytes()).hexdigest() for mapping, merging in layers
+            hashlib.sha256(head + mapping.tobytes() + merging.tobytes() + width).hexdigest()
+            for mapping, merging, width in layers
         )
         if self.skip_rows is None:
             return hashes

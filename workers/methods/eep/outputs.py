@@ -106,7 +106,7 @@ class ExpertOutputs:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._router.inner(hidden)
-        width = recipe.widths(len(self._edit.expert_merging), neurons.count, retained, neurons.width)[self._ordinal]
+        width = neurons.width if self._edit.widths is None else self._edit.widths[self._ordinal]
         rows = self._fitted_rows(hidden, original) if recipe.router == "fitted" else None
         skip_below = None
         if rows is not None:

@@ -20,7 +20,7 @@ from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS = 6
-ALL = ("mean_outputs", "saliency", "usage")
+ALL = ("importance", "mean_outputs", "pairs", "saliency", "usage")
 SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(9)]
 TOKENS = sum(map(len, SEQUENCES))
 FAMILIES = ("mixtral", "qwen2_moe")
@@ -56,14 +56,26 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
     for layer, tokens in enumerate(plain(family)):
         assert len(tokens) == TOKENS
         counts, soft, salience = np.zeros(EXPERTS), np.zeros(EXPERTS), np.zeros(EXPERTS)
+        importance, powers = np.zeros((EXPERTS, 3, 3)), np.arange(3)
+        products, norms = np.zeros((EXPERTS, EXPERTS)), np.zeros((EXPERTS, EXPERTS))
         for token in tokens:
+            weighted = np.zeros((EXPERTS, token.outputs.shape[1]))
+            for expert in token.chosen:
+                weighted[expert] = float(token.gates[expert]) * token.outputs[expert].double().numpy()
+            products += weighted @ weighted.T
+            norms += np.outer(*[np.linalg.norm(weighted, axis=1)] * 2)
             soft += token.probabilities.numpy()
             for expert in token.chosen:
                 counts[expert] += 1
-                salience[expert] += float(token.gates[expert] * token.outputs[expert].norm())
+                gate, norm = float(token.gates[expert]), float(token.outputs[expert].norm())
+                salience[expert] += gate * norm
+                importance[expert] += gate ** powers[:, None] * norm ** powers[None, :]
         assert found["counts"][layer].tolist() == counts.tolist()
         np.testing.assert_allclose(found["soft_activation"][layer], soft, rtol=1e-5)
         np.testing.assert_allclose(found["saliency"][layer], salience / np.maximum(counts, 1), rtol=1e-4)
+        np.testing.assert_allclose(found["importance_sums"][layer], importance, rtol=1e-4)
+        np.testing.assert_allclose(found["pair_products"][layer], products, rtol=1e-4, atol=1e-5 * products.max())
+        np.testing.assert_allclose(found["pair_norms"][layer], norms, rtol=1e-4)
         means = torch.stack([token.outputs for token in tokens]).mean(dim=0)
         distances = [[float((a - b).norm()) for b in means] for a in means]
         np.testing.assert_allclose(found["output_distances"][layer], distances, rtol=1e-4, atol=1e-7)

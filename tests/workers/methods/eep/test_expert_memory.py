@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edit_checks import Residents, logits
+from edit_checks import logits
 from family_samples import edit_of_kind
 from real_size.meter import MeteredDevice
 from repair_samples import rows_of, sequences_of
@@ -21,6 +21,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep import expert_memory
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -64,7 +65,14 @@ def counting(model: ResidentModel) -> Iterator[list[int]]:
 def hosted(model_config: Configs, monkeypatch: pytest.MonkeyPatch, layers: float, **settings: str) -> ResidentModel:
     """A model whose device can hold all experts of this many layers."""
     monkeypatch.setattr(expert_memory, "experts_room", lambda device, beside: int(layers * LAYER))
-    return ResidentModel.load(model_config("mixtral", originals="host", **settings))
+    return loaded(model_config, originals="host", **settings)
+
+
+def loaded(model_config: Configs, **settings: str) -> ResidentModel:
+    """A model with the products of evaluations: those of MKL itself depend on where a matrix is in memory."""
+    model = ResidentModel.load(model_config("mixtral", **settings))
+    make_rows_independent(model.model, "torch")
+    return model
 
 
 def taken(model: ResidentModel) -> int:
@@ -86,10 +94,9 @@ def test_a_full_model_copies_what_does_not_fit_once_a_pass_and_the_rest_once(
     copies: list[int],
     model_config: Configs,
     monkeypatch: pytest.MonkeyPatch,
-    resident: Residents,
     tokens: Tensor,
 ) -> None:
-    model, expected = hosted(model_config, monkeypatch, fitting), logits(resident("mixtral"), IdentityEdit(), tokens)
+    model, expected = hosted(model_config, monkeypatch, fitting), logits(loaded(model_config), IdentityEdit(), tokens)
     with counting(model) as counted:
         for _ in range(4):
             assert torch.equal(logits(model, IdentityEdit(), tokens), expected)
@@ -105,11 +112,10 @@ def test_candidates_of_any_size_run_where_they_do_not_all_fit(
     fitting: float,
     model_config: Configs,
     monkeypatch: pytest.MonkeyPatch,
-    resident: Residents,
     tokens: Tensor,
 ) -> None:
     """Results are bit for bit those with originals on the device, whatever ran before."""
-    model, other = hosted(model_config, monkeypatch, fitting), resident("mixtral")
+    model, other = hosted(model_config, monkeypatch, fitting), loaded(model_config)
     edits: list[Edit] = [
         edit_of_kind(3, 6, kind, retained),
         IdentityEdit(),
@@ -159,7 +165,6 @@ def test_a_repair_changes_what_stays(
     fitting: float,
     model_config: Configs,
     monkeypatch: pytest.MonkeyPatch,
-    resident: Residents,
     tokens: Tensor,
 ) -> None:
     """Repaired layers have memory of their own in any case, since copying them again would undo the repair."""
@@ -171,9 +176,9 @@ def test_a_repair_changes_what_stays(
 
 
 def test_what_was_free_and_is_not_makes_layers_take_turns(
-    model_config: Configs, monkeypatch: pytest.MonkeyPatch, resident: Residents, tokens: Tensor
+    model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor
 ) -> None:
-    model, expected = hosted(model_config, monkeypatch, 3.0), logits(resident("mixtral"), IdentityEdit(), tokens)
+    model, expected = hosted(model_config, monkeypatch, 3.0), logits(loaded(model_config), IdentityEdit(), tokens)
     take, left = expert_memory.ExpertSpec.allocate, [2]
 
     def short(content: expert_memory.ExpertSpec, device: torch.device) -> dict[str, Tensor]:
@@ -227,11 +232,11 @@ def test_how_many_layers_keep_theirs() -> None:
 
 @pytest.mark.parametrize("kind", ["prune", "merged", "both", None])
 def test_what_does_not_all_fit_is_exported_as_where_it_does(
-    kind: str | None, model_config: Configs, monkeypatch: pytest.MonkeyPatch, resident: Residents, tmp_path: Path
+    kind: str | None, model_config: Configs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     edit = IdentityEdit() if kind is None else edit_of_kind(3, 6, kind, 5)
     card = ExportCard(title="A small model", base_model="someone/base", base_fingerprint="f00d")
     export_model(hosted(model_config, monkeypatch, 1.0), edit, tmp_path / "streamed", card)
-    export_model(resident("mixtral"), edit, tmp_path / "whole", card)
+    export_model(loaded(model_config), edit, tmp_path / "whole", card)
     weights = [sorted((tmp_path / name).glob("*.safetensors")) for name in ("streamed", "whole")]
     assert [each.read_bytes() for each in weights[0]] == [each.read_bytes() for each in weights[1]] != []

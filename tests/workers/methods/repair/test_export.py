@@ -47,7 +47,9 @@ def test_exports_load_and_agree_without_moevolve(
         expected[directory] = computed(model, repaired(kind), tokens)
         report = export_model(model, repaired(kind), directory, CARD)
         assert report.form == form and report.agreement.holds and report.experts == 4
-    wide = replace(repaired("prune"), recipe=RepairRecipe((0.1, 1.0), neurons=NeuronRecipe(width_slope=0.5)))
+    wide = replace(repaired("prune"), recipe=RepairRecipe((0.1, 1.0), neurons=NeuronRecipe()))
+    width = model.layers[0].expert_tensors()["down_proj"].shape[2]
+    wide = replace(wide, base=replace(wide.base, widths=(width - 8, width, width + 8)))
     expected[tmp_path / "wide-native"] = computed(model, wide, tokens)
     assert export_model(model, wide, tmp_path / "wide-native", CARD).form == "native"
     if not settings:

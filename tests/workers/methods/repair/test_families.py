@@ -18,6 +18,7 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
 from moevolve.workers.model.resident import ResidentModel
@@ -84,7 +85,9 @@ def test_layers_of_different_widths_are_exported(
 ) -> None:
     model = ResidentModel.load(model_config(family))
     edit = repaired(model, "prune")
-    edit = replace(edit, recipe=replace(edit.recipe, neurons=NeuronRecipe(width_slope=0.5)))
+    width = ExpertNeurons(model.layers[0].experts, model.layers[0].expert_tensors()).width
+    widths = tuple(width + 2 * step - len(model.layers) + 1 for step in range(len(model.layers)))
+    edit = replace(edit, base=replace(edit.base, widths=widths), recipe=replace(edit.recipe, neurons=NeuronRecipe()))
     card = ExportCard("A model", "someone/base", "f00d")
     base, found = (
         export_model(model, each, tmp_path / name, card) for name, each in (("base", edit.base), ("wide", edit))
