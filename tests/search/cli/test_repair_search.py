@@ -26,7 +26,7 @@ from moevolve.search.running.launch import register
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
-from moevolve.workers.methods.repair import apply as repair_apply
+from moevolve.workers.methods.repair import fits as repair_fits
 from moevolve.workers.model.resident import ResidentModel
 
 TOKENS = 200
@@ -136,15 +136,15 @@ def test_layers_in_common_are_fitted_once_and_change_nothing(
 ) -> None:
     """Nothing kept of earlier candidates, neither fitted layers nor hidden states: the store is the same."""
     fits = Counter[bool]()
-    fit_ridge = repair_apply.fit_ridge
+    fit_ridge = repair_fits.fit_ridge
 
     def counted(*arguments: Any) -> Any:
-        fits[bool(repair_apply.FIT_CACHE_BYTES)] += 1
+        fits[bool(repair_fits.FIT_CACHE_BYTES)] += 1
         return fit_ridge(*arguments)
 
-    monkeypatch.setattr(repair_apply, "fit_ridge", counted)
-    for kept in (repair_apply.FIT_CACHE_BYTES, 0):
-        monkeypatch.setattr(repair_apply, "FIT_CACHE_BYTES", kept)
+    monkeypatch.setattr(repair_fits, "fit_ridge", counted)
+    for kept in (repair_fits.FIT_CACHE_BYTES, 0):
+        monkeypatch.setattr(repair_fits, "FIT_CACHE_BYTES", kept)
         workers = run.workers if kept else run.workers.model_copy(update={"activation_cache_mb": 0})
         with Store.open(f"sqlite:///{tmp_path / str(kept)}.db") as store:
             finished(store, run.model_copy(update={"workers": workers}))

@@ -23,7 +23,7 @@ from moevolve.search.estimate.workload import Prompts
 from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
-from moevolve.workers.methods.repair import apply as repair_apply
+from moevolve.workers.methods.repair import fits as repair_fits
 from moevolve.workers.profiling.outline import outline_model
 
 RUNS = Path(__file__).parents[3] / "configs" / "runs"
@@ -176,15 +176,15 @@ def test_fits_are_those_that_are_made(
     final = {"rerank": 0, "test": False}
     config = RunConfig.model_validate(run.model_dump() | {"phases": phases, "final": final})
     fits: list[tuple[int, int, float]] = []
-    fit_ridge = repair_apply.fit_ridge
+    fit_ridge = repair_fits.fit_ridge
 
     def fitted(features: Any, residual: Any, *others: Any) -> Any:
         filled = sum(block.values.numel() for block in features.blocks(1 << 30))
         fits.append((features.width, len(residual), filled / (len(residual) * features.width)))
         return fit_ridge(features, residual, *others)
 
-    monkeypatch.setattr(repair_apply, "fit_ridge", fitted)
-    monkeypatch.setattr(repair_apply, "FIT_CACHE_BYTES", 0)
+    monkeypatch.setattr(repair_fits, "fit_ridge", fitted)
+    monkeypatch.setattr(repair_fits, "FIT_CACHE_BYTES", 0)
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         finished(store, config)
         candidates = len({row.phenotype_hash for row in store.history(store.search("counted").id)})

@@ -9,7 +9,7 @@ softmax router, since no other router can be exported with new rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,6 +83,24 @@ class ExpertOutputs:
         before = down.to(torch.float32, copy=True)
         down.copy_(before + change)
         return down.float() - before
+
+    def weights(self, columns: slice) -> Tensor:
+        neurons = self._neurons()
+        expert, start = divmod(columns.start, neurons.width)
+        return neurons.down(expert)[start : start + columns.stop - columns.start].float()
+
+    def snapshot(self) -> Callable[[], None]:
+        plan, width = self._router.plan, self._neurons().width
+        saved = {name: tensor.to("cpu", copy=True) for name, tensor in self._layer.expert_tensors().items()}
+
+        def put_back() -> None:
+            if self._neurons().width != width:
+                self._experts.use_buffer(self._edit.retained, width)
+            for name, tensor in self._layer.expert_tensors().items():
+                tensor.data.copy_(saved[name])
+            self._router.plan = plan
+
+        return put_back
 
     def select_neurons(self, recorded: Recorded, recipe: NeuronRecipe, memory: int) -> NeuronSelection:
         hidden, weights, chosen = recorded

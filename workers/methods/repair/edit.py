@@ -7,12 +7,15 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from moevolve.workers.contract.edits import LayeredEdit, prefix_hashes
 from moevolve.workers.contract.fitting import FitRows, NeuronRecipe
 
 Target = Literal["global", "local"]
+Strength = Literal["none", "scalar", "ridge", "matched"]
+STRENGTHS: tuple[Strength, ...] = get_args(Strength)
+"""Strengths of a fit, the weakest first."""
 RIDGE_LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
 """Default ridge lambdas to try: with 60,000 tokens the first was best, with 8,000 the third."""
 
@@ -28,6 +31,12 @@ class RepairRecipe:
             also compensates for errors of earlier layers. `local` is the unedited layer's output for the same input.
         tokens: Limit on the number of tokens, taken from the calibration's first sequences.
         neurons: Settings of filling the kept experts with neurons of all experts before the fit; None keeps their own.
+        strength: How each layer is fitted. `none`: not at all, which leaves the edit, or the choice of `neurons`, as it
+            is. `scalar`: one factor on the layer's output. `ridge`: ridge regression of all weights. `matched`: the
+            same, scaled so that the layer's output has the energy of the target.
+        gate: Choose the strength of each block of layers by the whole model's predictions: the one up to `strength`
+            with the least divergence from the unedited model on sequences that nothing is fitted on.
+        blocks: Number of blocks of consecutive layers that the gate decides on, the first ones first.
         memory_mb: MiB that the fit of a layer may take in addition to the model.
 
     Raises:
@@ -40,6 +49,9 @@ class RepairRecipe:
     target: Target = "global"
     tokens: int = 16384
     neurons: NeuronRecipe | None = None
+    strength: Strength = "ridge"
+    gate: bool = False
+    blocks: int = 2
     memory_mb: int = 8192
 
     def __post_init__(self) -> None:
@@ -47,6 +59,12 @@ class RepairRecipe:
             raise ValueError(f"ridge_lambdas must be above 0, got {list(self.ridge_lambdas)}")
         if self.target not in ("global", "local"):
             raise ValueError(f"a repair's target is global or local, not {self.target!r}")
+        if self.strength not in STRENGTHS:
+            raise ValueError(f"a repair's strength is one of {', '.join(STRENGTHS)}, not {self.strength!r}")
+        if self.strength == "none" and self.neurons is None:
+            raise ValueError("a repair of strength none does nothing without neurons; leave it out, or choose another")
+        if self.blocks < 1:
+            raise ValueError(f"a repair's gate decides on 1 block at least, not {self.blocks}")
         if self.tokens < 2 or self.memory_mb < 1:
             raise ValueError("a repair needs 2 tokens and 1 MiB at least")
 

@@ -11,7 +11,7 @@ if no lambda reduces that error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,41 +26,52 @@ _BLOCKS_SHARE = 8
 """One part in this many of the memory is reserved for blocks of features."""
 
 
+PresentWeights = Callable[[slice], Tensor]
+"""Returns the weights, as they are before a fit, of some columns of the features, float32 [columns, hidden]."""
+
+
 @dataclass(frozen=True, slots=True)
 class FitOutcome:
     """Result of a fit.
 
     Attributes:
-        ridge_lambda: The ridge lambda taken.
+        ridge_lambda: The ridge lambda taken; None for a fit of one factor.
         before, after: Squared error on held-out tokens, without and with the change.
     """
 
-    ridge_lambda: float
+    ridge_lambda: float | None
     before: float
     after: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
-    """A fitted change of a layer's weights.
+    """A fitted change of a layer's weights: first the one that ridge regression adds, if any, then a factor.
 
     Attributes:
         weights: Primal solution: the change, float32 [width, hidden].
         duals: Dual solution: `alpha` of the change `phi^T alpha`, float32 [tokens, hidden], zero on held-out tokens.
         blocks: The features, if there was memory to keep them.
+        factor: Factor on the changed weights.
     """
 
     outcome: FitOutcome
     weights: Tensor | None = field(default=None, repr=False)
     duals: Tensor | None = field(default=None, repr=False)
     blocks: tuple[FeatureBlock, ...] = field(default=(), repr=False)
+    factor: float = 1.0
 
-    def change(self, block: FeatureBlock) -> Tensor:
+    def change(self, block: FeatureBlock, present: PresentWeights) -> Tensor:
         """Change of the weights of a block's columns, float32 [columns, hidden]."""
+        added = None
         if self.weights is not None:
-            return self.weights[block.columns]
-        assert self.duals is not None
-        return block.values.t() @ self.duals[block.tokens]
+            added = self.weights[block.columns]
+        elif self.duals is not None:
+            added = block.values.t() @ self.duals[block.tokens]
+        if self.factor == 1.0 and added is not None:
+            return added
+        before = present(block.columns)
+        return self.factor * (before if added is None else before + added) - before
 
 
 def fit_ridge(
@@ -129,10 +140,10 @@ def _primal(
                 rows = block.values[place[other.tokens[part]]]
                 gram[block.columns, other.columns] += rows.t() @ other.values[part]
     held_out_residual = residual[checked]
-    before, best = _squares(held_out_residual), None
+    before, best = squared_norm(held_out_residual), None
     for ridge_lambda, solved in _solutions(gram, right, float(gram.diagonal().mean()), ridge_lambdas):
         weights = solved.float()
-        outcome = FitOutcome(ridge_lambda, before, _squares(held_out_residual - held_out @ weights))
+        outcome = FitOutcome(ridge_lambda, before, squared_norm(held_out_residual - held_out @ weights))
         if outcome.after < (before if best is None else best.outcome.after):
             best = Fit(outcome, weights=weights, blocks=blocks)
     return best
@@ -161,18 +172,19 @@ def _dual(
     kept.clear()
     across, gram = gram[fitted:, :fitted], gram[:fitted, :fitted]
     held_out_residual = residual[checked]
-    before, best = _squares(held_out_residual), None
+    before, best = squared_norm(held_out_residual), None
     scale = float(gram.diagonal().sum()) / features.width
     for ridge_lambda, solved in _solutions(gram, residual[~checked].double(), scale, ridge_lambdas):
-        outcome = FitOutcome(ridge_lambda, before, _squares(held_out_residual - (across @ solved).float()))
+        outcome = FitOutcome(ridge_lambda, before, squared_norm(held_out_residual - (across @ solved).float()))
         if outcome.after < (before if best is None else best.outcome.after):
             duals = torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float())
             best = Fit(outcome, duals=duals, blocks=blocks)
     return best
 
 
-def _squares(error: Tensor) -> float:
-    return float(error.double().square().sum())
+def squared_norm(values: Tensor) -> float:
+    """Sum of squares, computed in float64."""
+    return float(values.double().square().sum())
 
 
 def _solutions(

@@ -40,6 +40,22 @@ class CopyOnWriteWeights:
         part.copy_(before + change.t())
         return (part.float() - before).t()
 
+    def columns(self, columns: slice) -> Tensor:
+        """See `LayerOutput.weights`."""
+        return self._linear.weight.data[:, columns].t().float()
+
+    def snapshot(self) -> Callable[[], None]:
+        """See `LayerOutput.snapshot`."""
+        if self._loaded is None:
+            return self.restore
+        saved = self._linear.weight.data.to("cpu", copy=True)
+
+        def put_back() -> None:
+            self._use_copy()
+            self._linear.weight.data.copy_(saved)
+
+        return put_back
+
     def restore(self) -> None:
         """Use the loaded weights again."""
         if self._loaded is not None:
@@ -107,7 +123,8 @@ class NetworkOutput:
         without_edit: WithoutEdit,
     ) -> None:
         self._layer, self._input_module, self._active_mask = layer, input_module, active_mask
-        self.add, self.unedited = weights.add, without_edit
+        self.add, self.weights, self.snapshot = weights.add, weights.columns, weights.snapshot
+        self.unedited = without_edit
 
     @property
     def layer(self) -> int:
@@ -170,7 +187,8 @@ class AttentionOutput:
 
     def __init__(self, layer: DenseLayer, weights: CopyOnWriteWeights, without_edit: WithoutEdit) -> None:
         self._layer = layer
-        self.add, self.unedited = weights.add, without_edit
+        self.add, self.weights, self.snapshot = weights.add, weights.columns, weights.snapshot
+        self.unedited = without_edit
 
     @property
     def layer(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -101,6 +101,17 @@ class LayerOutput(Protocol):
 
         Returns:
             The change after rounding the weights to their dtype, float32 [columns, hidden].
+        """
+        ...
+
+    def weights(self, columns: slice) -> Tensor:
+        """Present weights of some columns of the features, float32 [columns, hidden]."""
+        ...
+
+    def snapshot(self) -> Callable[[], None]:
+        """Copy the weights in use to the host, and return a function that puts them back, bit for bit.
+
+        The function holds until the edit is applied again or reverted.
         """
         ...
 

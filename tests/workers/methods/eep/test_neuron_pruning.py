@@ -25,7 +25,7 @@ from moevolve.workers.methods.eep.neuron_pruning import (
 )
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
-from moevolve.workers.methods.repair.apply import _FitCache
+from moevolve.workers.methods.repair.fits import FitCache
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.methods.shared.outputs import NeuronSelection
 from moevolve.workers.model.resident import ResidentModel
@@ -177,7 +177,7 @@ def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch:
         recipe = RepairRecipe((0.1,), "local", tokens=len(rows.tokens), neurons=neurons)
         with model.edited(RepairedEdit(base, recipe, rows)):
             applicator: Any = model._applicators[RepairedEdit]
-            applicator._cache = _FitCache(0)
+            applicator._cache = FitCache(0)
             return applicator.outcomes[0].after, [each.neurons for each in applicator.selections.values()]
 
     important = first_layer(1.0)
