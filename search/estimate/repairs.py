@@ -12,8 +12,8 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
 from moevolve.search.settings.phases import divides_neurons
 from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
-from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.edit import RepairRecipe
+from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
 from moevolve.workers.profiling.outline import ModelOutline
 

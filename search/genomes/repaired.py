@@ -25,6 +25,8 @@ from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
 _HEADER = struct.Struct("<4sI")
 _MAGIC = b"RPR1"
+_ANSWER_WEIGHTS = (0.25, 64.0)
+"""Bounds of the weights that are searched."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,9 @@ def recipe_summary(recipe: RepairRecipe) -> str:
     """Describe a recipe in one line for listings."""
     low, high = min(recipe.ridge_lambdas), max(recipe.ridge_lambdas)
     lambdas = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
-    parts = ["repaired", recipe.target, f"ridge lambda {lambdas}", f"{recipe.tokens} tokens"]
+    strength = "gated" if recipe.gate else recipe.strength
+    parts = ["repaired", recipe.target, f"{strength}, lambda {lambdas}", f"{recipe.tokens} tokens"]
+    parts.append(f"answers times {recipe.answer_weight:.2g}")
     if recipe.neurons is not None:
         each = recipe.neurons
         shares = "shared" if each.shared else "apart"
@@ -214,6 +218,10 @@ def vary_recipe(
             changes["target"] = "local" if recipe.target == "global" else "global"
         if rng.random() < 0.25:
             changes["tokens"] = max(2, phase.tokens // int(2 ** rng.integers(3)))
+        if rng.random() < 0.5:
+            changes["answer_weight"] = float(np.clip(recipe.answer_weight * 2 ** rng.normal(0, 1), *_ANSWER_WEIGHTS))
+        if rng.random() < 0.15:
+            changes["strength"] = str(rng.choice(["scalar", "ridge", "matched"]))
         if recombinable and rng.random() < 0.5:
             changes["neurons"] = _varied_neurons(rng, recipe.neurons, phase.neurons)
         changes = {name: value for name, value in changes.items() if value != getattr(recipe, name)}

@@ -29,7 +29,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertFeatures
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
-from moevolve.workers.methods.repair.ridge import fit_bytes, fit_ridge
+from moevolve.workers.methods.repair.ridge import LayerSystem, fit_bytes, fit_ridge
 from moevolve.workers.worker import EvaluationWorker
 
 DEMO = Path(__file__).parents[2] / "configs" / "runs" / "demo.yaml"
@@ -96,11 +96,14 @@ def fit_layer(
     checked = torch.arange(tokens, device=device) % 8 == 7
     with Peak(device) as peak:
         started = time.perf_counter()
-        fit = fit_ridge(features, residual, checked, ridge_lambdas, memory)
+        layer = LayerSystem(
+            features, lambda columns: residual.new_zeros(columns.stop - columns.start, hidden), residual, checked
+        )
+        fit = fit_ridge(layer, ridge_lambdas, memory)
         fitted = time.perf_counter() - started
         assert fit is not None
         for block in fit.blocks or features.blocks(memory // 2):
-            residual[block.tokens] -= block.values @ fit.change(block)
+            residual[block.tokens] -= block.values @ fit.change(block, layer.present)
         if device == "cuda":
             torch.cuda.synchronize()
         whole = time.perf_counter() - started

@@ -103,7 +103,7 @@ def randomise(name: str, tensor: Tensor) -> None:
 def sample_rows(seed: int = 0, lengths: tuple[int, ...] = (9, 14, 11, 9, 20)) -> FitRows:
     """Random token sequences of the small vocabulary."""
     tokens = np.random.default_rng(seed).integers(3, 97, sum(lengths), dtype=np.int32)
-    return FitRows(tokens, np.array(lengths, dtype=np.int32))
+    return FitRows(tokens, np.array(lengths, dtype=np.int32), np.array(lengths, dtype=np.int32))
 
 
 def one_hot(layers: int, retained: int, experts: int, rng: np.random.Generator) -> NDArray[np.float32]:

@@ -22,9 +22,11 @@ def sequences_of(lengths: Sequence[int], seed: int = 0, vocabulary: int = 97) ->
     return [tuple(rng.integers(3, vocabulary, length).tolist()) for length in lengths]
 
 
-def rows_of(sequences: Sequence[Sequence[int]]) -> FitRows:
-    tokens = [token for each in sequences for token in each]
-    return FitRows(np.array(tokens, dtype=np.int32), np.array([*map(len, sequences)], dtype=np.int32))
+def rows_of(sequences: Sequence[Sequence[int]], answer: int = 0) -> FitRows:
+    """Rows whose last `answer` tokens are the answer."""
+    tokens = np.array([token for each in sequences for token in each], dtype=np.int32)
+    lengths = np.array([*map(len, sequences)], dtype=np.int32)
+    return FitRows(tokens, lengths, lengths - answer)
 
 
 @torch.no_grad()

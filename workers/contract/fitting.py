@@ -20,7 +20,7 @@ RowsUse = Literal["repair", "skipping"]
 
 @dataclass(frozen=True, slots=True)
 class RowsRecipe:
-    """Recipe for the token sequences that edits are fitted on: whole calibration prompts.
+    """Recipe for the token sequences that edits are fitted on: whole calibration prompts with their answers.
 
     Attributes:
         tokens: Approximate number of tokens.
@@ -38,15 +38,17 @@ class FitRows:
     Attributes:
         tokens: Concatenated token ids of all sequences, int32 [tokens].
         lengths: Lengths of the sequences, int32 [sequences].
+        prompts: Lengths of the prompts that sequences begin with, int32 [sequences]; answers follow.
     """
 
     tokens: NDArray[np.int32] = field(repr=False)
     lengths: NDArray[np.int32] = field(repr=False)
+    prompts: NDArray[np.int32] = field(repr=False)
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]], use: RowsUse = "repair") -> FitRows:
         """Take the sequences out of the arrays of a calibration made from a `RowsRecipe`."""
-        return cls(arrays[f"{use}_tokens"], arrays[f"{use}_lengths"])
+        return cls(*(arrays[f"{use}_{name}"] for name in ("tokens", "lengths", "prompts")))
 
     @property
     def sequences(self) -> list[Tokens]:
@@ -60,11 +62,17 @@ class FitRows:
         parts = np.split(self.tokens, ends[:taken])[:taken]
         return [tuple(part.tolist()) for part in parts]
 
+    def answering(self, sequence: int) -> NDArray[np.bool_]:
+        """Mask of the tokens of a sequence that predict its answer: the last of the prompt, and the answer's."""
+        length, prompt = int(self.lengths[sequence]), int(self.prompts[sequence])
+        return np.arange(length) >= (prompt - 1 if prompt < length else length)
+
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the tokens and the lengths of the sequences."""
+        """SHA-256 (hex) of the tokens, and of the lengths of sequences and prompts."""
         digest = hashlib.sha256(self.lengths.astype("<i4").tobytes())
-        digest.update(self.tokens.astype("<i4").tobytes())
+        for each in (self.prompts, self.tokens):
+            digest.update(each.astype("<i4").tobytes())
         return digest.hexdigest()
 
 

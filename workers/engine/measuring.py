@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from moevolve.workers.contract.edits import (
     Tokens,
     underlying,
 )
+from moevolve.workers.contract.fitting import RowsRecipe
 from moevolve.workers.contract.methods import RoutingReader, UsageReaders
 from moevolve.workers.contract.usage import WORDS, RoutedLayer, Usage
 from moevolve.workers.engine.engine import GenerationEngine
@@ -56,17 +57,38 @@ def calibrate(
         return Calibration(arrays).with_cost(
             sum(part.tokens_run for part in parts), sum(part.seconds for part in parts)
         )
-    inner = recipe.inner if isinstance(recipe, PerTaskRecipe) else recipe
-    calibrator = calibrator_of(inner)
     started = time.perf_counter()
-    numbered = _numbered_sequences(engine, splits, inner.tokens)
-    if isinstance(recipe, PerTaskRecipe):
-        by_task = [[tokens for number, tokens in numbered if number == task] for task in range(len(splits))]
-        found = [calibrator(resident, sequences, inner).arrays for sequences in by_task]
+    rows = _rows(engine, splits, recipe.tokens)
+    if isinstance(recipe, RowsRecipe):
+        made = _stored(rows, recipe)
+    elif isinstance(recipe, PerTaskRecipe):
+        calibrator = calibrator_of(recipe.inner)
+        by_task = [[row.tokens for row in rows if row.split == task] for task in range(len(splits))]
+        found = [calibrator(resident, sequences, recipe.inner).arrays for sequences in by_task]
         made = Calibration({f"per_task_{name}": np.stack([arrays[name] for arrays in found]) for name in found[0]})
     else:
-        made = calibrator(resident, [tokens for _, tokens in numbered], recipe)
-    return made.with_cost(sum(len(tokens) for _, tokens in numbered), time.perf_counter() - started)
+        made = calibrator_of(recipe)(resident, [row.tokens for row in rows], recipe)
+    return made.with_cost(sum(len(row.tokens) for row in rows), time.perf_counter() - started)
+
+
+def _stored(rows: Sequence[_Row], recipe: RowsRecipe) -> Calibration:
+    """Store token sequences as a calibration, so that a fit on them can be repeated; see `FitRows` for the arrays.
+
+    Raises:
+        UserError: There are no sequences, or fewer than two for a repair, which holds some out.
+    """
+    least = 2 if recipe.use == "repair" else 1
+    if len(rows) < least:
+        raise UserError(
+            f"{recipe.use}: it needs {least} calibration prompts at least within its tokens, got {len(rows)}; "
+            "give the task more `calibration` rows, or this more tokens"
+        )
+    arrays = {
+        "tokens": [token for row in rows for token in row.tokens],
+        "lengths": [len(row.tokens) for row in rows],
+        "prompts": [row.prompt for row in rows],
+    }
+    return Calibration({f"{recipe.use}_{name}": np.array(array, dtype=np.int32) for name, array in arrays.items()})
 
 
 def token_sequences(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[Tokens]:
@@ -74,27 +96,41 @@ def token_sequences(engine: GenerationEngine, splits: Sequence[PreparedSplit], l
 
     Answers are the gold ones, or the unedited model's greedy ones for examples without gold answer.
     """
-    return [sequence for _, sequence in _numbered_sequences(engine, splits, limit)]
+    return [row.tokens for row in _rows(engine, splits, limit)]
 
 
-def _numbered_sequences(
-    engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int
-) -> list[tuple[int, Tokens]]:
-    """Pairs of a split's position and a sequence; see `token_sequences`."""
+class _Row(NamedTuple):
+    """A prompt with its answer.
+
+    Attributes:
+        split: Position of its split.
+        tokens: Token ids of prompt and answer.
+        prompt: Number of tokens of the prompt.
+    """
+
+    split: int
+    tokens: Tokens
+    prompt: int
+
+
+def _rows(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[_Row]:
+    """See `token_sequences`."""
+    prompts = [engine.tokens_of(split).prompts for split in splits]
     # With answers even fewer prompts reach the limit, so no others need greedy answers.
-    needed = Counter(number for number, _ in _in_turn([engine.tokens_of(split).prompts for split in splits], limit))
-    groups = [engine.answered(split, needed[number]) for number, split in enumerate(splits)]
-    return _in_turn(groups, limit)
+    needed = Counter(number for number, _ in _in_turn(prompts, limit))
+    answered = [engine.answered(split, needed[number]) for number, split in enumerate(splits)]
+    places = _in_turn(answered, limit)
+    return [_Row(number, answered[number][row], len(prompts[number][row])) for number, row in places]
 
 
-def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, Tokens]]:
-    """Pairs of group number and sequence, taking turns between groups, until `limit` tokens are reached."""
-    taken: list[tuple[int, Tokens]] = []
+def _in_turn(groups: Sequence[Sequence[Tokens]], limit: int) -> list[tuple[int, int]]:
+    """Pairs of a group's number and a row, taking turns between groups, until `limit` tokens are reached."""
+    taken: list[tuple[int, int]] = []
     total = 0
     for row in range(max(map(len, groups), default=0)):
         for number, group in enumerate(groups):
             if row < len(group) and total < limit:
-                taken.append((number, group[row]))
+                taken.append((number, row))
                 total += len(group[row])
     return taken
 

@@ -93,7 +93,9 @@ class EepSection(GenomeSection):
     @model_validator(mode="after")
     def _something_is_pruned(self) -> Self:
         if self.experts is None and self.neuron_share is None:
-            raise ValueError("experts: give the number of experts to keep per layer, or neuron_share to keep all, but narrower")
+            raise ValueError(
+                "experts: give the number of experts to keep per layer, or neuron_share to keep all, but narrower"
+            )
         if self.active is not None and self.experts is not None and self.active > self.experts:
             raise ValueError(f"active {self.active} is more than the {self.experts} retained experts")
         return self

@@ -117,7 +117,13 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": [PRUNING, MENDING | {"repeats": True}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
         ({"phases": [PRUNING, MENDING | {"initial": 9}]}, "phases.1: initial 9 is more than evaluations 8"),
         ({"phases": [PRUNING, MENDING | {"row_rate": 0.5}]}, "phases.1.row_rate: unknown key"),
-        ({"phases": [PRUNING | {"repair": {"strength": 1}}]}, "phases.0.repair.strength: unknown key"),
+        (
+            {"phases": [PRUNING | {"repair": {"strength": 1}}]},
+            "phases.0.repair.strength: Input should be 'none', 'scalar'",
+        ),
+        ({"phases": [PRUNING | {"repair": {"strength": "none"}}]}, "phases.0.repair: a repair of strength none does"),
+        ({"phases": [PRUNING | {"repair": {"answer_weight": 0}}]}, "phases.0.repair: answer_weight must be above 0"),
+        ({"phases": [PRUNING | {"repair": {"straight": 1}}]}, "phases.0.repair.straight: unknown key"),
         (
             {"phases": [PRUNING | {"repair": {"ridge_lambdas": [0.1, -1]}}]},
             "phases.0.repair: ridge_lambdas must be",

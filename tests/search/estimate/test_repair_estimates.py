@@ -178,10 +178,11 @@ def test_fits_are_those_that_are_made(
     fits: list[tuple[int, int, float]] = []
     fit_ridge = repair_fits.fit_ridge
 
-    def fitted(features: Any, residual: Any, *others: Any) -> Any:
+    def fitted(layer: Any, *others: Any) -> Any:
+        features, tokens = layer.features, len(layer.residual)
         filled = sum(block.values.numel() for block in features.blocks(1 << 30))
-        fits.append((features.width, len(residual), filled / (len(residual) * features.width)))
-        return fit_ridge(features, residual, *others)
+        fits.append((features.width, tokens, filled / (tokens * features.width)))
+        return fit_ridge(layer, *others)
 
     monkeypatch.setattr(repair_fits, "fit_ridge", fitted)
     monkeypatch.setattr(repair_fits, "FIT_CACHE_BYTES", 0)

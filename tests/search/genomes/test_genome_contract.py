@@ -122,7 +122,8 @@ def _allocated_eep(retained: int, layers: int, experts: int, neuron_share: float
 def _skipping_eep(retained: int, groups: Any, layers: int, experts: int) -> Sample:
     rows = rows_of([(1, 2, 3), (4, 5)])
     kind = _eep(retained, groups, layers=layers, experts=experts, dynamic_skipping=True)
-    calibration = Calibration({"skipping_tokens": rows.tokens, "skipping_lengths": rows.lengths})
+    arrays = {"tokens": rows.tokens, "lengths": rows.lengths, "prompts": rows.prompts}
+    calibration = Calibration({f"skipping_{name}": array for name, array in arrays.items()})
     return replace(kind, space=kind.space.calibrated(calibration))
 
 

@@ -225,7 +225,8 @@ def test_layers_can_be_fitted_to_their_outputs() -> None:
     assert plain.recipe is None and space.recipe == RowsRecipe(500)
     with pytest.raises(AssertionError, match="calibrated"):
         space.start(TUNE).genome.express()
-    arrays = {"repair_tokens": np.arange(9, dtype=np.int32), "repair_lengths": np.array([4, 5], dtype=np.int32)}
+    lengths = np.array([4, 5], dtype=np.int32)
+    arrays = {"repair_tokens": np.arange(9, dtype=np.int32), "repair_lengths": lengths, "repair_prompts": lengths}
     genome = space.calibrated(Calibration(arrays)).start(TUNE).genome
     edit = genome.express()
     assert edit.rows is not None and edit.rows.first(9) == [(0, 1, 2, 3), (4, 5, 6, 7, 8)]
@@ -236,7 +237,8 @@ def test_layers_can_be_fitted_to_their_outputs() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_low_rank_baseline_mixes_nothing_and_is_fitted_to_outputs(variant: Variant) -> None:
     space = space_of(variant, fit_to="outputs", refine=0)
-    rows = {"repair_tokens": np.array([1, 2, 3], dtype=np.int32), "repair_lengths": np.array([2, 1], dtype=np.int32)}
+    lengths = np.array([2, 1], dtype=np.int32)
+    rows = {"repair_tokens": np.arange(1, 4, dtype=np.int32), "repair_lengths": lengths, "repair_prompts": lengths}
     space = space.calibrated(Calibration(rows))
     offspring = BASELINES["low_rank"].make(space)
     edit = offspring.genome.express()

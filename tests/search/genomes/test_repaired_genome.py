@@ -53,7 +53,10 @@ def recipes(draw: st.DrawFn) -> RepairRecipe:
         tuple(ridge_lambdas),
         draw(st.sampled_from(["global", "local"])),
         draw(st.integers(2, 10**6)),
+        draw(st.floats(1e-3, 1e3)),
         draw(st.none() | neurons()),
+        draw(st.sampled_from(["scalar", "ridge", "matched"])),
+        draw(st.booleans()),
         draw(st.integers(1, 10**5)),
     )
 
@@ -139,8 +142,10 @@ def test_rows_are_measured_beside_what_the_kind_needs() -> None:
     arrays = {
         "repair_tokens": ROWS.tokens,
         "repair_lengths": ROWS.lengths,
+        "repair_prompts": ROWS.prompts,
         "skipping_tokens": ROWS.tokens,
         "skipping_lengths": ROWS.lengths,
+        "skipping_prompts": ROWS.prompts,
     }
     space = repaired(inner, calibrated=False).calibrated(Calibration(arrays))
     assert space.rows is not None and space.rows.fingerprint == ROWS.fingerprint
@@ -160,10 +165,11 @@ def test_descriptions_say_how() -> None:
     found = space.describe(space.repaired(base, RepairRecipe(neurons=NeuronRecipe(0.5, shared=False))))
     assert replace(found, summary="") == replace(plain, summary="")
     filled = "neurons apart by 0.5/2/2 of 4 times as many, router fitted"
-    expected = f"repaired, global, ridge lambda 0.001 to 1, 16384 tokens, {filled}"
+    expected = f"repaired, global, ridge, lambda 0.001 to 1, 16384 tokens, answers times 4, {filled}"
     assert found.summary == f"{plain.summary}, {expected}"
     assert space.describe(base) == plain
-    assert recipe_summary(RepairRecipe((0.05,), "local", 8)) == "repaired, local, ridge lambda 0.05, 8 tokens"
+    short = RepairRecipe((0.05,), "local", 8, 1.0, gate=True)
+    assert recipe_summary(short) == "repaired, local, gated, lambda 0.05, 8 tokens, answers times 1"
 
 
 def test_a_phase_that_repairs_nothing_brings_forth_bare_genomes() -> None:
@@ -199,7 +205,9 @@ def test_a_varied_recipe_is_another_one_within_range(recipe: RepairRecipe, seed:
     recipe = recipe if recombinable else replace(recipe, neurons=None)
     phase = RepairRecipe(tokens=64, neurons=NeuronRecipe(routing=7.0) if recombinable else None)
     varied = vary_recipe(np.random.default_rng(seed), recipe, phase, recombinable)
-    assert varied != recipe and varied.memory_mb == recipe.memory_mb
+    assert varied != recipe and (varied.memory_mb, varied.gate) == (recipe.memory_mb, recipe.gate)
+    assert varied.answer_weight == recipe.answer_weight or 0.25 <= varied.answer_weight <= 64
+    assert varied.strength in (recipe.strength, "scalar", "ridge", "matched")
     assert varied.ridge_lambdas == recipe.ridge_lambdas or 1e-6 <= varied.ridge_lambdas[0] <= 1e2
     assert varied.tokens in (recipe.tokens, 64, 32, 16)
     assert recombinable or varied.neurons is None
@@ -222,17 +230,22 @@ def test_tokens_never_fall_below_two() -> None:
 
 def test_every_part_of_a_recipe_is_varied_as_often_as_it_should() -> None:
     start, counts, draws = RepairRecipe((0.1,), tokens=1024), Counter[str](), 4000
-    steps = []
+    steps, octaves = [], []
+    names = ("ridge_lambdas", "target", "tokens", "answer_weight", "strength", "neurons")
     for seed in range(draws):
         varied = vary_recipe(np.random.default_rng(seed), start, start, True)
-        counts.update(name for name in ("ridge_lambdas", "target", "tokens", "neurons") if in_both(name, start, varied))
+        counts.update(name for name in names if in_both(name, start, varied))
         if varied.ridge_lambdas != start.ridge_lambdas:
             steps.append(np.log10(varied.ridge_lambdas[0] / 0.1))
-    # At least one of the four is changed; a third of the draws of tokens are what they were.
-    any_of_them = 1 - 0.5 * 0.75 * (1 - 0.25 * 2 / 3) * 0.5
-    for name, rate in (("ridge_lambdas", 0.5), ("target", 0.25), ("tokens", 0.25 * 2 / 3), ("neurons", 0.5)):
+        if varied.answer_weight != start.answer_weight:
+            octaves.append(np.log2(varied.answer_weight / start.answer_weight))
+    # At least one is changed; a third of the draws of tokens and of strengths are what they were.
+    rates = dict(zip(names, (0.5, 0.25, 0.25 * 2 / 3, 0.5, 0.15 * 2 / 3, 0.5), strict=True))
+    any_of_them = 1 - np.prod([1 - rate for rate in rates.values()])
+    for name, rate in rates.items():
         assert counts[name] / draws == pytest.approx(rate / any_of_them, abs=0.03), name
     assert np.mean(steps) == pytest.approx(0, abs=0.05) and np.std(steps) == pytest.approx(0.7, abs=0.05)
+    assert np.mean(octaves) == pytest.approx(0, abs=0.06) and np.std(octaves) == pytest.approx(1, abs=0.06)
 
 
 def in_both(name: str, one: RepairRecipe, other: RepairRecipe) -> bool:

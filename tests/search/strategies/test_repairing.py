@@ -28,7 +28,9 @@ from moevolve.workers.contract.edits import Calibration, Edit
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
 ROWS = rows_of([(1, 2, 3), (4, 5)])
-CALIBRATION = Calibration({"repair_tokens": ROWS.tokens, "repair_lengths": ROWS.lengths})
+CALIBRATION = Calibration(
+    {"repair_tokens": ROWS.tokens, "repair_lengths": ROWS.lengths, "repair_prompts": ROWS.prompts}
+)
 PRUNE = {"kind": "prune", "evaluations": 20, "initial": 8}
 MERGE = {"kind": "merge", "evaluations": 10}
 REPAIR = {"kind": "repair", "evaluations": 16, "initial": 4, "repair": {"ridge_lambdas": [0.01], "tokens": 64}}

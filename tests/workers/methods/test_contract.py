@@ -26,7 +26,7 @@ from moevolve.workers.contract.edits import (
     LayeredEdit,
     calibration_fingerprint,
 )
-from moevolve.workers.contract.fitting import FitRows, RowsRecipe
+from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.methods import ExpertsOwner
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
@@ -115,7 +115,7 @@ def not_finite() -> EepEdit:
 
 def repaired(base: Any) -> RepairedEdit:
     rows = np.random.default_rng(5).integers(3, 97, 240)
-    return RepairedEdit(base, RepairRecipe(ridge_lambdas=(0.1,)), FitRows(rows, np.full(12, 20)))
+    return RepairedEdit(base, RepairRecipe(ridge_lambdas=(0.1,)), FitRows(rows, np.full(12, 20), np.full(12, 20)))
 
 
 EEP_EDITS = tuple(edit_of_kind(3, 6, kind, EXPERTS, 2, "probs", seed) for seed, kind in enumerate(("both", "prune")))
@@ -149,7 +149,6 @@ SAMPLES: dict[type, Sample] = {
         "llama",
         tuple(repaired(edit) for edit in EEP_EDITS),
         repaired(not_finite()),
-        (RowsRecipe(60),),
         routed=3,
     ),
 }

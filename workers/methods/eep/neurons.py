@@ -126,6 +126,7 @@ def choose_neurons(
     width: int,
     recipe: NeuronRecipe,
     memory: int,
+    token_weights: Tensor | None = None,
 ) -> Tensor:
     """Choose the neurons of every kept expert among those of all n experts, by importance.
 
@@ -143,12 +144,15 @@ def choose_neurons(
         width: Neurons per kept expert.
         recipe: The exponents a, b and c, and whether kept experts may share neurons.
         memory: Bytes that activations may take.
+        token_weights: Factors of the tokens in these sums, float32 [tokens]; None for 1.
 
     Returns:
         Neurons of each kept expert in ascending order, int64 [n', width]; neuron j of expert e is `e * I + j`.
     """
     shares = hidden.new_zeros(len(hidden), retained, dtype=torch.float32)
     shares.scatter_(1, edited[1], edited[0].float().abs().pow(recipe.routing))
+    if token_weights is not None:
+        shares *= token_weights.to(shares.device)[:, None]
     importance = torch.zeros(retained, neurons.count * neurons.width, dtype=torch.float64, device=hidden.device)
     for expert in range(neurons.count):
         tokens, place = (original[1] == expert).nonzero(as_tuple=True)

@@ -9,7 +9,7 @@ softmax router, since no other router can be exported with new rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,20 +89,9 @@ class ExpertOutputs:
         expert, start = divmod(columns.start, neurons.width)
         return neurons.down(expert)[start : start + columns.stop - columns.start].float()
 
-    def snapshot(self) -> Callable[[], None]:
-        plan, width = self._router.plan, self._neurons().width
-        saved = {name: tensor.to("cpu", copy=True) for name, tensor in self._layer.expert_tensors().items()}
-
-        def put_back() -> None:
-            if self._neurons().width != width:
-                self._experts.use_buffer(self._edit.retained, width)
-            for name, tensor in self._layer.expert_tensors().items():
-                tensor.data.copy_(saved[name])
-            self._router.plan = plan
-
-        return put_back
-
-    def select_neurons(self, recorded: Recorded, recipe: NeuronRecipe, memory: int) -> NeuronSelection:
+    def select_neurons(
+        self, recorded: Recorded, token_weights: Tensor | None, recipe: NeuronRecipe, memory: int
+    ) -> NeuronSelection:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
         original = self._router.inner(hidden)
@@ -114,7 +103,7 @@ class ExpertOutputs:
             self._route_by(*rows, skip_below)
             _, weights, chosen = self._router(hidden)
         routings = (original[1], original[2]), (weights, chosen)
-        ids = choose_neurons(neurons, hidden, *routings, retained, width, recipe, memory)
+        ids = choose_neurons(neurons, hidden, *routings, retained, width, recipe, memory, token_weights)
         selection = NeuronSelection(ids, rows, skip_below)
         self.use_neurons(selection)
         return selection
@@ -124,15 +113,19 @@ class ExpertOutputs:
         recorded: Recorded,
         selection: NeuronSelection,
         residual: Tensor,
-        fitted: Tensor,
+        token_weights: Tensor,
         ridge_lambda: float,
         recipe: NeuronRecipe,
         memory: int,
     ) -> NeuronSelection:
-        hidden, weights, chosen = (each[fitted] for each in recorded)
-        source, current, routing = self._original_neurons(), self._neurons(), (weights, chosen)
+        scale = token_weights.to(residual.device).sqrt()
+        used = scale > 0
+        hidden, weights, chosen = (each[used] for each in recorded)
+        # Scaling both sides of a regression by the root weighs its squares.
+        routing, residual = (weights.float() * scale[used, None], chosen), residual[used] * scale[used, None]
+        source, current = self._original_neurons(), self._neurons()
         ids = selection.neurons
-        ids = prune_neurons(source, current, ids, hidden, routing, residual[fitted], ridge_lambda, recipe, memory)
+        ids = prune_neurons(source, current, ids, hidden, routing, residual, ridge_lambda, recipe, memory)
         return replace(selection, neurons=ids)
 
     def use_neurons(self, selection: NeuronSelection) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.edits import Edit, Tokens
+from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.methods import Applicator, ModelParts
-from moevolve.workers.methods.repair.edit import RepairedEdit, Strength
-from moevolve.workers.methods.repair.fits import Decision, FitCache, LayerFits, Reference
-from moevolve.workers.methods.repair.gate import Gate, split_sequences
+from moevolve.workers.methods.repair.edit import STRENGTHS, RepairedEdit, Strength
+from moevolve.workers.methods.repair.fits import FitCache, LayerFits, Reference
+from moevolve.workers.methods.repair.gate import Gate, split_places
 from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.methods.repair.streams import ResidualStreams
 from moevolve.workers.methods.shared.outputs import NeuronSelection, Repairable
@@ -42,7 +44,8 @@ class RepairApplicator:
     Attributes:
         outcomes: Results of the current edit's fits, one per layer output; None if a fit changed nothing.
         selections: Neurons of its kept experts by decoder layer; empty if they keep their own.
-        decisions: What the gate decided, block by block; empty without a gate.
+        divergences: Divergence of the model from the unedited one, by the strengths that the gate compared; empty
+            without a gate.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -55,7 +58,7 @@ class RepairApplicator:
         self._cache = FitCache()
         self.outcomes: list[FitOutcome | None] = []
         self.selections: dict[int, NeuronSelection] = {}
-        self.decisions: list[Decision] = []
+        self.divergences: dict[Strength, float] = {}
 
     def apply(self, edit: Edit) -> None:
         """See `Applicator.apply`."""
@@ -65,21 +68,41 @@ class RepairApplicator:
         if not isinstance(base, Repairable):
             raise UserError(f"edits of kind {type(edit.base).__name__} can't be repaired")
         reference, gate = self._references_for(edit)
-        self._base = base
+        self._base, self._edit = base, edit
+        self.divergences = {}
+        strength = edit.recipe.strength
+        if gate is not None:
+            tried = STRENGTHS[: STRENGTHS.index(strength) + 1]
+            self.divergences = {each: self._divergence(base, edit, each, reference, gate) for each in tried}
+            # The weaker of equally good strengths is taken.
+            strength = min(self.divergences, key=self.divergences.__getitem__)
+            if strength == tried[-1]:
+                return
+        self._fit(base, edit, strength, reference)
+
+    def _divergence(
+        self, base: Repairable, edit: RepairedEdit, strength: Strength, reference: Reference, gate: Gate
+    ) -> float:
+        """Divergence of the model that is repaired at a strength."""
+        self._fit(base, edit, strength, reference)
+        with torch.inference_mode():
+            return gate.divergence()
+
+    def _fit(self, base: Repairable, edit: RepairedEdit, strength: Strength, reference: Reference) -> None:
+        """Apply the base edit, and fit its layers at a strength."""
+        base.revert()
         base.apply(edit.base)
         # Inference mode only from here on: the base edit's tensors may become exported parameters, which inference
         # tensors can't.
         with torch.inference_mode():
             outputs = base.outputs()
-            fits = LayerFits(edit, reference, gate, self._cache)
-            fitted = fits.run(outputs)
-        self.outcomes, self.decisions = [each.outcome for each in fitted], fits.decisions
+            fitted = LayerFits(edit, strength, reference, self._cache).run(outputs)
+        self.outcomes = [each.outcome for each in fitted]
         self.selections = {
             output.layer: each.selection
             for output, each in zip(outputs, fitted, strict=True)
             if each.selection is not None
         }
-        self._edit = edit
 
     def revert(self) -> None:
         """See `Applicator.revert`."""
@@ -95,8 +118,9 @@ class RepairApplicator:
         ridge_lambdas = Counter(each.ridge_lambda for each in repaired if each.ridge_lambda is not None)
         left = [each.after / each.before for each in repaired] or [1.0]
         recipe = self._edit.recipe
+        strength = min(self.divergences, key=self.divergences.__getitem__) if self.divergences else recipe.strength
         return (
-            ("repair", f"{_FITS[recipe.strength]} toward {_TARGETS[recipe.target]}"),
+            ("repair", f"{_FITS[strength]} toward {_TARGETS[recipe.target]}"),
             *self._gate_rows(),
             *self._selection_rows(),
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
@@ -114,14 +138,9 @@ class RepairApplicator:
     def _gate_rows(self) -> Iterator[tuple[str, str]]:
         if self._gate is None:
             return
-        yield (
-            "gate",
-            f"divergence from the unedited model on {len(self._gate.start):,} tokens that nothing is fitted on",
-        )
-        for each in self.decisions:
-            first, last = each.layers
-            tried = ", ".join(f"{strength} {value:.3g}" for strength, value in each.divergences.items())
-            yield f"layers {first} to {last}", f"{each.strength}, of {tried}"
+        tried = ", ".join(f"{strength} {value:.3g}" for strength, value in self.divergences.items())
+        count = int(self._gate.compared.sum())
+        yield "gate", f"divergence from the unedited model behind {count:,} tokens of other prompts, in nats: {tried}"
 
     def _selection_rows(self) -> Iterator[tuple[str, str]]:
         if self.selections:
@@ -136,15 +155,25 @@ class RepairApplicator:
     @torch.inference_mode()
     def _references_for(self, edit: RepairedEdit) -> tuple[Reference, Gate | None]:
         """The unedited model on an edit's rows, and on its gate's. Call it while the model is unedited."""
-        sequences, gated = edit.rows.first(edit.recipe.tokens), None
-        if edit.recipe.gate:
-            sequences, gated = split_sequences(sequences)
-        if self._reference is None or self._reference.sequences != sequences:
-            self._reference = None  # free its memory before the next one is made
-            self._reference = Reference(ResidualStreams(self._parts.model, sequences), sequences)
-        if gated is None:
+        found = edit.rows.first(edit.recipe.tokens)
+        fitted, gated = split_places(len(found)) if edit.recipe.gate else (range(len(found)), range(0))
+        sequences, answering = _chosen(edit.rows, found, fitted)
+        reference = self._reference
+        if reference is None or reference.sequences != sequences or not torch.equal(reference.answering, answering):
+            self._reference = reference = None  # free its memory before the next one is made
+            reference = Reference(ResidualStreams(self._parts.model, sequences), sequences, answering)
+            self._reference = reference
+        if not gated:
             self._gate = None
-        elif self._gate is None or self._gate.sequences != gated:
+            return reference, None
+        sequences, answering = _chosen(edit.rows, found, gated)
+        if self._gate is None or self._gate.sequences != sequences:
             self._gate = None
-            self._gate = Gate(self._parts.model, gated)
-        return self._reference, self._gate
+            self._gate = Gate(self._parts.model, sequences, answering)
+        return reference, self._gate
+
+
+def _chosen(rows: FitRows, sequences: Sequence[Tokens], places: Sequence[int]) -> tuple[list[Tokens], Tensor]:
+    """Some of the first sequences of rows, and the mask of their tokens that predict answers."""
+    answering = torch.from_numpy(np.concatenate([rows.answering(place) for place in places]))
+    return [sequences[place] for place in places], answering

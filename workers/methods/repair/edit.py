@@ -30,13 +30,14 @@ class RepairRecipe:
         target: Target of each layer. `global` is the unedited model's residual stream after the layer, so that the fit
             also compensates for errors of earlier layers. `local` is the unedited layer's output for the same input.
         tokens: Limit on the number of tokens, taken from the calibration's first sequences.
+        answer_weight: Weight of the tokens that predict an answer's tokens, relative to that of all others, in the
+            choice of neurons and in the fit.
         neurons: Settings of filling the kept experts with neurons of all experts before the fit; None keeps their own.
         strength: How each layer is fitted. `none`: not at all, which leaves the edit, or the choice of `neurons`, as it
             is. `scalar`: one factor on the layer's output. `ridge`: ridge regression of all weights. `matched`: the
             same, scaled so that the layer's output has the energy of the target.
-        gate: Choose the strength of each block of layers by the whole model's predictions: the one up to `strength`
-            with the least divergence from the unedited model on sequences that nothing is fitted on.
-        blocks: Number of blocks of consecutive layers that the gate decides on, the first ones first.
+        gate: Choose the strength, up to `strength`, by the whole model's predictions: the one with the least divergence
+            from the unedited model on sequences that nothing is fitted on.
         memory_mb: MiB that the fit of a layer may take in addition to the model.
 
     Raises:
@@ -48,10 +49,10 @@ class RepairRecipe:
     ridge_lambdas: tuple[float, ...] = RIDGE_LAMBDAS
     target: Target = "global"
     tokens: int = 16384
+    answer_weight: float = 4.0
     neurons: NeuronRecipe | None = None
     strength: Strength = "ridge"
     gate: bool = False
-    blocks: int = 2
     memory_mb: int = 8192
 
     def __post_init__(self) -> None:
@@ -59,12 +60,12 @@ class RepairRecipe:
             raise ValueError(f"ridge_lambdas must be above 0, got {list(self.ridge_lambdas)}")
         if self.target not in ("global", "local"):
             raise ValueError(f"a repair's target is global or local, not {self.target!r}")
+        if not 0 < self.answer_weight < math.inf:
+            raise ValueError(f"answer_weight must be above 0, not {self.answer_weight}")
         if self.strength not in STRENGTHS:
             raise ValueError(f"a repair's strength is one of {', '.join(STRENGTHS)}, not {self.strength!r}")
         if self.strength == "none" and self.neurons is None:
             raise ValueError("a repair of strength none does nothing without neurons; leave it out, or choose another")
-        if self.blocks < 1:
-            raise ValueError(f"a repair's gate decides on 1 block at least, not {self.blocks}")
         if self.tokens < 2 or self.memory_mb < 1:
             raise ValueError("a repair needs 2 tokens and 1 MiB at least")
 

@@ -19,18 +19,15 @@ from moevolve.workers.methods.repair.streams import ResidualStreams
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-AGREE: list[float] = []
 _SHARE = 8
 """One sequence in this many is the gate's."""
-_LAST = 1
-"""Number of tokens at the end of each sequence behind which predictions are compared: an answer begins there."""
 
 
-def split_sequences(sequences: Sequence[Tokens]) -> tuple[list[Tokens], list[Tokens]]:
-    """Split sequences into those to fit and those of the gate: every eighth, from the second on."""
-    fitted = [each for i, each in enumerate(sequences) if i % _SHARE != 1]
+def split_places(count: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Split the places of sequences into those to fit and those of the gate: every eighth, from the second on."""
+    fitted = [place for place in range(count) if place % _SHARE != 1]
     # A single sequence serves both, and is held out of the fit.
-    return fitted, list(sequences[1::_SHARE] or sequences)
+    return fitted, range(1, count, _SHARE) or range(count)
 
 
 class Gate:
@@ -40,33 +37,23 @@ class Gate:
 
     Attributes:
         sequences: Token ids.
-        start: Input of the first layer, [tokens, hidden].
+        compared: Mask of the tokens behind which predictions are compared, bool [tokens]: those that predict an
+            answer's tokens, or all tokens if there are no answers.
     """
 
-    def __init__(self, model: PreTrainedModel, sequences: Sequence[Tokens]) -> None:
+    def __init__(self, model: PreTrainedModel, sequences: Sequence[Tokens], answering: Tensor) -> None:
         self.sequences = sequences
+        self.compared = answering if answering.any() else ~answering
         self._streams = ResidualStreams(model, sequences)
-        self.start = self._streams.embeddings()
-        self._expected = self._streams.predictions(0, self.start, _LAST).cpu()
+        self._expected = self._streams.predictions(self.compared).cpu()
 
-    def advance(self, state: Tensor, first: int, end: int) -> Tensor:
-        """Run the layers from `first` to before `end` on a residual stream [tokens, hidden]."""
-        for layer in range(first, end):
-            state, _ = self._streams.run_layer(layer, state)
-        return state
-
-    def divergence(self, layer: int, state: Tensor) -> float:
+    def divergence(self) -> float:
         """Mean Kullback-Leibler divergence of the model's predictions from the unedited model's, in nats.
 
-        Args:
-            layer: Number of layers that were run.
-            state: Residual stream behind them, [tokens, hidden].
-
         Returns:
-            The mean over tokens; infinite if a prediction isn't finite.
+            The mean over compared tokens; infinite if a prediction isn't finite.
         """
-        found = self._streams.predictions(layer, state, _LAST)
+        found = self._streams.predictions(self.compared)
         expected = self._expected.to(found.device)
         divergence = float((expected.exp() * (expected - found)).double().sum(dim=1).mean())
-        AGREE.append(round(float((found.argmax(-1) == expected.argmax(-1)).float().mean()), 3))
         return divergence if math.isfinite(divergence) else math.inf

@@ -12,7 +12,7 @@ if no lambda reduces that error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -74,15 +74,54 @@ class Fit:
         return self.factor * (before if added is None else before + added) - before
 
 
-def fit_ridge(
-    features: Features, residual: Tensor, checked: Tensor, ridge_lambdas: Sequence[float], memory: int
-) -> Fit | None:
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerSystem:
+    """What a fit of a layer solves: `features @ change = residual`, by squares that are summed over tokens.
+
+    Attributes:
+        features: Features of the layer.
+        present: Weights of the layer before the fit.
+        residual: Target minus output, float32 [tokens, hidden], on the device of the features.
+        checked: Mask of held-out tokens, bool [tokens].
+        token_weights: Factors of the tokens' squares, float32 [tokens]; None for 1.
+    """
+
+    features: Features
+    present: PresentWeights
+    residual: Tensor
+    checked: Tensor
+    token_weights: Tensor | None = None
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """Values [tokens, hidden] times the roots of the tokens' weights."""
+        return values if self.token_weights is None else values * self.token_weights.sqrt()[:, None]
+
+    def held_out_error(self) -> float:
+        """Squared error on held-out tokens without a fit."""
+        return squared_norm(self.weighted(self.residual)[self.checked])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ScaledFeatures:
+    """Features times a factor per token."""
+
+    features: Features
+    scale: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.features.width
+
+    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
+        for block in self.features.blocks(memory):
+            yield replace(block, values=block.values * self.scale[block.tokens, None])
+
+
+def fit_ridge(layer: LayerSystem, ridge_lambdas: Sequence[float], memory: int) -> Fit | None:
     """Fit a change of a layer's weights.
 
     Args:
-        features: Features of the layer.
-        residual: Target minus output, float32 [tokens, hidden], on the device of the features.
-        checked: Mask of held-out tokens, bool [tokens].
+        layer: The layer.
         ridge_lambdas: Ridge lambdas to try.
         memory: Bytes that may be allocated in addition to `residual`.
 
@@ -92,7 +131,7 @@ def fit_ridge(
     Raises:
         UserError: The fit takes more memory than allowed.
     """
-    tokens, hidden = residual.shape
+    features, (tokens, hidden) = layer.features, layer.residual.shape
     needed = fit_bytes(features.width, tokens, hidden)
     if not has_room(needed, memory):
         raise UserError(
@@ -101,7 +140,13 @@ def fit_ridge(
             "more"
         )
     solve = _primal if features.width <= tokens else _dual
-    return solve(features, residual, checked, ridge_lambdas, memory - needed)
+    if layer.token_weights is None:
+        return solve(features, layer.residual, layer.checked, ridge_lambdas, memory - needed)
+    scale = layer.token_weights.sqrt()
+    scaled, residual = _ScaledFeatures(features, scale), layer.weighted(layer.residual)
+    fit = solve(scaled, residual, layer.checked, ridge_lambdas, memory - needed)
+    # Blocks that were kept are scaled ones, so they can't be used to compute the layer's output.
+    return fit and replace(fit, blocks=(), duals=None if fit.duals is None else fit.duals * scale[:, None])
 
 
 def has_room(needed: int, memory: int) -> bool:

@@ -10,33 +10,26 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, PresentWeights, squared_norm
-from moevolve.workers.methods.shared.outputs import Features
+from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, squared_norm
 
 
-def fit_scalar(
-    features: Features, weights: PresentWeights, residual: Tensor, checked: Tensor, memory: int
-) -> Fit | None:
+def fit_scalar(layer: LayerSystem, memory: int) -> Fit | None:
     """Fit one factor on a layer's weights: `c = <y, y*> / |y|^2` for its output `y` and the wanted output `y*`.
 
     Args:
-        features: Features of the layer.
-        weights: Present weights of the layer.
-        residual: Target minus output, float32 [tokens, hidden].
-        checked: Mask of held-out tokens, bool [tokens].
+        layer: The layer.
         memory: Bytes that a block of features may take.
 
     Returns:
         The fit; None if the factor isn't finite or doesn't reduce the error on held-out tokens.
     """
-    output = torch.zeros_like(residual)
-    for block in features.blocks(memory):
-        output[block.tokens] += block.values @ weights(block.columns)
-    fitted = ~checked
-    along = float((output[fitted].double() * residual[fitted].double()).sum())
-    energy = squared_norm(output[fitted])
+    given = torch.zeros_like(layer.residual)
+    for block in layer.features.blocks(memory):
+        given[block.tokens] += block.values @ layer.present(block.columns)
+    output, residual, checked = layer.weighted(given), layer.weighted(layer.residual), layer.checked
+    along = float((output[~checked].double() * residual[~checked].double()).sum())
+    energy = squared_norm(output[~checked])
     if not 0 < energy < math.inf or not math.isfinite(along):
         return None
     change = along / energy
@@ -45,9 +38,7 @@ def fit_scalar(
     return Fit(FitOutcome(None, before, after), factor=1 + change) if after < before else None
 
 
-def match_energy(
-    fit: Fit, features: Features, weights: PresentWeights, residual: Tensor, checked: Tensor, memory: int
-) -> Fit:
+def match_energy(fit: Fit, layer: LayerSystem, memory: int) -> Fit:
     """Scale fitted weights so that the layer's output has the energy that it should have, `E|y|^2 = E|y*|^2`.
 
     Least squares shrink what they can't predict. The energies are those of held-out tokens, since a fit on few tokens
@@ -55,21 +46,19 @@ def match_energy(
 
     Args:
         fit: Ridge regression of the layer.
-        features: Features of the layer.
-        weights: Present weights of the layer.
-        residual: Target minus output, float32 [tokens, hidden].
-        checked: Mask of held-out tokens, bool [tokens].
+        layer: The layer.
         memory: Bytes that a block of features may take.
 
     Returns:
         The fit with a factor. Its error on held-out tokens may be larger than without the fit.
     """
-    before, after = torch.zeros_like(residual), torch.zeros_like(residual)
-    for block in fit.blocks or features.blocks(memory):
-        present = weights(block.columns)
+    before, after = torch.zeros_like(layer.residual), torch.zeros_like(layer.residual)
+    for block in fit.blocks or layer.features.blocks(memory):
+        present = layer.present(block.columns)
         before[block.tokens] += block.values @ present
-        after[block.tokens] += block.values @ (present + fit.change(block, weights))
-    wanted, given = (residual + before)[checked], after[checked]
+        after[block.tokens] += block.values @ (present + fit.change(block, layer.present))
+    wanted = layer.weighted(layer.residual + before)[layer.checked]
+    given = layer.weighted(after)[layer.checked]
     energy = squared_norm(given)
     factor = math.sqrt(squared_norm(wanted) / energy) if energy > 0 else 1.0
     left = squared_norm(wanted - factor * given)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +45,7 @@ class ResidualStreams:
         """Input of the first layer, [tokens, hidden]."""
         found = _InTokenOrder(self.tokens)
         for batch in self._batches:
-            found.add(batch, (self._run(batch, 0, self._layers[0]),))
+            found.add(batch, (self._run(batch, self.layers, self._layers[-1]),))
         return found.tensors[0]
 
     def run_layer(
@@ -64,17 +64,17 @@ class ResidualStreams:
         """
         found = _InTokenOrder(self.tokens)
         for batch in self._batches:
-            out = self._run(batch, layer, part or self._layers[layer], self._padded(batch, state), part is None)
+            hidden = torch.zeros(batch.ids.numel(), state.shape[1], dtype=state.dtype, device=batch.ids.device)
+            hidden[batch.real] = state[batch.places.to(state.device)].to(hidden.device)
+            out = self._run(batch, layer, part or self._layers[layer], hidden.view(*batch.ids.shape, -1), part is None)
             found.add(batch, (out, *(() if records is None else records.pop())))
         return found.tensors[0], found.tensors[1:]
 
-    def predictions(self, layer: int, state: Tensor, last: int) -> Tensor:
-        """Run the remaining layers, and predict the tokens that follow the last ones of each sequence.
+    def predictions(self, chosen: Tensor) -> Tensor:
+        """Run the whole model, and predict the tokens that follow some tokens.
 
         Args:
-            layer: Number of layers that were run.
-            state: Residual stream behind them, [tokens, hidden].
-            last: Number of tokens per sequence, at most, to predict behind.
+            chosen: Mask of these tokens, bool [tokens].
 
         Returns:
             Logarithms of probabilities, float32 [predictions, vocabulary], in an order that depends on the sequences
@@ -83,44 +83,27 @@ class ResidualStreams:
         head, found = self._model.get_output_embeddings(), []
         assert isinstance(head, nn.Module)
         for batch in self._batches:
-            places = _last_places(batch, last)
+            places = batch.real[chosen.to(batch.places.device)[batch.places].to(batch.real.device)]
 
-            def keep_last(module: nn.Module, args: tuple[Any, ...], places: Tensor = places) -> tuple[Tensor]:
+            def keep(module: nn.Module, args: tuple[Any, ...], places: Tensor = places) -> tuple[Tensor]:
                 return (args[0].flatten(0, 1)[places.to(args[0].device)][None],)
 
             with ExitStack() as stack:
-                stack.callback(head.register_forward_pre_hook(keep_last).remove)
-                stack.enter_context(self._from(layer, self._padded(batch, state)))
+                stack.callback(head.register_forward_pre_hook(keep).remove)
                 logits = self._model(input_ids=batch.ids, use_cache=False).logits
             found.append(logits[0].float().log_softmax(dim=-1))
         return torch.cat(found)
 
-    def _padded(self, batch: PaddedBatch, state: Tensor) -> Tensor:
-        """A batch's part of a residual stream [tokens, hidden], with zeros as padding, [rows, columns, hidden]."""
-        hidden = torch.zeros(batch.ids.numel(), state.shape[1], dtype=state.dtype, device=batch.ids.device)
-        hidden[batch.real] = state[batch.places.to(state.device)].to(hidden.device)
-        return hidden.view(*batch.ids.shape, -1)
-
-    @contextmanager
-    def _from(self, layer: int, hidden: Tensor) -> Iterator[None]:
-        """Let the decoder begin at a layer, with this input, within a `with` block."""
-        first = self._layers[:layer]
-        with ExitStack() as stack:
-            stack.enter_context(skipped(first, hidden))
-            if not first:
-                stack.callback(self._layers[0].register_forward_pre_hook(_replace_input(hidden)).remove)
-            yield
-
     def _run(
         self, batch: PaddedBatch, layer: int, read: nn.Module, hidden: Tensor | None = None, after: bool = True
     ) -> Tensor:
-        """Run one layer of the decoder and skip all others, or skip all.
+        """Run one layer of the decoder and skip all others.
 
         Args:
             batch: Sequences to run.
-            layer: Index of the layer.
+            layer: Index of the layer; the number of layers skips all.
             read: Module whose output is returned.
-            hidden: Input of the layer, [rows, columns, hidden]; None skips all layers.
+            hidden: Input of the layer, [rows, columns, hidden]; None for the embeddings.
             after: Return the output of `read` if True, else its first input.
 
         Returns:
@@ -131,13 +114,13 @@ class ResidualStreams:
         def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
             found.append(output if after else args[0])
 
+        first = self._layers[:layer]
         with ExitStack() as stack:
             stack.callback(read.register_forward_hook(keep).remove)
-            if hidden is None:
-                stack.enter_context(skipped(self._layers))
-            else:
-                stack.enter_context(self._from(layer, hidden))
-                stack.enter_context(skipped(self._layers[layer + 1 :]))
+            stack.enter_context(skipped(first, hidden))
+            stack.enter_context(skipped(self._layers[layer + 1 :]))
+            if hidden is not None and not first:
+                stack.callback(self._layers[0].register_forward_pre_hook(_replace_input(hidden)).remove)
             self._decoder(input_ids=batch.ids, use_cache=False)
         return found[0].flatten(0, 1)
 
@@ -155,14 +138,6 @@ class _InTokenOrder:
             self.tensors = tuple(each.new_empty((self._tokens, *each.shape[1:])) for each in tensors)
         for whole, part in zip(self.tensors, tensors, strict=True):
             whole[batch.places.to(part.device)] = part[batch.real.to(part.device)]
-
-
-def _last_places(batch: PaddedBatch, last: int) -> Tensor:
-    """Indices in `batch.ids.flatten()` of the last tokens of each sequence, int64."""
-    columns = batch.ids.shape[1]
-    rows, position = batch.real // columns, batch.real % columns
-    lengths = torch.bincount(rows, minlength=len(batch.ids))
-    return batch.real[position >= lengths[rows] - last]
 
 
 def _replace_input(hidden: Tensor) -> Any:

@@ -44,18 +44,6 @@ class CopyOnWriteWeights:
         """See `LayerOutput.weights`."""
         return self._linear.weight.data[:, columns].t().float()
 
-    def snapshot(self) -> Callable[[], None]:
-        """See `LayerOutput.snapshot`."""
-        if self._loaded is None:
-            return self.restore
-        saved = self._linear.weight.data.to("cpu", copy=True)
-
-        def put_back() -> None:
-            self._use_copy()
-            self._linear.weight.data.copy_(saved)
-
-        return put_back
-
     def restore(self) -> None:
         """Use the loaded weights again."""
         if self._loaded is not None:
@@ -123,8 +111,7 @@ class NetworkOutput:
         without_edit: WithoutEdit,
     ) -> None:
         self._layer, self._input_module, self._active_mask = layer, input_module, active_mask
-        self.add, self.weights, self.snapshot = weights.add, weights.columns, weights.snapshot
-        self.unedited = without_edit
+        self.add, self.weights, self.unedited = weights.add, weights.columns, without_edit
 
     @property
     def layer(self) -> int:
@@ -187,8 +174,7 @@ class AttentionOutput:
 
     def __init__(self, layer: DenseLayer, weights: CopyOnWriteWeights, without_edit: WithoutEdit) -> None:
         self._layer = layer
-        self.add, self.weights, self.snapshot = weights.add, weights.columns, weights.snapshot
-        self.unedited = without_edit
+        self.add, self.weights, self.unedited = weights.add, weights.columns, without_edit
 
     @property
     def layer(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -108,13 +108,6 @@ class LayerOutput(Protocol):
         """Present weights of some columns of the features, float32 [columns, hidden]."""
         ...
 
-    def snapshot(self) -> Callable[[], None]:
-        """Copy the weights in use to the host, and return a function that puts them back, bit for bit.
-
-        The function holds until the edit is applied again or reverted.
-        """
-        ...
-
     def unedited(self) -> AbstractContextManager[None]:
         """Let this part compute what the unedited model's part does within a `with` block."""
         ...
@@ -124,11 +117,14 @@ class LayerOutput(Protocol):
 class NeuronSelectingOutput(LayerOutput, Protocol):
     """The output of experts whose neurons can be replaced by those of other experts of the layer."""
 
-    def select_neurons(self, recorded: Recorded, recipe: NeuronRecipe, memory: int) -> NeuronSelection:
+    def select_neurons(
+        self, recorded: Recorded, token_weights: Tensor | None, recipe: NeuronRecipe, memory: int
+    ) -> NeuronSelection:
         """Choose neurons by importance, and use them from now on.
 
         Args:
             recorded: Tokens recorded with the edit on the model.
+            token_weights: Weights of these tokens in importance, float32 [tokens]; None for 1.
             recipe: Settings of the choice.
             memory: Bytes that may be allocated.
         """
@@ -139,7 +135,7 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
         recorded: Recorded,
         selection: NeuronSelection,
         residual: Tensor,
-        fitted: Tensor,
+        token_weights: Tensor,
         ridge_lambda: float,
         recipe: NeuronRecipe,
         memory: int,
@@ -150,7 +146,7 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
             recorded: Tokens recorded with `selection` in use.
             selection: The selection in use, with fitted output projections.
             residual: Target minus output of the layer, float32 [tokens, hidden].
-            fitted: Mask of the tokens to choose by, bool [tokens].
+            token_weights: Weights of the tokens in the regression, float32 [tokens]; 0 for held-out ones.
             ridge_lambda: Ridge strength of the fit, as a multiple of the features' mean square.
             recipe: Settings of the choice.
             memory: Bytes that may be allocated.

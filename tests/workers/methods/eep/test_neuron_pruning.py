@@ -25,8 +25,8 @@ from moevolve.workers.methods.eep.neuron_pruning import (
 )
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
-from moevolve.workers.methods.repair.fits import FitCache
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.fits import FitCache
 from moevolve.workers.methods.shared.outputs import NeuronSelection
 from moevolve.workers.model.resident import ResidentModel
 

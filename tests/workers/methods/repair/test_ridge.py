@@ -4,84 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from torch import Tensor
+from ridge_samples import MEMORY, Blocks, Problem, problem
 from torch.profiler import ProfilerActivity, profile
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.repair import ridge
-from moevolve.workers.methods.repair.ridge import Fit, fit_bytes, fit_ridge
+from moevolve.workers.methods.repair.ridge import fit_bytes, fit_ridge
 from moevolve.workers.methods.shared.outputs import FeatureBlock
-
-MEMORY = 1 << 30
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Features stored in memory."""
-
-    parts: tuple[FeatureBlock, ...]
-    width: int
-
-    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        yield from self.parts
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Features in blocks and as one matrix, the residual, and the mask of held-out tokens."""
-
-    features: Blocks
-    phi: Floats
-    residual: Floats
-    checked: NDArray[np.bool_]
-
-    def fit(self, ridge_lambdas: Sequence[float], memory: int = MEMORY) -> Fit | None:
-        residual = torch.from_numpy(self.residual.astype(np.float32))
-        return fit_ridge(self.features, residual, torch.from_numpy(self.checked), ridge_lambdas, memory)
-
-    def error(self, change: Floats) -> float:
-        """Squared error on the held-out tokens."""
-        return float(((self.residual - self.phi @ change)[self.checked] ** 2).sum())
-
-    def solved(self, ridge_lambda: float) -> Floats:
-        """The change of one ridge_lambda, from the normal equations."""
-        phi = self.phi[~self.checked]
-        gram = phi.T @ phi
-        ridge = ridge_lambda * np.diag(gram).mean() * np.eye(phi.shape[1])
-        return np.linalg.solve(gram + ridge, phi.T @ self.residual[~self.checked])
-
-    def change(self, fit: Fit) -> Floats:
-        """All columns' change."""
-        whole = np.zeros((self.features.width, self.residual.shape[1]))
-        for block in self.features.parts:
-            whole[block.columns] = fit.change(block).numpy()
-        return whole
-
-
-def problem(seed: int, tokens: int, widths: Sequence[int], hidden: int, share: float, noise: float = 0.3) -> Problem:
-    """Blocks of columns that are nonzero on a share of the tokens; the residual is linear in them up to noise."""
-    rng = np.random.default_rng(seed)
-    phi, parts, start = np.zeros((tokens, sum(widths))), [], 0
-    for width in widths:
-        at = np.flatnonzero(rng.random(tokens) < share)
-        values = rng.standard_normal((len(at), width)).astype(np.float32)
-        columns = slice(start, start + width)
-        phi[at, columns] = values
-        if len(at):
-            parts.append(FeatureBlock(columns, torch.from_numpy(at), torch.from_numpy(values)))
-        start += width
-    residual = phi @ rng.standard_normal((phi.shape[1], hidden)) + noise * rng.standard_normal((tokens, hidden))
-    checked = rng.permutation(np.arange(tokens) < max(1, tokens // 8))
-    return Problem(Blocks(tuple(parts), phi.shape[1]), phi, residual.astype(np.float32).astype(np.float64), checked)
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,6 +63,27 @@ def test_both_forms_give_the_same_change() -> None:
 
 
 @pytest.mark.parametrize("tokens", [90, 30])
+def test_squares_are_weighted_by_token(tokens: int) -> None:
+    case = problem(8, tokens, (25, 15), 3, 0.7, noise=2.0)
+    weights = np.random.default_rng(1).choice([0.5, 1.0, 6.0], tokens)
+    fit = fit_ridge(case.system(weights), (0.1,), MEMORY)
+    assert fit is not None and not fit.blocks
+    # Weighted least squares by the normal equations.
+    fitted = ~case.checked
+    gram = case.phi[fitted].T @ (weights[fitted, None] * case.phi[fitted])
+    right = case.phi[fitted].T @ (weights[fitted, None] * case.residual[fitted])
+    expected = np.linalg.solve(gram + 0.1 * np.diag(gram).mean() * np.eye(40), right)
+    np.testing.assert_allclose(case.change(fit), expected, atol=2e-4 * np.abs(expected).max())
+    left = weights[case.checked, None] * (case.residual - case.phi @ expected)[case.checked] ** 2
+    assert fit.outcome.after == pytest.approx(left.sum(), rel=1e-3)
+    before = (weights[case.checked, None] * case.residual[case.checked] ** 2).sum()
+    assert fit.outcome.before == pytest.approx(before, rel=1e-5)
+    assert case.system(weights).held_out_error() == pytest.approx(before, rel=1e-5)
+    unweighted = case.fit((0.1,))
+    assert unweighted is not None and np.abs(case.change(unweighted) - expected).max() > 0.05
+
+
+@pytest.mark.parametrize("tokens", [90, 30])
 def test_products_in_pieces_are_whole_ones(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = problem(5, tokens, (20, 20), 3, 0.8)
     whole = case.fit((0.1,))
@@ -167,8 +124,8 @@ def test_what_is_not_finite_is_not_fitted(tokens: int, value: float, where: str)
 
 
 def test_features_that_are_all_zero_are_not_fitted() -> None:
-    zero = Blocks((), 6)
-    assert fit_ridge(zero, torch.ones(9, 2), torch.arange(9) == 8, (0.1,), MEMORY) is None
+    zero = Problem(Blocks((), 6), np.zeros((9, 6)), np.ones((9, 2)), np.arange(9) == 8)
+    assert zero.fit((0.1,)) is None
 
 
 @pytest.mark.parametrize("tokens", [90, 30])
@@ -189,17 +146,16 @@ def test_blocks_get_what_is_left_of_the_memory() -> None:
             return super().blocks(memory)
 
     case = problem(7, 30, (40,), 3, 1.0)
-    residual: Tensor = torch.from_numpy(case.residual).float()
-    fit_ridge(Watched(case.features.parts, 40), residual, torch.from_numpy(case.checked), (0.1,), MEMORY)
+    replace(case, features=Watched(case.features.parts, 40)).fit((0.1,))
     room = MEMORY - fit_bytes(40, 30, 3)
     assert given == [room - room // 2]
 
 
 def peak_of(case: Problem, ridge_lambdas: Sequence[float]) -> int:
     """Peak bytes of a fit, without blocks of features unless all are kept."""
-    residual, checked = torch.from_numpy(case.residual).float(), torch.from_numpy(case.checked)
+    system = case.system()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        fit_ridge(case.features, residual, checked, ridge_lambdas, MEMORY)
+        fit_ridge(system, ridge_lambdas, MEMORY)
     assert watched.profiler is not None and watched.profiler.kineto_results is not None
     events = [each for each in watched.profiler.kineto_results.events() if each.name() == "[memory]"]
     kept = 4 * case.phi.size if case.phi.shape[1] <= len(case.phi) else 0
