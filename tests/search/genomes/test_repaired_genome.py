@@ -165,7 +165,7 @@ def test_descriptions_say_how() -> None:
     found = space.describe(space.repaired(base, RepairRecipe(neurons=NeuronRecipe(0.5, shared=False))))
     assert replace(found, summary="") == replace(plain, summary="")
     filled = "neurons apart by 0.5/2/2 of 4 times as many, router fitted"
-    expected = f"repaired, global, ridge, lambda 0.001 to 1, 16384 tokens, answers times 4, {filled}"
+    expected = f"repaired, global, ridge, lambda 0.001 to 1, 16384 tokens, answers times 8, {filled}"
     assert found.summary == f"{plain.summary}, {expected}"
     assert space.describe(base) == plain
     short = RepairRecipe((0.05,), "local", 8, 1.0, gate=True)

@@ -49,7 +49,7 @@ class RepairRecipe:
     ridge_lambdas: tuple[float, ...] = RIDGE_LAMBDAS
     target: Target = "global"
     tokens: int = 16384
-    answer_weight: float = 4.0
+    answer_weight: float = 8.0
     neurons: NeuronRecipe | None = None
     strength: Strength = "ridge"
     gate: bool = False
