@@ -106,14 +106,16 @@ class _RepairCounter:
         largest = max(fits, key=self._needed)
         states = tokens * hidden * size
         kept = [4 * fit.width * hidden + states for fit in fits]
+        residuals = 3 + (self._recipe.answer_weight != 1)
         return RepairWork(
             phase=position,
             kind=kind,
             tokens=tokens,
             width=largest.width,
             needed=self._needed(largest),
-            # States before and behind the layer and its input, and in float32 the residual to fit, three times.
-            taken=max(map(self._taken, fits)) + 4 * states + 3 * 4 * tokens * hidden,
+            # States before and behind the layer and its input, and in float32 the residual to fit, three times, and
+            # times the tokens' weights.
+            taken=max(map(self._taken, fits)) + 4 * states + residuals * 4 * tokens * hidden,
             allowed=self._recipe.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
             kept=_most_kept(kept),

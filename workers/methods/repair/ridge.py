@@ -123,7 +123,7 @@ def fit_ridge(layer: LayerSystem, ridge_lambdas: Sequence[float], memory: int) -
     Args:
         layer: The layer.
         ridge_lambdas: Ridge lambdas to try.
-        memory: Bytes that may be allocated in addition to `residual`.
+        memory: Bytes that may be allocated in addition to the residual and its weighted copy.
 
     Returns:
         The fit; None if no change is finite and reduces the error on held-out tokens.
