@@ -160,12 +160,14 @@ class Blueprint:
 class Exporter(Protocol):
     """Exports checkpoints for one kind of edit."""
 
-    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
         """Reason why no model class of `transformers` computes the edited model; None if a stock checkpoint is exact.
 
         Args:
             resident: Model with `edit`, or a `FollowUpEdit` of it, applied.
             edit: Edit of this exporter's kind.
+            asked: The form that the user asked for, if any. A stock checkpoint that is exact but larger than a native
+                one is made only if it is asked for.
 
         Raises:
             UserError: The edit can't be exported in any form.

@@ -71,7 +71,7 @@ def export_model(
     part = _part_directory(target)
     try:
         with resident.edited(edit):
-            obstacle = exporter.obstacle(resident, underlying(edit))
+            obstacle = exporter.obstacle(resident, underlying(edit), form)
             if form == "stock" and obstacle is not None:
                 raise UserError(f"--form stock: {obstacle}; export it as native")
             exact: CheckpointForm = "stock" if obstacle is None else "native"

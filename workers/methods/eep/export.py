@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
 class EepExporter:
     """See `Exporter`; also exports unedited MoE models."""
 
-    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
-        if _resized(resident) and not _stock_width(resident):
-            return "its experts have numbers of neurons that no config of its family can give them"
+        if _resized(resident):
+            if not _width_is_a_setting(resident):
+                return "its experts' width isn't the full model's, and in its family a shared expert's follows from it"
+            if asked != "stock" and len(set(_widths(resident))) > 1:
+                return "its layers' experts differ in width, so a stock checkpoint fills them up with zeros"
         return form_obstacle(edit, resident.layers[0].rule)
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
@@ -45,7 +49,8 @@ class EepExporter:
         title = family_of(resident.model.config, resident.config.path).title
         rows: list[tuple[str, str]] = [("router space", edit.router_space if isinstance(edit, EepEdit) else "-")]
         if _resized(resident):
-            rows.append(("neurons of an expert", f"{', '.join(map(str, _widths(resident)))}, by MoE layer"))
+            filled = f", filled up to {max(_widths(resident))} with zeros" if form == "stock" else ""
+            rows.append(("neurons of an expert", f"{', '.join(map(str, _widths(resident)))}, by MoE layer{filled}"))
         thresholds = _thresholds(resident)
         if thresholds:
             shown = ", ".join(f"{each:.3f}" for each in thresholds)
@@ -86,7 +91,10 @@ class EepExporter:
             changed = _mapping(edit, ordinal) if maps else _router_tensors(moe)
             state |= {router + name: tensor for name, tensor in changed.items()}
             yield from state.items()
-            for name, tensor in _experts(resident, ordinal):
+            experts = dict(_experts(resident, ordinal))
+            if form == "stock":
+                experts = _filled(ExpertNeurons(moe.experts, experts), max(_widths(resident)))
+            for name, tensor in experts.items():
                 yield EXPERTS + name, tensor
 
         return Blueprint(model, layer)
@@ -147,10 +155,22 @@ def _resized(resident: Resident) -> bool:
     return set(_widths(resident)) != {getattr(resident.model.config, resident.layers[0].family.width_field)}
 
 
-def _stock_width(resident: Resident) -> bool:
-    """Whether a config can state the experts' width: all layers' is the same, and no shared expert depends on it."""
+def _width_is_a_setting(resident: Resident) -> bool:
+    """Whether the experts' width is a field of the config that no shared expert depends on."""
     parts = {name for layer in resident.layers for name, _ in layer.block.named_children()}
-    return len(set(_widths(resident))) == 1 and parts == {resident.layers[0].family.router, "experts"}
+    return parts == {resident.layers[0].family.router, "experts"}
+
+
+def _filled(neurons: ExpertNeurons, width: int) -> dict[str, Tensor]:
+    """Tensors of experts with `width` neurons, of which those that the experts lack are zero and contribute nothing."""
+    if neurons.width == width:
+        return dict(neurons.tensors)
+    shapes = neurons.shapes(neurons.count, width)
+    tensors = {name: neurons.tensors[name].new_zeros(shape) for name, shape in shapes.items()}
+    tensors |= {name: neurons.tensors[name] for name in neurons.output_biases}
+    every = torch.arange(neurons.count * neurons.width).view(neurons.count, neurons.width)
+    ExpertNeurons(neurons.module, tensors).copy_from(neurons, every)
+    return tensors
 
 
 def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTrainedModel]:
@@ -195,7 +215,7 @@ def _config(
             config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
     first = resident.layers[0]
     if form == "stock":
-        setattr(config, first.family.width_field, _widths(resident)[0])
+        setattr(config, first.family.width_field, max(_widths(resident)))
     first.family.resize(config, first.rule, retained, active)
     return config
 

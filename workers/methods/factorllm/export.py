@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class FactorLlmExporter:
     """See `Exporter`."""
 
-    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
         assert isinstance(edit, FactorLlmEdit)
         if edit.active == 1 and edit.routers == 1 and edit.output_scale == 1 and not edit.router_bias.any():
             return mixtral_obstacle(resident)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class NanoMoeExporter:
     """See `Exporter`."""
 
-    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
         return "no family has block-mixed linear layers"
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:

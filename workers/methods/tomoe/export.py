@@ -37,7 +37,7 @@ _ALIGNMENT = 8
 class ToMoeExporter:
     """See `Exporter`."""
 
-    def obstacle(self, resident: Resident, edit: Edit) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
         assert isinstance(edit, ToMoeEdit)
         heads = edit.heads
         if heads is not None and not (heads.pairs.all() and (heads.active == heads.head_dim).all()):

@@ -119,5 +119,12 @@ def test_layers_of_different_widths_are_exported(
         widths = [int(layer.expert_tensors()["down_proj"].numel()) for layer in model.layers]
     assert widths == sorted(widths) and widths[0] < widths[-1]
     assert "| neurons of an expert | " in (tmp_path / "wide" / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(UserError, match="--form stock"):
-        export_model(model, edit, tmp_path / "stock", card, "stock")
+    if base.form == "native" or any("shared" in name for name, _ in model.layers[0].block.named_children()):
+        with pytest.raises(UserError, match="--form stock"):
+            export_model(model, edit, tmp_path / "stock", card, "stock")
+        return
+    filled = export_model(model, edit, tmp_path / "stock", card, "stock")
+    assert filled.agreement.holds and filled.form == "stock"
+    wider = sum(max(edit.base.widths) - each for each in edit.base.widths) * edit.base.retained
+    assert filled.parameters == found.parameters + wider * describe_model(model.config).neuron_parameters
+    assert "with zeros" in (tmp_path / "stock" / "README.md").read_text(encoding="utf-8")
