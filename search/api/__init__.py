@@ -9,7 +9,7 @@ Every command is a function of the same name here (`plan` is `estimate`), and re
 
     with moevolve.open_store("sqlite:///demo.db") as store:
         top = moevolve.best(store, task="demo-calendar", experts=4)
-    moevolve.export("demo:78", "./smaller", store="sqlite:///demo.db")
+    moevolve.export("demo:1", "./smaller", store="sqlite:///demo.db")
 
 What they have in common:
 

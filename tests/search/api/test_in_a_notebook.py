@@ -41,7 +41,7 @@ def test_the_lines_of_the_first_page_run(
     (lines,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     workers = {"count": 1, "num_cpus": 0.5, "address": ray_address}
     config = tiny.write_run(tmp_path / "run.yaml", "first", engine={}, workers=workers)
-    changed = {"configs/runs/demo.yaml": str(config), "demo-calendar": "pick", "experts=4": "experts=2"}
+    changed = {"configs/runs/demo.yaml": str(config), "demo-span": "pick"}
     for theirs, ours in changed.items():
         assert theirs in lines
         lines = lines.replace(theirs, ours)

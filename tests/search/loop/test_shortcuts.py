@@ -31,6 +31,8 @@ def settings() -> RunConfig:
     data = load_run_config(DEMO).model_dump(mode="json") | {
         "tasks": [{"name": name, "counts": counts} for name in TASKS],
         "phases": [{"kind": "prune", "evaluations": 14, "initial": 5}, {"kind": "merge", "evaluations": 8}],
+        "genome": {"kind": "eep", "experts": 2, "groups": "per_layer"},
+        "stop_at_recovery": None,
         "final": {"rerank": 2},
         "window": 2,
     }
