@@ -137,7 +137,7 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     # The full model, the best, and three repaired choices.
     assert (found.ranked, found.tested) == (5, 5)
     assert not found.devices
-    assert found.evaluation_flops["prune"] == fed * found.sizes[1].token_flops
+    assert found.evaluation_flops["allocate"] == fed * found.sizes[1].token_flops
 
 
 def test_lengths_without_a_tokenizer_are_counted_in_characters(tiny: Any, tmp_path: Path) -> None:
