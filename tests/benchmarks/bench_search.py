@@ -104,7 +104,8 @@ def authors_settings(base: RunConfig) -> dict[str, Any]:
     data = base.model_dump(mode="json")
     found = preset("authors", data, "bench_search")
     genome = data["genome"] | found["genome"]
-    return {key: found[key] for key in ("tie_break", "phases")} | {"strategy": {"kind": "evolution"}, "genome": genome}
+    settings = {"strategy": {"kind": "evolution"}, "genome": genome, "stop_at_recovery": None}
+    return {key: found[key] for key in ("tie_break", "phases")} | settings
 
 
 def with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:
