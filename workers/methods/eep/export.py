@@ -79,7 +79,7 @@ class EepExporter:
         source = resident.model
         model_class = type(source) if form == "stock" else _native_class(resident, edit, directory)
         model = empty_model(model_class, _config(resident, edit, form, model_class), source.dtype)
-        maps = _maps(resident, edit, form)
+        maps, width = _maps(resident, edit, form), max(_widths(resident))
 
         def layer(index: int) -> Iterator[tuple[str, Tensor]]:
             state, ordinal = layer_state(resident, index), ordinal_of(resident, index)
@@ -93,7 +93,7 @@ class EepExporter:
             yield from state.items()
             experts = dict(_experts(resident, ordinal))
             if form == "stock":
-                experts = _filled(ExpertNeurons(moe.experts, experts), max(_widths(resident)))
+                experts = _filled(ExpertNeurons(moe.experts, experts), width)
             for name, tensor in experts.items():
                 yield EXPERTS + name, tensor
 

@@ -74,11 +74,14 @@ class RepairApplicator:
         if gate is not None:
             tried = STRENGTHS[: STRENGTHS.index(strength) + 1]
             self.divergences = {each: self._divergence(base, edit, each, reference, gate) for each in tried}
-            # The weaker of equally good strengths is taken.
-            strength = min(self.divergences, key=self.divergences.__getitem__)
+            strength = self._taken(edit)
             if strength == tried[-1]:
                 return
         self._fit(base, edit, strength, reference)
+
+    def _taken(self, edit: RepairedEdit) -> Strength:
+        """The strength of the fit: the gate's choice, of equally good ones the weaker; without a gate the recipe's."""
+        return min(self.divergences, key=self.divergences.__getitem__, default=edit.recipe.strength)
 
     def _divergence(
         self, base: Repairable, edit: RepairedEdit, strength: Strength, reference: Reference, gate: Gate
@@ -118,9 +121,8 @@ class RepairApplicator:
         ridge_lambdas = Counter(each.ridge_lambda for each in repaired if each.ridge_lambda is not None)
         left = [each.after / each.before for each in repaired] or [1.0]
         recipe = self._edit.recipe
-        strength = min(self.divergences, key=self.divergences.__getitem__) if self.divergences else recipe.strength
         return (
-            ("repair", f"{_FITS[strength]} toward {_TARGETS[recipe.target]}"),
+            ("repair", f"{_FITS[self._taken(self._edit)]} toward {_TARGETS[recipe.target]}"),
             *self._gate_rows(),
             *self._selection_rows(),
             ("repaired outputs", f"{len(repaired)} of {len(self.outcomes)}"),
