@@ -24,7 +24,7 @@ IndividualStatus = Literal["pending", "ok", "failed"]
 FailureKind = Literal["candidate", "worker", "timeout"]
 """Cause of a failure: the candidate itself, workers that died repeatedly, or the time limit."""
 Split = Literal["calibration", "search", "dev", "test"]
-ExportForm = Literal["stock", "native"]
+ExportForm = Literal["stock", "native", "source"]
 
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
 SCORED: tuple[Split, ...] = ("search", "dev", "test")
@@ -347,7 +347,7 @@ class ExportRecord:
 
     Attributes:
         path: Path of the directory.
-        checks: Results of the comparison after reloading, as JSON text.
+        checks: Results of comparing the files with the model or the source checkpoint, as JSON text.
     """
 
     path: str

@@ -16,7 +16,7 @@ from moevolve.search.requests.models import ExportRequest, ImportEepRequest, Pro
 
 @takes(ExportRequest)
 def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Write an individual as a checkpoint that `transformers` loads, and verify the files layer by layer.
+    """Write an individual as a checkpoint, and verify its files: copied ones byte by byte, others layer by layer.
 
     A target that ends in .pth becomes a coefficient file of the EEP authors' instead.
     """
@@ -29,11 +29,15 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         print_json(report)
         return
     parts = part_names([moevolve.show(store, request.individual).search.genome_kind])
+    verified = f"all {report.copied} tensors are equal to the source's, byte for byte"
+    if report.agreement is not None:
+        verified = (
+            f"all {report.agreement.parts} parts agree with the model within "
+            f"{report.agreement.accepted_difference:.2g} (most differs: {report.agreement.worst_part})"
+        )
     output.print(
         f"wrote {report.directory} ({report.form} checkpoint, {report.experts} {parts}, {report.active} active, "
-        f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, all "
-        f"{report.agreement.parts} parts agree with the model within {report.agreement.accepted_difference:.2g} "
-        f"(most differs: {report.agreement.worst_part})",
+        f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, {verified}",
         soft_wrap=True,
     )
     remote = ", trust_remote_code=True" if report.form == "native" else ""
@@ -46,7 +50,7 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
 def _export_coefficients(request: ExportRequest, store: str, as_json: bool) -> None:
     if request.form is not None:
         raise moevolve.UserError(f"--form {request.form}: a coefficient file has no form; leave it out")
-    for option in ("model", "device", "dtype"):
+    for option in ("model", "device", "dtype", "mtp"):
         given = getattr(request, option)
         if given is not None:
             raise moevolve.UserError(f"--{option} {given}: a coefficient file needs no weights; leave it out")

@@ -16,9 +16,12 @@ from moevolve.search.requests.models import ExportRequest
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
-from moevolve.workers.checkpoints.loading import placed
+from moevolve.workers.checkpoints.loading import load_config, packed_format, placed
 from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
+from moevolve.workers.export.source import export_source, plan_source
 
 
 def export(store: Store, request: ExportRequest) -> ExportReport:
@@ -29,11 +32,33 @@ def export(store: Store, request: ExportRequest) -> ExportReport:
     subject = bound_subject(store, reference, model=request.model)
     assert subject.detail is not None
     detail = subject.detail
-    model = placed(subject.config.model, request.device, request.dtype)
-    report = export_model(model, subject.edit, Path(request.directory), _card(store, detail), request.form)
-    checks = json.dumps(asdict(report.agreement))
+    card, directory, model = _card(store, detail), Path(request.directory), subject.config.model
+    if request.form == "source" or (request.form is None and _copied(request, model, subject.edit)):
+        for option in ("device", "dtype"):
+            if getattr(request, option) is not None:
+                raise UserError(f"--{option}: the source form copies bytes and runs nothing; leave it out")
+        report = export_source(model, subject.edit, directory, card, request.mtp or "drop")
+    elif request.mtp is not None:
+        raise UserError(f"--mtp {request.mtp}: only the source form can have such layers; add --form source")
+    else:
+        placement = placed(model, request.device, request.dtype)
+        report = export_model(placement, subject.edit, directory, card, request.form)
+    checks = json.dumps({"copied": report.copied} if report.agreement is None else asdict(report.agreement))
     store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
     return report
+
+
+def _copied(request: ExportRequest, model: ModelConfig, edit: Edit) -> bool:
+    """Whether an export without a given form copies its tensors: of quantised checkpoints, if nothing prevents it."""
+    if request.device is not None or request.dtype is not None:
+        return False
+    if packed_format(load_config(model), model.path) is None:
+        return request.mtp is not None
+    try:
+        plan_source(model, edit)
+    except UserError:
+        return False
+    return True
 
 
 def export_coefficients(store: StoreReader, reference: str, path: Path) -> None:

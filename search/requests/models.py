@@ -20,6 +20,7 @@ from moevolve.search.requests.parameters import (
     ModelDtype,
     ModelPath,
     ModelSettings,
+    Mtp,
     Overrides,
     SearchOfFull,
     Split,
@@ -129,7 +130,7 @@ class AnalyseRequest(Request["Analysis"]):
 
 @record
 class ExportRequest(Request["ExportReport"]):
-    """Write an individual as a checkpoint that `transformers` loads, and verify the files layer by layer.
+    """Write an individual as a checkpoint, and verify its files: copied ones byte by byte, others layer by layer.
 
     Raises:
         ExportError: the checkpoint failed its verification; its files are kept as `DIRECTORY.unverified`.
@@ -141,6 +142,7 @@ class ExportRequest(Request["ExportReport"]):
     directory: Annotated[str | Path, Field(description="New folder of the checkpoint."), Flag(metavar="DIR", kind=Path)]
     _: KW_ONLY
     form: ExportForm = None
+    mtp: Mtp = None
     model: ModelPath = None
     device: ModelDevice = None
     dtype: ModelDtype = None

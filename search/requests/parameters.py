@@ -10,6 +10,7 @@ from pydantic import Field, InstanceOf
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.requests.record import Flag
 from moevolve.store.repository import Store
+from moevolve.workers.contract.card import CheckpointForm, MtpLayers
 
 ScoredSplit = Literal["search", "dev", "test"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -49,10 +50,18 @@ ModelDevice = Annotated[
 ]
 ModelDtype = Annotated[Dtype | None, Field(description="Dtype of the parameters, the search's if this is left out.")]
 ExportForm = Annotated[
-    Literal["stock", "native"] | None,
+    CheckpointForm | None,
     Field(
-        description="A plain `transformers` checkpoint, or one with its own modelling code. If this is left out it "
-        "is `stock` where that is exact."
+        description="`source` copies the kept experts' bytes, in the checkpoint's own format; `stock` is a plain "
+        "`transformers` checkpoint; `native` has its own modelling code. If this is left out, an individual that only "
+        "leaves experts of a quantised checkpoint out is `source`, others are `stock` where that is exact."
+    ),
+]
+Mtp = Annotated[
+    MtpLayers | None,
+    Field(
+        description="What the `source` form does with layers for multi-token prediction: `drop` (if left out) leaves "
+        "them out, `prune` keeps the same experts of them as of the last MoE layer, `keep` copies them whole."
     ),
 ]
 ModelSettings = Annotated[

@@ -86,6 +86,25 @@ def local_directory(config: ModelConfig) -> Path | None:
     return None
 
 
+def checkpoint_folder(config: ModelConfig) -> Path:
+    """Return the folder with a checkpoint's files; those of a hub id are fetched if they aren't cached.
+
+    Raises:
+        UserError: The checkpoint can't be found.
+    """
+    directory = local_directory(config)
+    if directory is not None:
+        return directory
+    from huggingface_hub import snapshot_download
+
+    try:
+        # Repositories can have the same weights a second time, in folders or as pickles.
+        skipped = ["*/*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack"]
+        return Path(snapshot_download(config.path, revision=config.revision, ignore_patterns=skipped))
+    except (OSError, ValueError) as error:
+        raise UserError(f"model {config.path}: not found on the hub or in its cache: {first_line(error)}") from error
+
+
 def has_weights(config: ModelConfig) -> bool:
     """Return whether the checkpoint has safetensors files; assumed for hub ids."""
     directory = local_directory(config)

@@ -14,10 +14,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-MAX_SHARD_BYTES = 5_000_000_000
+from moevolve.workers.checkpoints.headers import INDEX_FILE, SINGLE_FILE, stored_tensors
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5_000_000_000
 
 _ALIGNMENT = 8
 """Size in bytes of the largest element: tensors must start at a multiple of their element size, without gaps."""
@@ -72,7 +71,7 @@ class ShardWriter:
             groups[-1].append(name)
             filled += size
         count = len(groups)
-        names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [_SINGLE]
+        names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
         self._shards = [_Shard(directory / name, group) for name, group in zip(names, groups, strict=True)]
         self._shard_of = {name: shard for shard in self._shards for name in shard.planned}
 
@@ -111,7 +110,7 @@ class ShardWriter:
             total = sum(shard.nbytes for shard in self._shards)
             places = {name: shard.path.name for name, shard in self._shard_of.items()}
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-            (self._directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+            (self._directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 class _Shard:
@@ -176,13 +175,7 @@ class ShardReader:
     """Reads the tensors of a checkpoint by name."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        index = directory / _INDEX
-        if index.is_file():
-            self._files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        else:
-            with safe_open(directory / _SINGLE, "pt") as file:
-                self._files = dict.fromkeys(file.keys(), _SINGLE)
+        self._files = {name: tensor.file for name, tensor in stored_tensors(directory).items()}
 
     @property
     def names(self) -> frozenset[str]:
@@ -197,6 +190,6 @@ class ShardReader:
             for name in names:
                 file = self._files[name]
                 if file not in opened:
-                    opened[file] = stack.enter_context(safe_open(self._directory / file, "pt"))
+                    opened[file] = stack.enter_context(safe_open(file, "pt"))
                 found[name] = opened[file].get_tensor(name)
         return found

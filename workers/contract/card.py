@@ -6,8 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-CheckpointForm = Literal["stock", "native"]
-"""A `stock` checkpoint loads with a model class of `transformers`; a `native` one contains its own modelling code."""
+CheckpointForm = Literal["stock", "native", "source"]
+"""A `stock` checkpoint loads with a model class of `transformers`; a `native` one contains its own modelling code. A
+`source` checkpoint has the source checkpoint's format: its tensors are copied byte for byte, quantised or not."""
+
+MtpLayers = Literal["drop", "prune", "keep"]
+"""What becomes of layers for multi-token prediction (MTP), which speculative decoding uses and `transformers` doesn't
+load: `drop` leaves them out, `prune` keeps the same experts of them as of the last MoE layer, and `keep` copies them
+whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +95,6 @@ class CardFacts:
     form: CheckpointForm
     parameters: int
     phenotype_hash: str
-    version: str
-    created: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,8 @@ class ExportReport:
         active: Active experts per token.
         parameters: Number of parameters of the exported model.
         size_bytes: Total size of the files.
-        agreement: Comparison of the files with the edited model.
+        agreement: Comparison of the files with the edited model; None in the source form.
+        copied: In the source form, the number of tensors, all of which were read back and found equal to the source's.
     """
 
     directory: Path
@@ -160,7 +165,8 @@ class ExportReport:
     active: int
     parameters: int
     size_bytes: int
-    agreement: Agreement = field(repr=False)
+    agreement: Agreement | None = field(repr=False)
+    copied: int = 0
 
 
 class ExportError(RuntimeError):

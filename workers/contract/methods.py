@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Calibration, Edit, Tokens
+from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.contract.usage import MixedLayer, RoutedLayer
 from moevolve.workers.families.layers import DenseLayer, MoELayer
@@ -157,6 +158,26 @@ class Blueprint:
     layer: Callable[[int], Iterator[tuple[str, Tensor]]] = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertSelection:
+    """The experts that a pruned model keeps, by MoE layer in order of depth.
+
+    Attributes:
+        routers: The original expert whose router row each kept expert gets.
+        experts: The original expert whose weights each kept expert gets.
+        active: Active experts per token k.
+    """
+
+    routers: tuple[tuple[int, ...], ...]
+    experts: tuple[tuple[int, ...], ...]
+    active: int
+
+    @property
+    def retained(self) -> int:
+        """Experts n' per MoE layer."""
+        return len(self.experts[0])
+
+
 class Exporter(Protocol):
     """Exports checkpoints for one kind of edit."""
 
@@ -188,6 +209,23 @@ class Exporter(Protocol):
             form: See `CheckpointForm`.
             directory: Folder of the checkpoint, into which the native form's modelling code is written.
         """
+        ...
+
+
+@runtime_checkable
+class PruningExporter(Exporter, Protocol):
+    """An exporter of edits that may do no more than leave experts out, so that no weights are needed to export them."""
+
+    def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
+        """Return the experts that an edit keeps.
+
+        Raises:
+            UserError: The edit changes weights or routing in another way, or doesn't fit the model.
+        """
+        ...
+
+    def selection_summary(self, edit: Edit, facts: ModelFacts, form_note: str) -> ExportSummary:
+        """Describe an edit that `selection` accepts; for `form_note` see `ExportSummary`."""
         ...
 
 

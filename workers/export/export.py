@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import shutil
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,22 +14,20 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.loading import load_tokenizer
-from moevolve.workers.checkpoints.native import render
 from moevolve.workers.checkpoints.shards import ShardWriter
 from moevolve.workers.checkpoints.state import SavedNames, frame_state, layers_prefix
-from moevolve.workers.contract.card import CardFacts, CheckpointForm, ExportCard, ExportError, ExportReport
+from moevolve.workers.contract.card import CardFacts, CheckpointForm, ExportCard, ExportReport
 from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.methods import Blueprint, Exporter
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export.verify import VerificationError, record_activations, verify
+from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
+from moevolve.workers.export.verify import record_activations, verify
 from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_UNVERIFIED = ".unverified"
 
 
 def export_model(
@@ -56,7 +50,8 @@ def export_model(
         edit: Edit to export.
         directory: Folder of the checkpoint, which must be empty or not exist.
         card: Provenance for the model card.
-        form: Form of the checkpoint; None for `stock` if that is exact (see `Exporter.obstacle`), else `native`.
+        form: `stock` or `native`; None for `stock` if that is exact (see `Exporter.obstacle`), else `native`. For the
+            source form see `moevolve.workers.export.source`.
 
     Raises:
         UserError: The directory is taken, the disk is full, the model can't be loaded, the edit doesn't fit the model,
@@ -64,30 +59,16 @@ def export_model(
         CandidateError: The edit has invalid values.
         ExportError: The verification failed.
     """
-    target = directory.expanduser().absolute()
-    _check_target(target)
-    resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
     exporter = exporter_of(edit)
-    part = _part_directory(target)
-    try:
+    with new_checkpoint(directory, card.title) as part:
+        resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
         with resident.edited(edit):
             obstacle = exporter.obstacle(resident, underlying(edit), form)
             if form == "stock" and obstacle is not None:
                 raise UserError(f"--form stock: {obstacle}; export it as native")
             exact: CheckpointForm = "stock" if obstacle is None else "native"
             report = _export(resident, exporter, form or exact, part, card)
-        if target.exists():
-            target.rmdir()
-        part.rename(target)
-    except VerificationError as error:
-        reason = f"the {form or exact} checkpoint of {card.title} failed its verification: {error}"
-        raise ExportError(reason, _keep_unverified(part, target)) from error
-    except OSError as error:
-        raise UserError(f"export directory {target} can't be written: {error}; choose another place") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    return replace(report, directory=target, size_bytes=size)
+    return finished(report, directory)
 
 
 def _export(
@@ -104,16 +85,8 @@ def _export(
     if arrays:
         # The neurons of every kept expert, [kept experts, neurons]: neuron j of expert e is e * width + j.
         np.savez_compressed(part / "neurons.npz", **arrays)  # type: ignore[arg-type]  # its stub's `allow_pickle`
-    facts = CardFacts(
-        summary=replace(summary, rows=(*summary.rows, *resident.report())),
-        form=form,
-        parameters=parameters,
-        phenotype_hash=resident.applied.phenotype_hash,
-        version=version("moevolve"),
-        created=datetime.now(UTC).strftime("%Y-%m-%d"),
-    )
-    readme = part / "README.md"
-    readme.write_text(render("export/model_card.md.jinja", card=card, facts=facts), encoding="utf-8")
+    shown = replace(summary, rows=(*summary.rows, *resident.report()))
+    write_card(part, card, CardFacts(shown, form, parameters, resident.applied.phenotype_hash))
     try:
         agreement = verify(part, form, resident, record_activations(resident), checksums)
     except torch.OutOfMemoryError as error:
@@ -145,7 +118,7 @@ def _write_weights(resident: ResidentModel, blueprint: Blueprint, part: Path) ->
     """Write all tensors; returns their checksums by name."""
     names = SavedNames(blueprint.model)
     planned = {name: tensor.nbytes for saved in names.tensors.values() for name, tensor in saved.items()}
-    _check_room(part, sum(planned.values()))
+    check_room(part, sum(planned.values()))
     with ShardWriter(part, planned) as writer:
         for name, tensor in _tensors(resident, blueprint):
             wanted = blueprint.model.get_parameter_or_buffer(name).shape
@@ -164,40 +137,3 @@ def _tensors(resident: ResidentModel, blueprint: Blueprint) -> Iterator[tuple[st
     for index in range(len(decoder_layers(blueprint.model))):
         for name, tensor in blueprint.layer(index):
             yield f"{prefix}{index}.{name}", tensor
-
-
-def _keep_unverified(part: Path, target: Path) -> Path:
-    """Rename the folder to an unused name that marks it as unverified."""
-    kept, count = target.with_name(target.name + _UNVERIFIED), 1
-    while kept.exists():
-        count += 1
-        kept = target.with_name(f"{target.name}{_UNVERIFIED}-{count}")
-    part.rename(kept)
-    return kept
-
-
-def _check_target(target: Path) -> None:
-    if target.is_dir():
-        if any(target.iterdir()):
-            raise UserError(f"export directory {target} is not empty; give a new one, or remove it first")
-    elif target.exists():
-        raise UserError(f"export directory {target} is a file; give a folder's name")
-
-
-def _part_directory(target: Path) -> Path:
-    """Create a new folder next to the target, so that renaming it to the target is atomic."""
-    part = target.with_name(f".{target.name}.part-{uuid.uuid4().hex[:8]}")
-    try:
-        part.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"export directory {target} can't be made: {error.strerror}; choose another place") from error
-    return part
-
-
-def _check_room(part: Path, needed: int) -> None:
-    free = shutil.disk_usage(part).free
-    if free < needed * 1.02 + (1 << 20):
-        raise UserError(
-            f"no room for the export: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free at {part.parent}; "
-            "free some, or choose another place"
-        )

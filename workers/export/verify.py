@@ -20,6 +20,7 @@ from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
 from moevolve.workers.checkpoints.shards import ShardReader, checksum
 from moevolve.workers.checkpoints.state import SavedNames, empty_model, frame_state, layers_prefix
 from moevolve.workers.contract.card import Agreement, CheckpointForm, Disagreement
+from moevolve.workers.export.folder import VerificationError
 from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.model.resident import ResidentModel
 
@@ -34,10 +35,6 @@ PROMPTS = (
     "Question: which of these numbers is the largest: 17, 4 or 23?\nAnswer:",
     "In 1969, two people walked on the Moon for the first time; the third stayed in orbit.",
 )
-
-
-class VerificationError(RuntimeError):
-    """The files of a checkpoint differ from what was to be written, or compute something else."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype
+from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp
 from moevolve.search.running.steer import unpause
 from moevolve.search.server.dependencies import RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
@@ -23,13 +23,15 @@ class ExportOptions(BaseModel):
     """How to export an individual.
 
     Attributes:
-        form: Kind of checkpoint; None takes `stock` if that is exact, else `native`.
+        form: Kind of checkpoint; None chooses as the command line does.
+        mtp: What becomes of layers for multi-token prediction; None leaves them out.
         device: Device that runs the model; None takes the search's.
         dtype: Dtype of the parameters; None takes the search's.
     """
 
     model_config = ConfigDict(extra="forbid")
     form: ExportForm = None
+    mtp: Mtp = None
     device: ModelDevice = None
     dtype: ModelDtype = None
 

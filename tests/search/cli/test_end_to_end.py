@@ -14,6 +14,7 @@ import pytest
 import ray
 import torch
 from killing import MOEVOLVE
+from safetensors.torch import load_file
 from tiny_models import WORDS
 from waiting import PATIENT_S
 
@@ -146,6 +147,22 @@ def test_export_loads_without_moevolve(finished: Path, in_process: Any, outsider
     assert json.loads((target / "config.json").read_text())["num_local_experts"] == 2
     assert "calm:3" in (target / "README.md").read_text()
     assert json.loads(in_process("show", "calm:3", "--json", cwd=finished).stdout)["exports"][0]["form"] == "stock"
+
+
+def test_export_copies_from_the_checkpoint(finished: Path, in_process: Any, tmp_path: Path, tiny: Any) -> None:
+    done = in_process("export", "calm:3", tmp_path / "copied", "--form", "source", cwd=finished)
+    assert done.returncode == 0 and "tensors are equal to the source's, byte for byte" in " ".join(done.stdout.split())
+    stock = json.loads(in_process("export", "calm:3", tmp_path / "stock", "--json", cwd=finished).stdout)
+    assert stock["form"] == "stock"
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("copied", "stock"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    refused = in_process("export", "calm:3", tmp_path / "no", "--form", "source", "--dtype", "float32", cwd=finished)
+    assert refused.returncode == 2 and "--dtype: the source form copies bytes" in refused.stderr
+    refused = in_process("export", "calm:20", tmp_path / "no", "--form", "source", cwd=finished)
+    assert refused.returncode == 2 and "only an individual that leaves experts out" in refused.stderr
+    refused = in_process("export", "calm:20", tmp_path / "no.pth", "--mtp", "drop", cwd=finished)
+    assert refused.returncode == 2 and "--mtp drop: a coefficient file" in refused.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["copied", "stock"]
 
 
 def test_coefficients_go_out_and_come_back(finished: Path, in_process: Any, tmp_path: Path, tiny: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from dense_lab import population, search
 from family_samples import SETTINGS, randomise
 from local_workers import local_pool
+from packed_checkpoints import fp8_checkpoint
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
@@ -24,6 +27,7 @@ from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
+from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import ModelConfig
@@ -113,6 +117,44 @@ def test_a_search_runs_resumes_and_its_best_are_stock_checkpoints(tiny: Any, tmp
     with Store.open(f"sqlite:///{tmp_path / 'interrupted.db'}") as store:
         searched(run, store, stop=9)
         assert population(store, "family-1") == whole
+
+
+def test_a_quantised_checkpoint_is_exported_in_its_own_format(tiny: Any, tmp_path: Path) -> None:
+    """What is pruned is copied; what is merged has new numbers, so it is written dequantised."""
+    run = family_run(tiny, tmp_path, "deepseek_v3-grouped")
+    plain = Path(run.model.path)
+    model, tokenizer = load_model(ModelConfig(str(plain), device="cpu", dtype="float32"))
+    packed, _ = fp8_checkpoint(model, tokenizer, tmp_path / "quantised")  # type: ignore[arg-type]
+    run = run.model_copy(update={"model": replace(run.model, path=packed.path, dtype="float32")})
+    with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
+        setup = searched(run, store)
+        rows = store.history("family-1")
+        best = {
+            phase: max((row for row in rows if row.phase == phase), key=lambda row: row.fitness or 0.0)
+            for phase in ("prune", "merge")
+        }
+        pruned = f"deepseek_v3-grouped:{best['prune'].index}"
+        report = export(store, ExportRequest(pruned, tmp_path / "pruned"))
+        assert (report.form, report.agreement) == ("source", None) and report.copied > 0
+        settings = json.loads((report.directory / "config.json").read_text())
+        assert settings["quantization_config"]["quant_method"] == "fp8" and settings["n_routed_experts"] == 4
+        exported = ModelConfig(str(report.directory), device="cpu", dtype="float32")
+        assert score(setup, exported) == pytest.approx(best["prune"].fitness, abs=1e-6)
+        (record,) = store.individual(pruned).exports
+        assert record.form == "source" and json.loads(record.checks) == {"copied": report.copied}
+        assert export(store, ExportRequest(pruned, tmp_path / "plain", dtype="float32")).form == "stock"
+        merged = f"deepseek_v3-grouped:{best['merge'].index}"
+        report = export(store, ExportRequest(merged, tmp_path / "merged"))
+        assert report.form in ("stock", "native")
+        assert "quantization_config" not in json.loads((report.directory / "config.json").read_text())
+        for changes, message in (
+            ({"form": "source"}, "only an individual that leaves experts out can be copied"),
+            ({"form": "stock", "mtp": "keep"}, "--mtp keep: only the source form"),
+            ({"form": "source", "device": "cpu"}, "--device: the source form copies bytes"),
+        ):
+            with pytest.raises(UserError, match=message):
+                export(store, ExportRequest(merged, tmp_path / "refused", **changes))  # type: ignore[arg-type]
+    assert not (tmp_path / "refused").exists()
 
 
 def test_a_search_that_the_family_cannot_express_never_starts(tiny: Any, tmp_path: Path) -> None:

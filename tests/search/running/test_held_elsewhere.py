@@ -65,7 +65,7 @@ def test_a_failed_verification_is_told_in_a_line(
     gpu_store: str, tmp_path: Path, in_process: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from moevolve.workers.export import export
-    from moevolve.workers.export.verify import VerificationError
+    from moevolve.workers.export.folder import VerificationError
 
     def verify(*_: object) -> None:
         raise VerificationError("decoder layer 3 differs")

@@ -24,7 +24,7 @@ from moevolve.workers.contract.card import Agreement, ExportCard, ExportError, E
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.methods import Blueprint
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export import export
+from moevolve.workers.export import export, folder
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.verify import compare, verify
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -117,7 +117,7 @@ def test_an_unwritable_place_is_named(model_config: Configs, make_edit: Edits, t
 def test_a_full_disk_is_told_beforehand(
     model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     with pytest.raises(UserError, match="no room"):
         export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "out", CARD)
     assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,12 @@ from moevolve.workers.checkpoints.native import native_config, write_native
 from moevolve.workers.checkpoints.state import EXPERTS, empty_model, layer_state, loaded_parameters, ordinal_of
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit, IdentityEdit
-from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident, host_tensor
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.methods import Blueprint, ExpertSelection, ModuleUse, Resident, host_tensor
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.layers import MoELayer
-from moevolve.workers.families.registry import family_of
+from moevolve.workers.families.registry import FAMILIES
+from moevolve.workers.methods.eep.apply import eep_fault
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.router import EditableRouter
@@ -44,10 +46,7 @@ class EepExporter:
         return form_obstacle(edit, resident.layers[0].rule)
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
-        count = resident.layers[0].count
-        retained, active = _shape(resident, edit)
-        title = family_of(resident.model.config, resident.config.path).title
-        rows: list[tuple[str, str]] = [("router space", edit.router_space if isinstance(edit, EepEdit) else "-")]
+        rows: list[tuple[str, str]] = []
         if _resized(resident):
             filled = f", filled up to {max(_widths(resident))} with zeros" if form == "stock" else ""
             rows.append(("neurons of an expert", f"{', '.join(map(str, _widths(resident)))}, by MoE layer{filled}"))
@@ -61,19 +60,38 @@ class EepExporter:
             rows.append(
                 ("active experts", f"{used:.2f} on average, on {len(edit.skip_rows.tokens):,} calibration tokens")
             )
-        return ExportSummary(
-            experts=retained,
-            active=active,
-            parameters_before=loaded_parameters(resident),
-            lead=(
-                f"{title} reduced from {count} to {retained} experts per MoE layer ({active} active per token,\n"
-                f"{resident.model.config.num_experts_per_tok} before)"
-            ),
-            method="Efficient Expert Pruning (arXiv 2407.00945)",
-            tag="expert-pruning",
-            form_note=_form_note(form, _maps(resident, edit, form), bool(thresholds)),
-            rows=tuple(rows),
-        )
+        before = resident.layers[0].count, int(resident.model.config.num_experts_per_tok)
+        note = _form_note(form, _maps(resident, edit, form), bool(thresholds))
+        return _summary(resident.layers[0].family.title, edit, before, loaded_parameters(resident), note, rows)
+
+    def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
+        """See `PruningExporter`."""
+        if isinstance(edit, IdentityEdit):
+            every = (tuple(range(facts.experts)),) * len(facts.moe_layers)
+            return ExpertSelection(every, every, facts.active)
+        assert isinstance(edit, EepEdit)
+        if (edit.layers, edit.experts) != (len(facts.moe_layers), facts.experts):
+            raise UserError(
+                f"the individual is for {edit.layers} MoE layers of {edit.experts} experts, the model has "
+                f"{len(facts.moe_layers)} of {facts.experts}; use the model it was searched on"
+            )
+        obstacle = eep_fault(facts.rule, edit) or form_obstacle(edit, facts.rule)
+        if obstacle is None and not edit.one_hot_merging.all():
+            obstacle = "it merges experts"
+        if obstacle is None and not edit.one_hot_mapping.all():
+            obstacle = "its router mapping mixes router rows"
+        if obstacle is None and edit.widths is not None and set(edit.widths) != {facts.expert_neurons}:
+            obstacle = "it leaves neurons out"
+        if obstacle is not None:
+            raise UserError(f"only an individual that leaves experts out can be copied from its checkpoint: {obstacle}")
+        kept = [matrix.argmax(axis=2).tolist() for matrix in (edit.router_mapping, edit.expert_merging)]
+        routers, experts = (tuple(map(tuple, rows)) for rows in kept)
+        return ExpertSelection(routers, experts, edit.active)
+
+    def selection_summary(self, edit: Edit, facts: ModelFacts, form_note: str) -> ExportSummary:
+        """See `PruningExporter`."""
+        title, before = FAMILIES[facts.family].title, (facts.experts, facts.active)
+        return _summary(title, edit, before, facts.parameters, form_note, [])
 
     def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
         source = resident.model
@@ -122,6 +140,31 @@ def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
     if isinstance(edit, EepEdit):
         return edit.retained, edit.active
     return resident.layers[0].count, int(resident.model.config.num_experts_per_tok)
+
+
+def _summary(
+    title: str,
+    edit: Edit,
+    before: tuple[int, int],
+    parameters: int,
+    form_note: str,
+    rows: Sequence[tuple[str, str]],
+) -> ExportSummary:
+    """Describe a model of a family; `before` has its experts n and active experts k, and `parameters` its size."""
+    retained, active = (edit.retained, edit.active) if isinstance(edit, EepEdit) else before
+    return ExportSummary(
+        experts=retained,
+        active=active,
+        parameters_before=parameters,
+        lead=(
+            f"{title} reduced from {before[0]} to {retained} experts per MoE layer ({active} active per token,\n"
+            f"{before[1]} before)"
+        ),
+        method="Efficient Expert Pruning (arXiv 2407.00945)",
+        tag="expert-pruning",
+        form_note=form_note,
+        rows=(("router space", edit.router_space if isinstance(edit, EepEdit) else "-"), *rows),
+    )
 
 
 def _form_note(form: CheckpointForm, maps: bool, skips: bool) -> str:
@@ -180,7 +223,7 @@ def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTr
         resident.model,
         directory,
         "methods/eep/native.py.jinja",
-        family_of(resident.model.config, resident.config.path).title,
+        layer.family.title,
         experts=retained,
         maps=maps,
         resized=_resized(resident),

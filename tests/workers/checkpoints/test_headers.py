@@ -1,0 +1,122 @@
+"""Tensors read from headers alone, and one clear line about every fault of a checkpoint's files."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.headers import stored_tensors
+
+TENSORS = {
+    "half": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+    "eighth": torch.arange(10, dtype=torch.uint8).view(torch.float8_e4m3fn),
+    "whole": torch.arange(4.0).reshape(2, 2, 1),
+    "scalar": torch.tensor(7, dtype=torch.int64),
+    "empty": torch.zeros(0, 3),
+}
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """A checkpoint of two files."""
+    for file, names in (("a.safetensors", ("half", "eighth")), ("b.safetensors", ("whole", "scalar", "empty"))):
+        save_file({name: TENSORS[name] for name in names}, tmp_path / file, {"format": "pt"})
+    places = {name: "a.safetensors" if name in ("half", "eighth") else "b.safetensors" for name in TENSORS}
+    (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return tmp_path
+
+
+def test_every_tensors_bytes_are_found(sharded: Path) -> None:
+    found = stored_tensors(sharded)
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].shape == tuple(tensor.shape)
+        expected = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        assert b"".join(found[name].chunks()) == expected
+        if tensor.dim() > 1 and len(tensor):
+            rows = tensor[[1, 0, 1]].reshape(-1).view(torch.uint8).numpy().tobytes()
+            assert b"".join(found[name].chunks((1, 0, 1))) == rows
+    assert [found[name].dtype for name in TENSORS] == ["BF16", "F8_E4M3", "F32", "I64", "F32"]
+
+
+def edited_header(file: Path, change: Callable[[dict[str, dict[str, object]]], object]) -> None:
+    content = file.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + size])
+    change(header)
+    encoded = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(encoded)) + encoded + content[8 + size :])
+
+
+def shape_of_half(folder: Path) -> None:
+    edited_header(folder / "a.safetensors", lambda header: header["half"].update(shape=[2, 4]))
+
+
+def dtype_of_half(folder: Path) -> None:
+    edited_header(folder / "a.safetensors", lambda header: header["half"].update(dtype="BF12"))
+
+
+def no_offsets(folder: Path) -> None:
+    edited_header(folder / "a.safetensors", lambda header: header["half"].pop("data_offsets"))
+
+
+def shortened(folder: Path) -> None:
+    file = folder / "b.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+def within_the_header(folder: Path) -> None:
+    file = folder / "b.safetensors"
+    file.write_bytes(file.read_bytes()[:30])
+
+
+def no_file(folder: Path) -> None:
+    (folder / "b.safetensors").unlink()
+
+
+def other_file(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["half"] = "b.safetensors"
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def no_weight_map(folder: Path) -> None:
+    (folder / INDEX).write_text("{}")
+
+
+def twice(folder: Path) -> None:
+    save_file({"half": TENSORS["half"], "whole": TENSORS["whole"]}, folder / "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shape_of_half, r"tensor half takes 12 bytes, and its shape \[2, 4\] of BF16 takes 16"),
+        (dtype_of_half, "half is of dtype BF12"),
+        (no_offsets, "the entry of tensor half in its header is invalid"),
+        (shortened, r"b.safetensors ends early: tensor \w+ goes up to byte \d+, the file has \d+"),
+        (within_the_header, "b.safetensors has no valid safetensors header"),
+        (no_file, "index.json names b.safetensors, and there is no such file"),
+        (other_file, "says that tensor half is in b.safetensors, and it isn't"),
+        (no_weight_map, "no valid weight_map"),
+        (twice, "tensor whole is both in"),
+    ],
+)
+def test_a_fault_is_named_in_one_line(sharded: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(sharded)
+    with pytest.raises(UserError, match=message) as caught:
+        stored_tensors(sharded)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model.safetensors: no such file"):
+        stored_tensors(tmp_path)

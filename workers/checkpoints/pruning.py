@@ -1,0 +1,213 @@
+"""Which tensors of a checkpoint a pruned model keeps, told by names and shapes, whatever format their values are in.
+
+Formats differ in the tensors that an expert has (`weight`, `weight_scale_inv`, `weight_packed`, `qweight` ...), but all
+store experts in one of two layouts: per expert, as `...experts.E.<rest>`, or fused, as `...experts.<rest>` with the
+expert as first dimension. In both a pruned model's tensors are bytes of the original.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.headers import StoredTensor
+from moevolve.workers.contract.card import MtpLayers
+from moevolve.workers.contract.methods import ExpertSelection
+from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
+
+_LAYER = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<layer>\d+)\.(?P<rest>.+)")
+_EXPERT = re.compile(r"(?P<block>.+\.experts\.)(?P<expert>\d+)(?P<rest>\..+)?")
+_FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
+_MTP_STEM = re.compile(r"(^|\.)(mtp|nextn)(\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTensor:
+    """A tensor of a pruned checkpoint.
+
+    Attributes:
+        name: Its name in the pruned checkpoint.
+        source: Tensor that it is copied from.
+        rows: Indices along the source's first dimension, in order; None for the whole tensor.
+    """
+
+    name: str
+    source: StoredTensor
+    rows: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape if self.rows is None else (len(self.rows), *self.source.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes if self.rows is None else self.source.nbytes // self.source.shape[0] * len(self.rows)
+
+
+class Pruning:
+    """Chooses and names the tensors of a pruned checkpoint.
+
+    Args:
+        tensors: All tensors of the source checkpoint.
+        family: Family of the model.
+        moe_layers: Indices of the MoE layers, ascending.
+        experts: Experts n per MoE layer of the source.
+        decoder_layers: Number of decoder layers without those for MTP.
+        selection: Experts to keep.
+        mtp: See `MtpLayers`.
+
+    Raises:
+        UserError: Experts of a layer are missing or differ from each other in shape, or a tensor of a MoE layer is
+            unknown.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, StoredTensor],
+        family: ExpertFamily,
+        moe_layers: Sequence[int],
+        experts: int,
+        decoder_layers: int,
+        selection: ExpertSelection,
+        mtp: MtpLayers = "drop",
+    ) -> None:
+        self._tensors = tensors
+        self._family = family
+        self._experts = experts
+        self._selection = selection
+        self._mtp = mtp
+        self._decoder_layers = decoder_layers
+        self._ordinals = {layer: ordinal for ordinal, layer in enumerate(moe_layers)}
+        self._stem = self._find_stem()
+        self._check_experts()
+
+    def kept(self) -> list[KeptTensor]:
+        """Return the tensors of the pruned checkpoint in the order of their sources."""
+        return [kept for tensor in self._tensors.values() for kept in self._kept(tensor)]
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the source has layers for MTP."""
+        return any(self._is_mtp(name) for name in self._tensors)
+
+    def renamed(self, value: Any) -> Any:
+        """Rename experts in settings, such as the modules that a quantisation config leaves out.
+
+        Args:
+            value: Content of a JSON file, in which any string can be the name of a module or tensor.
+
+        Returns:
+            The same with the names of kept experts changed, without those of other experts and of dropped layers.
+        """
+        if isinstance(value, list):
+            return [each for item in value for each in (self._names(item) if isinstance(item, str) else [item])]
+        if isinstance(value, dict):
+            return {name: self.renamed(content) for key, content in value.items() for name in self._names(key)}
+        return value
+
+    def _names(self, name: str) -> list[str]:
+        if self._is_mtp(name) and self._mtp == "drop":
+            return []
+        match, ordinal = _EXPERT.fullmatch(name), self._ordinal(name)
+        if match is None or ordinal is None:
+            return [name]
+        kept = self._selection.experts[ordinal]
+        rest = match["rest"] or ""
+        return [f"{match['block']}{slot}{rest}" for slot, each in enumerate(kept) if each == int(match["expert"])]
+
+    def _kept(self, tensor: StoredTensor) -> Iterator[KeptTensor]:
+        name = tensor.name
+        ordinal = self._ordinal(name)
+        if (self._is_mtp(name) and self._mtp == "drop") or _EXPERT.fullmatch(name) or ordinal is None:
+            yield from (KeptTensor(each, tensor) for each in self._names(name))
+            return
+        router = f".{self._family.router}."
+        if _FUSED.fullmatch(name):
+            yield self._sliced(tensor, self._selection.experts[ordinal])
+        elif name.endswith(tuple(router + part for part in ("weight", "bias", CORRECTION_BIAS))):
+            yield self._sliced(tensor, self._selection.routers[ordinal])
+        elif router in name:
+            raise UserError(
+                f"{tensor.file}: tensor {name} belongs to a quantised router, whose rows can't be told apart; "
+                "export the individual with --form stock"
+            )
+        else:
+            yield KeptTensor(name, tensor)
+
+    def _sliced(self, tensor: StoredTensor, rows: tuple[int, ...]) -> KeptTensor:
+        if not tensor.shape or tensor.shape[0] != self._experts:
+            raise UserError(
+                f"{tensor.file}: tensor {tensor.name} has shape {list(tensor.shape)}, where {self._experts} experts "
+                "should come first; fetch the file again"
+            )
+        return KeptTensor(tensor.name, tensor, None if rows == tuple(range(self._experts)) else rows)
+
+    def _find_stem(self) -> str:
+        """Return the beginning of the decoder layers' names, up to the index."""
+        found = (_LAYER.fullmatch(name) for name in self._tensors if ".experts." in name)
+        counts = Counter(match["stem"] for match in found if match and not _MTP_STEM.search(match["stem"]))
+        if len(counts) == 1:
+            return next(iter(counts))
+        what = f"under {' and '.join(sorted(counts))}" if counts else "nowhere"
+        raise UserError(
+            f"the checkpoint's tensors named experts are {what}, and one list of decoder layers is expected; "
+            "export the individual with --form stock"
+        )
+
+    def _ordinal(self, name: str) -> int | None:
+        """Number of the MoE layer whose experts a name's layer keeps; None outside MoE layers."""
+        match = _LAYER.fullmatch(name)
+        if match is None:
+            return None
+        if self._is_mtp(name):
+            return len(self._ordinals) - 1 if self._mtp == "prune" else None
+        return self._ordinals.get(int(match["layer"])) if match["stem"] == self._stem else None
+
+    def _is_mtp(self, name: str) -> bool:
+        match = _LAYER.fullmatch(name)
+        if match is not None and match["stem"] == self._stem:
+            return int(match["layer"]) >= self._decoder_layers
+        return _MTP_STEM.search(name) is not None
+
+    def _check_experts(self) -> None:
+        """Check that every MoE layer has all its experts, and that they have the same tensors."""
+        parts: dict[str, dict[str, dict[int, StoredTensor]]] = defaultdict(lambda: defaultdict(dict))
+        fused = set()
+        for name, tensor in self._tensors.items():
+            layer, match = _LAYER.fullmatch(name), _EXPERT.fullmatch(name)
+            if layer is None or layer["stem"] != self._stem or self._is_mtp(name):
+                continue
+            if match is not None:
+                parts[layer["layer"]][match["rest"] or ""][int(match["expert"])] = tensor
+            elif _FUSED.fullmatch(name):
+                fused.add(layer["layer"])
+        found = sorted(map(int, {*parts, *fused}))
+        if found != sorted(self._ordinals):
+            odd = min(set(found) ^ set(self._ordinals))
+            has = "has experts" if odd in found else "has no experts"
+            raise UserError(f"the checkpoint's layer {odd} {has}, and its config.json says otherwise; fetch it again")
+        for index, by_part in parts.items():
+            for part, by_expert in by_part.items():
+                self._check_part(f"{self._stem}{index}", part, by_expert)
+
+    def _check_part(self, layer: str, part: str, by_expert: Mapping[int, StoredTensor]) -> None:
+        missing = set(range(self._experts)) - set(by_expert)
+        if missing:
+            raise UserError(f"{layer} lacks tensor {part.lstrip('.')} of expert {min(missing)}; fetch the files again")
+        if len(by_expert) > self._experts:
+            raise UserError(
+                f"{layer} has an expert {max(by_expert)}, and its config.json says {self._experts} experts; "
+                "mend the config"
+            )
+        kinds = Counter((tensor.dtype, tensor.shape) for tensor in by_expert.values())
+        if len(kinds) > 1:
+            (dtype, shape), _ = kinds.most_common()[0]
+            odd = next(tensor for tensor in by_expert.values() if (tensor.dtype, tensor.shape) != (dtype, shape))
+            raise UserError(
+                f"{odd.file}: tensor {odd.name} is {odd.dtype} {list(odd.shape)}, and other experts' are {dtype} "
+                f"{list(shape)}; fetch the file again"
+            )

@@ -1,0 +1,109 @@
+"""The folder of an export, which appears complete or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.native import render
+from moevolve.workers.contract.card import CardFacts, ExportCard, ExportError, ExportReport
+
+_UNVERIFIED = ".unverified"
+
+
+class VerificationError(RuntimeError):
+    """The files of a checkpoint differ from what was to be written, or compute something else."""
+
+
+@contextmanager
+def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
+    """Context manager that yields a new folder and renames it to `directory` at the end.
+
+    After an error the folder is removed; after a `VerificationError` it is kept as `DIRECTORY.unverified`.
+
+    Args:
+        directory: Folder of the checkpoint, which must be empty or not exist.
+        title: Name of the checkpoint, for messages.
+
+    Raises:
+        UserError: The directory is taken or can't be written.
+        ExportError: The block raised a `VerificationError`.
+    """
+    target = directory.expanduser().absolute()
+    _check_target(target)
+    part = _part_directory(target)
+    try:
+        yield part
+        if target.exists():
+            target.rmdir()
+        part.rename(target)
+    except VerificationError as error:
+        reason = f"the checkpoint of {title} failed its verification: {error}"
+        raise ExportError(reason, _keep_unverified(part, target)) from error
+    except OSError as error:
+        raise UserError(f"export directory {target} can't be written: {error}; choose another place") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def finished(report: ExportReport, directory: Path) -> ExportReport:
+    """Add the final folder and its size to a report."""
+    target = directory.expanduser().absolute()
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    return replace(report, directory=target, size_bytes=size)
+
+
+def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
+    """Write the model card, `README.md`."""
+    created = datetime.now(UTC).strftime("%Y-%m-%d")
+    content = render("export/model_card.md.jinja", card=card, facts=facts, version=version("moevolve"), created=created)
+    (part / "README.md").write_text(content, encoding="utf-8")
+
+
+def check_room(part: Path, needed: int) -> None:
+    """Check that a folder's disk has room for `needed` bytes and a little more.
+
+    Raises:
+        UserError: It hasn't.
+    """
+    free = shutil.disk_usage(part).free
+    if free < needed * 1.02 + (1 << 20):
+        raise UserError(
+            f"no room for the export: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free at {part.parent}; "
+            "free some, or choose another place"
+        )
+
+
+def _keep_unverified(part: Path, target: Path) -> Path:
+    """Rename the folder to an unused name that marks it as unverified."""
+    kept, count = target.with_name(target.name + _UNVERIFIED), 1
+    while kept.exists():
+        count += 1
+        kept = target.with_name(f"{target.name}{_UNVERIFIED}-{count}")
+    part.rename(kept)
+    return kept
+
+
+def _check_target(target: Path) -> None:
+    if target.is_dir():
+        if any(target.iterdir()):
+            raise UserError(f"export directory {target} is not empty; give a new one, or remove it first")
+    elif target.exists():
+        raise UserError(f"export directory {target} is a file; give a folder's name")
+
+
+def _part_directory(target: Path) -> Path:
+    """Create a new folder next to the target, so that renaming it to the target is atomic."""
+    part = target.with_name(f".{target.name}.part-{uuid.uuid4().hex[:8]}")
+    try:
+        part.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"export directory {target} can't be made: {error.strerror}; choose another place") from error
+    return part

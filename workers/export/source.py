@@ -1,0 +1,263 @@
+"""Writes a pruned model in its source checkpoint's own format, by copying bytes; no weights are loaded.
+
+Experts that are left out are left out of the files, the others are renumbered, and router rows follow them. Whatever
+else the source has is kept: quantised values and their scales, the tokenizer, the quantisation config, the files'
+division.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
+from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config
+from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
+from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers
+from moevolve.workers.contract.edits import Edit, underlying
+from moevolve.workers.contract.facts import ModelFacts, parameters_after
+from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
+from moevolve.workers.families.base import ExpertFamily
+from moevolve.workers.families.registry import FAMILIES
+from moevolve.workers.methods.registry import exporter_of
+from moevolve.workers.model.describe import describe_config, meta_model
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+
+_NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE)
+
+_MTP_FIELDS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
+"""Config fields with the number of MTP layers, as DeepSeek and GLM, MiniMax, Qwen and MiMo name them."""
+
+
+@dataclass(frozen=True)
+class SourceExport:
+    """An export in the source checkpoint's format that has been checked, but not written.
+
+    Attributes:
+        folder: Folder of the source checkpoint.
+        facts: Facts about the source model.
+        selection: Experts to keep.
+        kept: Tensors to write.
+        settings: Contents of JSON files to write, by name.
+    """
+
+    folder: Path
+    facts: ModelFacts
+    selection: ExpertSelection
+    kept: Sequence[KeptTensor]
+    settings: Mapping[str, Any]
+
+
+def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> SourceExport:
+    """Check that an edited model can be written in its checkpoint's format, and choose what to write.
+
+    Args:
+        model: Checkpoint and settings.
+        edit: Edit to export.
+        mtp: What becomes of layers for multi-token prediction.
+
+    Raises:
+        UserError: The edit does more than leave experts out, the checkpoint can't be read, or its files disagree with
+            each other or with its config.
+    """
+    exporter = exporter_of(edit)
+    if underlying(edit) is not edit or not isinstance(exporter, PruningExporter):
+        does = "is repaired" if underlying(edit) is not edit else "divides a dense model into experts"
+        raise UserError(f"only an individual that leaves experts out can be copied from its checkpoint: it {does}")
+    facts = describe_config(meta_model(model), model)
+    selection = exporter.selection(edit, facts)
+    folder = checkpoint_folder(model)
+    family = FAMILIES[facts.family]
+    assert isinstance(family, ExpertFamily)
+    config = load_config(model)
+    pruning = Pruning(
+        stored_tensors(folder),
+        family,
+        facts.moe_layers,
+        facts.experts,
+        int(config.num_hidden_layers),
+        selection,
+        mtp,
+    )
+    settings = {"config.json": _resized(pruning, _json(folder / "config.json"), config, family, facts, selection, mtp)}
+    if (folder / "hf_quant_config.json").is_file():
+        settings["hf_quant_config.json"] = pruning.renamed(_json(folder / "hf_quant_config.json"))
+    return SourceExport(folder, facts, selection, pruning.kept(), settings)
+
+
+def export_source(
+    model: ModelConfig, edit: Edit, directory: Path, card: ExportCard, mtp: MtpLayers = "drop"
+) -> ExportReport:
+    """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
+
+    The directory appears complete or not at all. Files that differ from the source are kept next to it, as
+    `DIRECTORY.unverified`.
+
+    Args:
+        model: Checkpoint and settings.
+        edit: Edit to export, which may do no more than leave experts out.
+        directory: Folder of the checkpoint, which must be empty or not exist.
+        card: Provenance for the model card.
+        mtp: What becomes of layers for multi-token prediction.
+
+    Raises:
+        UserError: See `plan_source`; or the directory is taken, or the disk is full.
+        ExportError: A written tensor differs from the source's.
+    """
+    with new_checkpoint(directory, card.title) as part:
+        plan = plan_source(model, edit, mtp)
+        check_room(part, sum(tensor.nbytes for tensor in plan.kept))
+        _copy_files(plan.folder, part)
+        for name, content in plan.settings.items():
+            (part / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        checksums = _write_tensors(plan, part)
+        _compare(part, plan.kept, checksums)
+        exporter = exporter_of(edit)
+        assert isinstance(exporter, PruningExporter)
+        summary = exporter.selection_summary(edit, plan.facts, _note(plan))
+        parameters = parameters_after(plan.facts, plan.selection.retained)
+        write_card(part, card, CardFacts(summary, "source", parameters, edit.phenotype_hash))
+    report = ExportReport(
+        part, "source", summary.experts, summary.active, parameters, 0, agreement=None, copied=len(plan.kept)
+    )
+    return finished(report, directory)
+
+
+def _note(plan: SourceExport) -> str:
+    packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
+    values = f"quantised ({packed})" if packed else f"in {plan.facts.dtype}"
+    return f"In the format of the base model: its tensors, {values}, are copied byte for byte."
+
+
+def _resized(
+    pruning: Pruning,
+    raw: dict[str, Any],
+    config: Any,
+    family: ExpertFamily,
+    facts: ModelFacts,
+    selection: ExpertSelection,
+    mtp: MtpLayers,
+) -> dict[str, Any]:
+    """Change the fields of a config.json that depend on the experts, and keep all others as they are."""
+    changed = copy.deepcopy(config)
+    family.resize(changed, facts.rule, selection.retained, selection.active)
+    before, after = config.to_dict(), changed.to_dict()
+    fields = {name: value for name, value in after.items() if before.get(name) != value}
+    for alias, name in config.attribute_map.items():
+        if alias in raw and name in fields:
+            fields[alias] = fields[name]
+    kept_mtp = mtp != "drop" and pruning.has_mtp
+    fields |= {name: raw[name] if kept_mtp else 0 for name in _MTP_FIELDS if name in raw}
+    if "quantization_config" in raw:
+        fields["quantization_config"] = pruning.renamed(raw["quantization_config"])
+    return raw | fields
+
+
+def _copy_files(source: Path, part: Path) -> None:
+    """Copy everything but weights and what is written anew: tokenizer, templates, code, licence."""
+    for file in sorted(source.iterdir()):
+        skipped = file.suffix in _WEIGHTS or file.name in _NOT_COPIED or file.name.startswith(".")
+        if file.is_file() and not skipped:
+            shutil.copyfile(file, part / file.name)
+    templates = source / "additional_chat_templates"
+    if templates.is_dir():
+        shutil.copytree(templates, part / templates.name)
+
+
+def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:
+    """Write all tensors, divided into files as in the source; returns the checksums of the source's bytes by name."""
+    checksums: dict[str, int] = {}
+    places: dict[str, str] = {}
+    by_file = sorted(plan.kept, key=lambda kept: kept.source.file.name)
+    for file, group in groupby(by_file, key=lambda kept: kept.source.file):
+        tensors = list(group)
+        checksums |= _write_file(file, part / file.name, tensors)
+        places |= {tensor.name: file.name for tensor in tensors}
+    index = plan.folder / INDEX_FILE
+    if index.is_file():
+        content = _json(index)
+        content.setdefault("metadata", {})["total_size"] = sum(tensor.nbytes for tensor in plan.kept)
+        # The source's order, as far as names are the same, so that an unpruned index is the source's.
+        order = {name: position for position, name in enumerate(content["weight_map"])}
+        names = sorted(places, key=lambda name: (order.get(name, len(order)), name))
+        content["weight_map"] = {name: places[name] for name in names}
+        (part / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return checksums
+
+
+def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> dict[str, int]:
+    original, begin = read_header(source)
+    # A file of which everything is kept under its name gets the same bytes, header included.
+    names = original.keys() - {"__metadata__"}
+    whole = len(tensors) == len(names) and all(each.rows is None and each.name == each.source.name for each in tensors)
+    if whole:
+        ordered = sorted(tensors, key=lambda each: each.source.start)
+        with source.open("rb") as stream:
+            header = stream.read(begin)
+    else:
+        # Without gaps, tensors start at multiples of their element's size if larger elements come first.
+        ordered = sorted(tensors, key=lambda each: -each.source.alignment)
+        header = _header(original.get("__metadata__"), ordered)
+    checksums = {}
+    with target.open("wb") as stream:
+        stream.write(header)
+        for tensor in ordered:
+            checksum = 0
+            for chunk in tensor.source.chunks(tensor.rows):
+                checksum = zlib.crc32(chunk, checksum)
+                stream.write(chunk)
+            checksums[tensor.name] = checksum
+    return checksums
+
+
+def _header(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
+    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    position = 0
+    for tensor in tensors:
+        where = [position, position + tensor.nbytes]
+        entries[tensor.name] = {"dtype": tensor.source.dtype, "shape": list(tensor.shape), "data_offsets": where}
+        position += tensor.nbytes
+    content = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    content = content.ljust(-(-len(content) // 8) * 8)
+    return len(content).to_bytes(8, "little") + content
+
+
+def _compare(part: Path, kept: Sequence[KeptTensor], checksums: Mapping[str, int]) -> None:
+    """Read the written files back and compare them with what was read from the source.
+
+    Raises:
+        VerificationError: A tensor is missing, superfluous or different.
+    """
+    written = stored_tensors(part)
+    wanted = {tensor.name: tensor for tensor in kept}
+    if written.keys() != wanted.keys():
+        raise VerificationError(f"tensor {min(written.keys() ^ wanted.keys())} is either missing or not expected")
+    for name, tensor in written.items():
+        same = (tensor.dtype, tensor.shape) == (wanted[name].source.dtype, wanted[name].shape)
+        if not same or _checksum(tensor) != checksums[name]:
+            raise VerificationError(f"tensor {name} in {tensor.file.name} isn't what the source has; check the disk")
+
+
+def _checksum(tensor: StoredTensor) -> int:
+    checksum = 0
+    for chunk in tensor.chunks():
+        checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: not valid JSON ({error}); mend this file or fetch it again") from error
