@@ -16,7 +16,7 @@ from moevolve.search.requests.models import ExportRequest
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
-from moevolve.workers.checkpoints.loading import load_config, packed_format, placed
+from moevolve.workers.checkpoints.loading import load_config, packing, placed
 from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
@@ -52,7 +52,7 @@ def _copied(request: ExportRequest, model: ModelConfig, edit: Edit) -> bool:
     """Whether an export without a given form copies its tensors: of quantised checkpoints, if nothing prevents it."""
     if request.device is not None or request.dtype is not None:
         return False
-    if packed_format(load_config(model), model.path) is None:
+    if packing(load_config(model), model.path) is None:
         return request.mtp is not None
     try:
         plan_source(model, edit)

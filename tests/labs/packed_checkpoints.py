@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,3 +124,143 @@ def mxfp4_checkpoint(
         packed |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
         plain[name] = mxfp4_values(blocks, scales).transpose(0, 2, 1)
     return write(model, tokenizer, folder, packed, plain, quantization_config={"quant_method": "mxfp4"}, dtype=None)
+
+
+def fp4_values(codes: NDArray[np.uint8]) -> Floats:
+    """E2M1 numbers: a sign, two bits of exponent with bias 1, one of mantissa."""
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    return np.where(codes & 8, -1.0, 1.0) * magnitudes[codes & 7]
+
+
+def pairs(codes: NDArray[np.uint8]) -> Tensor:
+    """Two four-bit codes of a row in a byte, the first one low."""
+    return torch.from_numpy(codes[:, 0::2] | codes[:, 1::2] << 4)
+
+
+def words(codes: NDArray[np.int64], order: Sequence[int] = range(8)) -> Tensor:
+    """Eight four-bit codes of a row in an int32; bits 4i to 4i + 3 hold number `order[i]` of the eight."""
+    grouped = codes.reshape(len(codes), -1, 8)
+    packed = sum(grouped[:, :, place] << 4 * i for i, place in enumerate(order))
+    return torch.from_numpy(np.asarray(packed).astype(np.uint32).view(np.int32))
+
+
+class Drawn:
+    """Random codes and scales of one matrix, whose numbers have so few bits that bfloat16 holds their products.
+
+    Args:
+        shape: Outputs and inputs of the matrix; inputs are a multiple of 32, outputs of 8.
+    """
+
+    def __init__(self, numbers: np.random.Generator, shape: tuple[int, int], group: int) -> None:
+        self.rows, self.columns = shape
+        self.codes = numbers.integers(0, 16, shape)
+        self.zeros = numbers.integers(1, 16, (self.rows, self.columns // group))
+        self.scales = numbers.integers(8, 16, self.zeros.shape) / 256.0
+        self.group = group
+
+    def spread(self, values: Floats) -> Floats:
+        """Repeat one value per group for all columns of the group."""
+        return values.repeat(self.group, axis=1)
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        return self.codes.astype(np.uint8)
+
+
+def int4(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
+    """compressed-tensors, pack-quantized: signed numbers, stored plus 8."""
+    parts = {
+        "weight_packed": words(draw.codes),
+        "weight_scale": torch.from_numpy(draw.scales).bfloat16(),
+        "weight_shape": torch.tensor([draw.rows, draw.columns]),
+    }
+    return parts, (draw.codes - 8) * draw.spread(draw.scales)
+
+
+def nvfp4(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
+    """compressed-tensors, nvfp4-pack-quantized: a global scale divides."""
+    parts = {
+        "weight_packed": pairs(draw.bytes),
+        "weight_scale": torch.from_numpy(draw.scales * 256).to(torch.float8_e4m3fn),
+        "weight_global_scale": torch.tensor([64.0]),
+        "input_global_scale": torch.tensor([3.0]),
+    }
+    return parts, fp4_values(draw.bytes) * draw.spread(draw.scales) * 4
+
+
+def modelopt(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
+    """ModelOpt's NVFP4: the second scale multiplies."""
+    parts = {
+        "weight": pairs(draw.bytes),
+        "weight_scale": torch.from_numpy(draw.scales * 256).to(torch.float8_e4m3fn),
+        "weight_scale_2": torch.tensor(1 / 64),
+        "input_scale": torch.tensor(0.3),
+    }
+    return parts, fp4_values(draw.bytes) * draw.spread(draw.scales) * 4
+
+
+def mxfp4(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
+    """compressed-tensors, mxfp4-pack-quantized: the exponent of a power of two."""
+    exponents = draw.zeros + 115
+    parts = {"weight_packed": pairs(draw.bytes), "weight_scale": torch.from_numpy(exponents.astype(np.uint8))}
+    return parts, fp4_values(draw.bytes) * draw.spread(np.ldexp(1.0, exponents - 127))
+
+
+def awq(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
+    """AutoAWQ, GEMM: transposed, and eight outputs in a word in an order of their own."""
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    parts = {
+        "qweight": words(np.ascontiguousarray(draw.codes.T), order),
+        "qzeros": words(np.ascontiguousarray(draw.zeros.T), order),
+        "scales": torch.from_numpy(draw.scales.T.copy()).half(),
+    }
+    return parts, (draw.codes - draw.spread(draw.zeros)) * draw.spread(draw.scales)
+
+
+def gptq(draw: Drawn) -> tuple[dict[str, Tensor], Floats]:
+    """GPTQ with inputs in an order of activations: groups are named by input, and zero points stored less one."""
+    group_of = np.random.default_rng(draw.columns).permutation(np.arange(draw.columns) // draw.group)
+    parts = {
+        "qweight": words(draw.codes).T.contiguous(),
+        "qzeros": words(np.ascontiguousarray(draw.zeros.T) - 1),
+        "scales": torch.from_numpy(draw.scales.T.copy()).half(),
+        "g_idx": torch.from_numpy(group_of.astype(np.int32)),
+    }
+    return parts, (draw.codes - draw.zeros[:, group_of]) * draw.scales[:, group_of]
+
+
+def scheme(kind: str, group: int, **weights: Any) -> dict[str, Any]:
+    """Quantisation config of compressed-tensors."""
+    arguments = {"num_bits": 4, "symmetric": True, "group_size": group} | weights
+    groups = {"group_0": {"targets": ["Linear"], "weights": arguments, "format": kind}}
+    ignored = ["lm_head", "re:.*mlp.gate$"]
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": groups, "ignore": ignored}
+
+
+Pack = Callable[[Drawn], tuple[dict[str, Tensor], Floats]]
+LINEAR_FORMATS: dict[str, tuple[Pack, int, dict[str, Any]]] = {
+    "int4": (int4, 32, scheme("pack-quantized", 32, type="int", strategy="group")),
+    "nvfp4": (nvfp4, 16, scheme("nvfp4-pack-quantized", 16, type="float", strategy="tensor_group")),
+    "mxfp4-compressed": (mxfp4, 32, scheme("mxfp4-pack-quantized", 32, type="float", strategy="group")),
+    "modelopt": (modelopt, 16, {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}),
+    "awq": (awq, 32, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}),
+    "gptq": (gptq, 32, {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}),
+}
+"""Formats that quantise every linear layer by itself: how, numbers per group, and the quantisation config."""
+
+
+def linear_checkpoint(
+    kind: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> tuple[ModelConfig, ModelConfig]:
+    """Write a Qwen3-MoE whose projections, experts included, are in one of `LINEAR_FORMATS`; see `write`."""
+    pack, group, settings = LINEAR_FORMATS[kind]
+    model.save_pretrained(folder / "names")
+    numbers, packed, plain = np.random.default_rng(5), {}, {}
+    for name, tensor in load_file(folder / "names" / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            continue
+        rows, columns = tensor.shape
+        parts, values = pack(Drawn(numbers, (rows, columns), group))
+        packed |= {f"{name.removesuffix('weight')}{part}": each.contiguous() for part, each in parts.items()}
+        plain[name] = values
+    return write(model, tokenizer, folder, packed, plain, quantization_config=settings)

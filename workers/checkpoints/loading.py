@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,10 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError, first_line
-from moevolve.workers.checkpoints.unpacking import exact_unpacking
+from moevolve.workers.checkpoints.formats.base import PackedFormat
+from moevolve.workers.checkpoints.formats.registry import packed_format
+from moevolve.workers.checkpoints.formats.unpacked import unpacked_tensors
+from moevolve.workers.checkpoints.headers import stored_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.families.registry import FAMILIES, dense_family
 
@@ -25,10 +27,6 @@ DTYPES: dict[Dtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
-"""Quantisation formats that `transformers` can dequantise while loading (GPT-OSS and DeepSeek-V3), with its config
-class for each."""
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
@@ -134,23 +132,18 @@ def attention_backend(implementation: str, model_type: str) -> str:
     return "eager" if implementation == "sdpa" and family is not None and not family.sdpa else implementation
 
 
-def packed_format(settings: PretrainedConfig, name: str) -> str | None:
-    """Return the quantisation format of a checkpoint's weights; None if they aren't quantised.
+def packing(settings: PretrainedConfig, name: str) -> tuple[str, PackedFormat] | None:
+    """Return the name and format of a checkpoint's quantised weights; None if they aren't quantised.
 
     Raises:
-        UserError: The format can't be dequantised, as pruning and merging experts require.
+        UserError: The format can't be unpacked, as pruning and merging experts require.
     """
     packed = getattr(settings, "quantization_config", None)
     if packed is None:
         return None
-    method = packed.get("quant_method") if isinstance(packed, dict) else packed.quant_method
-    method = str(getattr(method, "value", method))
-    if method not in UNPACKED:
-        raise UserError(
-            f"model {name}: its weights are packed as {method!r}, and only plain numbers can be pruned and merged; "
-            f"use its bfloat16 checkpoint, or one packed as {' or '.join(UNPACKED)}, which are unpacked while they load"
-        )
-    return method
+    packed = packed if isinstance(packed, dict) else packed.to_dict()
+    method = str(packed.get("quant_method"))
+    return method, packed_format(method, packed, name)
 
 
 def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
@@ -182,13 +175,6 @@ def own_dtype(config: ModelConfig) -> Dtype | None:
         UserError: See `load_config` and `dtype_of`.
     """
     return dtype_of(config, load_config(config)) if config.dtype == "auto" else None
-
-
-def _unpacking_arguments(settings: PretrainedConfig, name: str) -> dict[str, Any]:
-    import transformers
-
-    method = packed_format(settings, name)
-    return {} if method is None else {"quantization_config": getattr(transformers, UNPACKED[method])(dequantize=True)}
 
 
 def _source(config: ModelConfig) -> str:
@@ -244,26 +230,29 @@ def load_model(
     device = resolve_device(config)
     _require_safetensors(config)
     settings = load_config(config)
-    unpacking = _unpacking_arguments(settings, config.path)
+    packed = packing(settings, config.path)
+    dtype = DTYPES[dtype_of(config, settings)]
     tokenizer = load_tokenizer(config)
     transformers_logging.disable_progress_bar()
     form = {
-        "dtype": DTYPES[dtype_of(config, settings)],
+        "dtype": dtype,
         "device_map": config.device_map,
         "attn_implementation": attention_backend(config.attn_implementation, settings.model_type),
         **experts_arguments(config.experts_implementation, settings.model_type),
     }
     try:
-        if weights is None:
-            with exact_unpacking() if unpacking else nullcontext():
-                model = AutoModelForCausalLM.from_pretrained(
-                    _source(config), use_safetensors=True, **form, **unpacking, **_hub_arguments(config)
-                )
+        if packed is not None:
+            del settings.quantization_config
+        if weights is None and packed is None:
+            model = AutoModelForCausalLM.from_pretrained(
+                _source(config), use_safetensors=True, **form, **_hub_arguments(config)
+            )
         else:
-            if unpacking:
-                del settings.quantization_config
+            state: Mapping[str, Any] = weights or {}
+            if weights is None and packed is not None:
+                state = unpacked_tensors(stored_tensors(checkpoint_folder(config)), packed[1], dtype)
             kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-            model = kind.from_pretrained(None, config=settings, state_dict=dict(weights), **form)
+            model = kind.from_pretrained(None, config=settings, state_dict=dict(state), **form)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UserError(f"model {config.path}: its weights don't load: {first_line(error)}") from error
     if any(parameter.is_meta for parameter in model.parameters()):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from moevolve.workers.checkpoints.headers import INDEX_FILE, SINGLE_FILE, stored_tensors
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.headers import INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors
 
 MAX_SHARD_BYTES = 5_000_000_000
 
@@ -35,8 +35,13 @@ _NAMES = {
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
 }
 """Names of dtypes in safetensors files."""
+
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def checksum(tensor: Tensor) -> int:
@@ -175,21 +180,29 @@ class ShardReader:
     """Reads the tensors of a checkpoint by name."""
 
     def __init__(self, directory: Path) -> None:
-        self._files = {name: tensor.file for name, tensor in stored_tensors(directory).items()}
+        self._stored = stored_tensors(directory)
 
     @property
     def names(self) -> frozenset[str]:
         """Names of all tensors."""
-        return frozenset(self._files)
+        return frozenset(self._stored)
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Read tensors by name. They are memory-mapped from their files."""
-        found = {}
-        with ExitStack() as stack:
-            opened = {}
-            for name in names:
-                file = self._files[name]
-                if file not in opened:
-                    opened[file] = stack.enter_context(safe_open(file, "pt"))
-                found[name] = opened[file].get_tensor(name)
-        return found
+        """Read tensors by name; see `read_tensor`."""
+        return {name: read_tensor(self._stored[name]) for name in names}
+
+
+def read_tensor(stored: StoredTensor) -> Tensor:
+    """Map a tensor of a file into memory.
+
+    Raises:
+        UserError: Torch doesn't have its dtype.
+    """
+    if stored.dtype not in _DTYPES:
+        raise UserError(f"{stored.file}: tensor {stored.name} is of dtype {stored.dtype}, which can't be read")
+    dtype = _DTYPES[stored.dtype]
+    if not stored.nbytes:
+        return torch.empty(stored.shape, dtype=dtype)
+    # Copy-on-write, because torch warns of arrays that it can't write to.
+    mapped = np.memmap(stored.file, np.uint8, "c", stored.start, (stored.nbytes,))
+    return torch.from_numpy(mapped).view(dtype).reshape(stored.shape)

@@ -37,12 +37,12 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packed_format
+    from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packing
     from moevolve.workers.families.registry import family_of
 
     settings = load_config(config)
     family_of(settings, config.path)
-    packed_format(settings, config.path)
+    packing(settings, config.path)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=DTYPES[dtype_of(config, settings)])
     model.tie_weights()
@@ -56,13 +56,13 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         model: Result of `meta_model(config)`.
         config: Checkpoint and settings.
     """
-    from moevolve.workers.checkpoints.loading import dtype_of, packed_format
+    from moevolve.workers.checkpoints.loading import dtype_of, packing
     from moevolve.workers.families.layers import find_linears, find_moe_layers
     from moevolve.workers.families.registry import family_of
 
     settings = model.config
     family = family_of(settings, config.path)
-    packed = packed_format(settings, config.path)
+    packed = packing(settings, config.path)
     layers = find_moe_layers(model, config.path)
     first = layers[0] if layers else None
     return ModelFacts(
@@ -79,7 +79,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         neuron_parameters=_neuron_parameters(first, settings) if first else 0,
         router_parameters_per_expert=_router_parameters_per_expert(first) if first else 0,
         dtype=dtype_of(config, settings),
-        notes=_notes(model, layers) + ((f"unpacked from {packed} while it loads",) if packed else ()),
+        notes=_notes(model, layers) + ((f"unpacked from {packed[0]} while it loads",) if packed else ()),
         dense=_dense_facts(model, settings),
         linears=tuple(
             LinearFacts(name, module.out_features, module.in_features, module.bias is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from family_samples import make_family_edit
-from numpy.typing import NDArray
-from packed_checkpoints import fp8_checkpoint, mxfp4_checkpoint, scaled
+from family_samples import edit_of_kind
+from packed_checkpoints import LINEAR_FORMATS, fp8_checkpoint, linear_checkpoint, mxfp4_checkpoint, scaled
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.checkpoints.formats.base import scaled_blocks
+from moevolve.workers.checkpoints.formats.mxfp4 import GptOssMxfp4
+from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.loading import load_model
-from moevolve.workers.checkpoints.unpacking import equal_blocks, exact_unpacking
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 MakeModel = Callable[..., "PreTrainedModel"]
-Floats = NDArray[np.float64]
 
 SPLIT = PreparedSplit(
     *("words", "search", "rank", "accuracy", Matching(), 1, " "),
@@ -46,12 +49,12 @@ def same_numbers(packed: ModelConfig, plain: ModelConfig) -> None:
             assert torch.equal(found[name], tensor), name
 
 
-def searched_alike(packed: ModelConfig, plain: ModelConfig, family: str) -> None:
+def searched_alike(packed: ModelConfig, plain: ModelConfig, moe_layers: int) -> None:
     """The full model and a pruned one have the same scores from both checkpoints."""
 
     def replies(config: ModelConfig) -> list[EvaluationReply]:
         worker = EvaluationWorker(config, EngineConfig())
-        edits = IdentityEdit(), make_family_edit(family, "prune")
+        edits = IdentityEdit(), edit_of_kind(moe_layers, 6, "prune")
         return [worker.evaluate(EvaluationRequest(edit, (SPLIT.ref,)), (SPLIT,)) for edit in edits]
 
     scores = []
@@ -70,7 +73,7 @@ def test_fp8_blocks_that_do_not_divide_a_weight(
     """As DeepSeek-V3's `kv_a_proj_with_mqa` is published: ceil(rows / block) rows of scales, the last block cut."""
     configs = fp8_checkpoint(tiny_model("deepseek_v3"), tiny_tokenizer, tmp_path)
     same_numbers(*configs)
-    searched_alike(*configs, "deepseek_v3")
+    searched_alike(*configs, 2)
 
 
 def test_mxfp4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -78,20 +81,28 @@ def test_mxfp4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTok
     model = tiny_model("gpt_oss", intermediate_size=32, hidden_size=96, head_dim=24)
     configs = mxfp4_checkpoint(model, tiny_tokenizer, tmp_path)
     same_numbers(*configs)
-    searched_alike(*configs, "gpt_oss")
+    searched_alike(*configs, 3)
 
 
-@pytest.mark.parametrize("shape", [(576, 7168), (144, 130), (128, 256), (7, 129)])
-def test_scales_of_equal_blocks_say_the_same_of_every_weight(shape: tuple[int, int]) -> None:
-    scales = torch.rand([-(-side // 128) for side in shape], generator=torch.Generator().manual_seed(1))
-    equal = equal_blocks(scales, shape, (128, 128))
-    assert all(side % count == 0 for side, count in zip(shape, equal.shape, strict=True))
-    whole = equal
-    for dim, side in enumerate(shape):
-        whole = whole.repeat_interleave(side // equal.shape[dim], dim)
-    assert np.array_equal(whole.numpy(), scaled(np.ones(shape), scales.numpy(), 128))
-    per_row = torch.ones(shape[0], 1)
-    assert equal_blocks(per_row, shape, (128, 128)) is per_row or shape == (7, 129)
+@pytest.mark.parametrize("kind", LINEAR_FORMATS)
+def test_linear_layers_as_other_programs_write_them(
+    kind: str, tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
+    configs = linear_checkpoint(kind, model, tiny_tokenizer, tmp_path)
+    same_numbers(*configs)
+    searched_alike(*configs, 3)
+
+
+@pytest.mark.parametrize("shape", [(576, 300), (144, 130), (128, 256), (7, 129)])
+def test_blocks_at_the_edges_are_cut(shape: tuple[int, int]) -> None:
+    numbers = np.random.default_rng(1)
+    values = numbers.integers(-8, 9, shape).astype(np.float32)
+    scales = numbers.integers(1, 99, [-(-side // 128) for side in shape]).astype(np.float32)
+    found = scaled_blocks(torch.from_numpy(values), torch.from_numpy(scales), (128, 128), torch.float32)
+    assert np.array_equal(found.numpy(), scaled(values.astype(np.float64), scales.astype(np.float64), 128))
+    with pytest.raises(ValueError, match=r"there are \[3, 1\] scales, and its shape"):
+        scaled_blocks(torch.from_numpy(values), torch.ones(3, 1), (128, 128), torch.float32)
 
 
 def test_four_bit_experts_are_unpacked_one_after_the_other_to_the_same_numbers() -> None:
@@ -108,7 +119,60 @@ def test_four_bit_experts_are_unpacked_one_after_the_other_to_the_same_numbers()
         most = max(most, len(blocks))
         return theirs(blocks, scales, **settings)
 
-    with pytest.MonkeyPatch.context() as patch, exact_unpacking():
+    names = ["experts.up_blocks", "experts.up_scales"]
+    (matrix,) = GptOssMxfp4({}).matrices(names)
+    assert matrix.name == "experts.up" and sorted(matrix.parts.values()) == names
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mxfp4, "convert_moe_packed_tensors", seen)
-        found = mxfp4.dequantize_convertops(blocks, scales, torch.bfloat16)
+        found = matrix.unpack({"blocks": blocks, "scales": scales}, torch.bfloat16)
     assert torch.equal(found, at_once) and most == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"quant_method": "bitsandbytes"},
+            "packed as 'bitsandbytes'.* one packed as fp8, mxfp4",
+        ),
+        ({"quant_method": "fp8"}, "fp8 weights without weight_block_size"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quantised by W4A8_AWQ aren't supported"),
+        ({"quant_method": "awq", "bits": 8}, "awq weights of 8 bits in version gemm"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq weights of 3 bits"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": 3}}, "isn't one of compressed-tensors"),
+    ],
+)
+def test_what_cannot_be_unpacked_is_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"model some/name: .*{message}"):
+        packed_format(settings["quant_method"], settings, "some/name")
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "compressed_tensors", None)
+    with pytest.raises(UserError, match=r"pip install 'moevolve\[quantised\]'"):
+        packed_format("gptq", {}, "some/name")
+    packed_format("fp8", {"weight_block_size": [128, 128]}, "some/name")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("missing", "is quantised, and .*up_proj.weight_packed is missing"),
+        ("shape", "up_proj.weight can't be unpacked"),
+    ],
+)
+def test_a_damaged_matrix_is_named(
+    damage: str, message: str, tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
+    config, _ = linear_checkpoint("int4", model, tiny_tokenizer, tmp_path)
+    file = Path(config.path) / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.experts.3.up_proj."
+    if damage == "missing":
+        del tensors[name + "weight_packed"]
+    else:
+        tensors[name + "weight_scale"] = tensors[name + "weight_scale"][:5].contiguous()
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(UserError, match=message):
+        load_model(config)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from edit_checks import Found, assert_close, assert_same_elsewhere, computed, logits
 from family_samples import edit_of_kind
-from packed_checkpoints import fp8_checkpoint, mxfp4_checkpoint
+from packed_checkpoints import LINEAR_FORMATS, fp8_checkpoint, linear_checkpoint, mxfp4_checkpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -40,7 +40,7 @@ Outsider = Callable[[list[Path], Tensor], Found]
 Checkpoints = Callable[[str], ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
-FORMATS = ("fp8", "mxfp4", "qwen2_moe", "sharded")
+FORMATS = ("fp8", "mxfp4", "qwen2_moe", "sharded", *LINEAR_FORMATS)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,9 @@ def checkpoints(
         if kind == "mxfp4":
             model = tiny_model("gpt_oss", intermediate_size=32, hidden_size=96, head_dim=24)
             return mxfp4_checkpoint(model, tiny_tokenizer, place)[0]
+        if kind in LINEAR_FORMATS:
+            model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
+            return linear_checkpoint(kind, model, tiny_tokenizer, place)[0]
         if kind == "sharded":
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(shards, "MAX_SHARD_BYTES", 20_000)
@@ -77,7 +80,7 @@ def checkpoints(
 
 def shape_of(kind: str) -> tuple[int, int]:
     """MoE layers and experts of a format's checkpoint."""
-    return {"fp8": (2, 6), "mxfp4": (3, 6), "qwen2_moe": (2, 6), "sharded": (3, 6)}[kind]
+    return (2 if kind in ("fp8", "qwen2_moe") else 3), 6
 
 
 def weights(directory: Path) -> dict[str, bytes]:

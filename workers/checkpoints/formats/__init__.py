@@ -1,0 +1,1 @@
+"""Formats of quantised weights, one file per format."""
