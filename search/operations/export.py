@@ -52,7 +52,7 @@ def _copied(request: ExportRequest, model: ModelConfig, edit: Edit) -> bool:
     """Whether an export without a given form copies its tensors: of quantised checkpoints, if nothing prevents it."""
     if request.device is not None or request.dtype is not None:
         return False
-    if packing(load_config(model), model.path) is None:
+    if packing(model, load_config(model)) is None:
         return request.mtp is not None
     try:
         plan_source(model, edit)

@@ -71,17 +71,19 @@ def model_fingerprint(config: ModelConfig) -> str:
 
     For a local directory it covers the files that `transformers` reads (`_READ`; JSON by its content, not its
     formatting), Python files if a config's `auto_map` names code, and the name, size and content of every safetensors
-    file (see `WHOLE_HASH_LIMIT`). For a hub id it is the hash of the commit.
+    file, or of the GGUF file (see `WHOLE_HASH_LIMIT`). For a hub id it is the hash of the commit.
 
     Raises:
         UserError: The checkpoint can't be found, has no safetensors, or contains invalid JSON.
     """
-    from moevolve.workers.checkpoints.loading import local_directory
+    from moevolve.workers.checkpoints.formats.gguf import gguf_parts
+    from moevolve.workers.checkpoints.loading import gguf_file, local_directory
 
     directory = local_directory(config)
     if directory is None:
         return hashlib.sha256(_commit(config).encode()).hexdigest()
-    weights = sorted(directory.glob("*.safetensors"))
+    file = gguf_file(config)
+    weights = sorted(directory.glob("*.safetensors")) if file is None else gguf_parts(file)
     if not weights:
         raise UserError(f"model {config.path}: no *.safetensors file; convert the checkpoint first")
     digest = hashlib.sha256()
@@ -141,9 +143,10 @@ def _whole(file: Path) -> bytes:
 
 
 def _edges(file: Path) -> bytes:
-    """Hash the safetensors header and the first and last MiB of the file."""
+    """Hash the header of a safetensors file, or what can be that of a GGUF file, and the first and last MiB."""
     with file.open("rb") as stream:
-        header = int.from_bytes(stream.read(8), "little")
+        # A GGUF file's metadata have the vocabulary, and don't say how long they are.
+        header = 16 * _EDGE if file.suffix == ".gguf" else int.from_bytes(stream.read(8), "little")
         digest = hashlib.sha256(stream.read(min(header, 64 * _EDGE)))
         stream.seek(0)
         digest.update(stream.read(_EDGE))

@@ -30,12 +30,12 @@ _CHUNK = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a safetensors file.
+    """A tensor in a file.
 
     Attributes:
         name: Name in the checkpoint.
         file: File that contains it.
-        dtype: Dtype as safetensors spells it, for example `BF16` or `F8_E4M3`.
+        dtype: Dtype as the format spells it, for example `BF16` in safetensors and `Q4_K` in GGUF.
         shape: Sizes of the dimensions.
         start: Position of its first byte in the file.
         nbytes: Size in bytes.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError, first_line
-from moevolve.workers.checkpoints.formats.base import PackedFormat
+from moevolve.workers.checkpoints.formats.gguf import gguf_parts, gguf_tensors
+from moevolve.workers.checkpoints.formats.gguf_config import gguf_config
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.formats.unpacked import unpacked_tensors
 from moevolve.workers.checkpoints.headers import stored_tensors
@@ -65,16 +67,31 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
     return replace(settings, device_map=None, originals="device") if on_cpu else settings
 
 
+def gguf_file(config: ModelConfig) -> Path | None:
+    """Return the checkpoint's GGUF file, the first part of a split one; None if `path` isn't such a file.
+
+    Raises:
+        UserError: The file, or a part of it, doesn't exist.
+    """
+    path = Path(config.path).expanduser()
+    return gguf_parts(path)[0] if path.suffix == ".gguf" else None
+
+
 def local_directory(config: ModelConfig) -> Path | None:
-    """Return the checkpoint's directory, or None if `path` is a hub id.
+    """Return the checkpoint's directory, for a GGUF file the one that it is in, or None if `path` is a hub id.
 
     Raises:
         UserError: `path` looks like a path, but isn't the directory of a checkpoint.
     """
+    file = gguf_file(config)
+    if file is not None:
+        return file.parent
     path = Path(config.path).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise UserError(f"model {config.path}: the directory has no config.json; give the folder of a checkpoint")
+            files = sorted(file.name for file in path.glob("*.gguf"))
+            instead = f"one of its files, for example {path / files[0]}" if files else "the folder of a checkpoint"
+            raise UserError(f"model {config.path}: the directory has no config.json; give {instead}")
         return path
     hub_like = (
         config.path.count("/") <= 1 and not config.path.startswith((".", "~", os.sep)) and "\\" not in config.path
@@ -104,9 +121,9 @@ def checkpoint_folder(config: ModelConfig) -> Path:
 
 
 def has_weights(config: ModelConfig) -> bool:
-    """Return whether the checkpoint has safetensors files; assumed for hub ids."""
+    """Return whether the checkpoint has safetensors files, or is a GGUF file; assumed for hub ids."""
     directory = local_directory(config)
-    return directory is None or any(directory.glob("*.safetensors"))
+    return directory is None or gguf_file(config) is not None or any(directory.glob("*.safetensors"))
 
 
 def _require_safetensors(config: ModelConfig) -> None:
@@ -132,18 +149,40 @@ def attention_backend(implementation: str, model_type: str) -> str:
     return "eager" if implementation == "sdpa" and family is not None and not family.sdpa else implementation
 
 
-def packing(settings: PretrainedConfig, name: str) -> tuple[str, PackedFormat] | None:
-    """Return the name and format of a checkpoint's quantised weights; None if they aren't quantised.
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a checkpoint's weights are packed.
+
+    Attributes:
+        name: Name of the format.
+        tensors: Returns the tensors as an unquantised checkpoint has them, each unpacked to a given dtype on
+            `tensor[...]`.
+    """
+
+    name: str
+    tensors: Callable[[torch.dtype], Mapping[str, Any]]
+
+
+def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
+    """Return how a checkpoint's weights are packed; None if it has plain numbers in safetensors files.
+
+    Args:
+        config: Model settings.
+        settings: Result of `load_config(config)`.
 
     Raises:
         UserError: The format can't be unpacked, as pruning and merging experts require.
     """
+    file = gguf_file(config)
+    if file is not None:
+        return Packing("gguf", partial(gguf_tensors, file, settings))
     packed = getattr(settings, "quantization_config", None)
     if packed is None:
         return None
     packed = packed if isinstance(packed, dict) else packed.to_dict()
     method = str(packed.get("quant_method"))
-    return method, packed_format(method, packed, name)
+    packed_as = packed_format(method, packed, config.path)
+    return Packing(method, lambda dtype: unpacked_tensors(stored_tensors(checkpoint_folder(config)), packed_as, dtype))
 
 
 def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
@@ -159,7 +198,7 @@ def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
     if config.dtype != "auto":
         return config.dtype
     # Published quantised checkpoints compute in bfloat16.
-    if getattr(settings, "quantization_config", None) is not None:
+    if gguf_file(config) is not None or getattr(settings, "quantization_config", None) is not None:
         return "bfloat16"
     for name, dtype in DTYPES.items():
         if dtype == settings.dtype:
@@ -181,6 +220,12 @@ def _source(config: ModelConfig) -> str:
     return str(local_directory(config) or config.path)
 
 
+def _alone(config: ModelConfig, *files: str) -> Path | None:
+    """Return the checkpoint's GGUF file if none of the given files is next to it."""
+    file = gguf_file(config)
+    return None if file is None or any((file.parent / name).is_file() for name in files) else file
+
+
 def load_config(config: ModelConfig) -> PretrainedConfig:
     """Load the `transformers` config of a checkpoint.
 
@@ -189,10 +234,16 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
     """
     from transformers import AutoConfig
 
+    file = _alone(config, "config.json")
+    if file is not None:
+        return gguf_config(file)
     try:
-        return AutoConfig.from_pretrained(_source(config), **_hub_arguments(config))
+        settings = AutoConfig.from_pretrained(_source(config), **_hub_arguments(config))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model {config.path}: its config can't be read: {first_line(error)}") from error
+    if gguf_file(config) is not None and hasattr(settings, "quantization_config"):
+        del settings.quantization_config  # that of the checkpoint that the file was made from
+    return settings
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -201,9 +252,13 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     Raises:
         UserError: The tokenizer can't be found or read.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    file = _alone(config, "tokenizer.json", "tokenizer_config.json")
     try:
+        if file is not None:
+            # `AutoTokenizer` would read the file's config first, which `transformers` can for few architectures.
+            return PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
         return AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model {config.path}: its tokenizer can't be read: {first_line(error)}") from error
@@ -230,7 +285,7 @@ def load_model(
     device = resolve_device(config)
     _require_safetensors(config)
     settings = load_config(config)
-    packed = packing(settings, config.path)
+    packed = packing(config, settings)
     dtype = DTYPES[dtype_of(config, settings)]
     tokenizer = load_tokenizer(config)
     transformers_logging.disable_progress_bar()
@@ -241,7 +296,7 @@ def load_model(
         **experts_arguments(config.experts_implementation, settings.model_type),
     }
     try:
-        if packed is not None:
+        if hasattr(settings, "quantization_config"):
             del settings.quantization_config
         if weights is None and packed is None:
             model = AutoModelForCausalLM.from_pretrained(
@@ -250,7 +305,7 @@ def load_model(
         else:
             state: Mapping[str, Any] = weights or {}
             if weights is None and packed is not None:
-                state = unpacked_tensors(stored_tensors(checkpoint_folder(config)), packed[1], dtype)
+                state = packed.tensors(dtype)
             kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
             model = kind.from_pretrained(None, config=settings, state_dict=dict(state), **form)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:

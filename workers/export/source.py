@@ -11,15 +11,17 @@ import copy
 import json
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.formats.gguf import stored_gguf
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
-from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config
+from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file, load_config
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers
 from moevolve.workers.contract.edits import Edit, underlying
@@ -27,6 +29,7 @@ from moevolve.workers.contract.facts import ModelFacts, parameters_after
 from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
+from moevolve.workers.export.gguf import kept_gguf, write_gguf
 from moevolve.workers.families.base import ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.registry import exporter_of
@@ -50,6 +53,8 @@ class SourceExport:
         selection: Experts to keep.
         kept: Tensors to write.
         settings: Contents of JSON files to write, by name.
+        gguf: GGUF file of the source; None for safetensors.
+        changes: New numbers in its metadata, by key.
     """
 
     folder: Path
@@ -57,6 +62,8 @@ class SourceExport:
     selection: ExpertSelection
     kept: Sequence[KeptTensor]
     settings: Mapping[str, Any]
+    gguf: Path | None = None
+    changes: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> SourceExport:
@@ -80,17 +87,21 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
     folder = checkpoint_folder(model)
     family = FAMILIES[facts.family]
     assert isinstance(family, ExpertFamily)
-    config = load_config(model)
-    pruning = Pruning(
-        stored_tensors(folder),
-        family,
-        facts.moe_layers,
-        facts.experts,
-        int(config.num_hidden_layers),
-        selection,
-        mtp,
-    )
-    settings = {"config.json": _resized(pruning, _json(folder / "config.json"), config, family, facts, selection, mtp)}
+    config, file = load_config(model), gguf_file(model)
+    settings: dict[str, Any] = {}
+    raw = _json(folder / "config.json") if (folder / "config.json").is_file() else None
+    if raw is not None:
+        settings["config.json"] = raw | _resized(raw, config, family, facts, selection)
+    layers = int(config.num_hidden_layers)
+    if file is not None:
+        kept, changes = kept_gguf(file, facts, selection, layers, mtp)
+        return SourceExport(folder, facts, selection, kept, settings, file, changes)
+    assert raw is not None
+    pruning = Pruning(stored_tensors(folder), family, facts.moe_layers, facts.experts, layers, selection, mtp)
+    kept_mtp = mtp != "drop" and pruning.has_mtp
+    settings["config.json"] |= {name: raw[name] if kept_mtp else 0 for name in _MTP_FIELDS if name in raw}
+    if "quantization_config" in raw:
+        settings["config.json"]["quantization_config"] = pruning.renamed(raw["quantization_config"])
     if (folder / "hf_quant_config.json").is_file():
         settings["hf_quant_config.json"] = pruning.renamed(_json(folder / "hf_quant_config.json"))
     return SourceExport(folder, facts, selection, pruning.kept(), settings)
@@ -122,7 +133,8 @@ def export_source(
         for name, content in plan.settings.items():
             (part / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         checksums = _write_tensors(plan, part)
-        _compare(part, plan.kept, checksums)
+        written = stored_tensors(part) if plan.gguf is None else stored_gguf(part / plan.gguf.name)
+        _compare(written, plan.kept, checksums)
         exporter = exporter_of(edit)
         assert isinstance(exporter, PruningExporter)
         summary = exporter.selection_summary(edit, plan.facts, _note(plan))
@@ -135,21 +147,19 @@ def export_source(
 
 
 def _note(plan: SourceExport) -> str:
-    packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
-    values = f"quantised ({packed})" if packed else f"in {plan.facts.dtype}"
+    if plan.gguf is not None:
+        kinds = Counter(tensor.source.dtype for tensor in plan.kept if tensor.rows is not None)
+        values = f"in GGUF ({', '.join(sorted(kinds))})" if kinds else "in GGUF"
+    else:
+        packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
+        values = f"quantised ({packed})" if packed else f"in {plan.facts.dtype}"
     return f"In the format of the base model: its tensors, {values}, are copied byte for byte."
 
 
 def _resized(
-    pruning: Pruning,
-    raw: dict[str, Any],
-    config: Any,
-    family: ExpertFamily,
-    facts: ModelFacts,
-    selection: ExpertSelection,
-    mtp: MtpLayers,
+    raw: dict[str, Any], config: Any, family: ExpertFamily, facts: ModelFacts, selection: ExpertSelection
 ) -> dict[str, Any]:
-    """Change the fields of a config.json that depend on the experts, and keep all others as they are."""
+    """Return the fields of a config.json that depend on the experts, with their new values."""
     changed = copy.deepcopy(config)
     family.resize(changed, facts.rule, selection.retained, selection.active)
     before, after = config.to_dict(), changed.to_dict()
@@ -157,11 +167,7 @@ def _resized(
     for alias, name in config.attribute_map.items():
         if alias in raw and name in fields:
             fields[alias] = fields[name]
-    kept_mtp = mtp != "drop" and pruning.has_mtp
-    fields |= {name: raw[name] if kept_mtp else 0 for name in _MTP_FIELDS if name in raw}
-    if "quantization_config" in raw:
-        fields["quantization_config"] = pruning.renamed(raw["quantization_config"])
-    return raw | fields
+    return fields
 
 
 def _copy_files(source: Path, part: Path) -> None:
@@ -177,6 +183,8 @@ def _copy_files(source: Path, part: Path) -> None:
 
 def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:
     """Write all tensors, divided into files as in the source; returns the checksums of the source's bytes by name."""
+    if plan.gguf is not None:
+        return write_gguf(plan.gguf, part, plan.kept, plan.changes)
     checksums: dict[str, int] = {}
     places: dict[str, str] = {}
     by_file = sorted(plan.kept, key=lambda kept: kept.source.file.name)
@@ -233,13 +241,12 @@ def _header(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
     return len(content).to_bytes(8, "little") + content
 
 
-def _compare(part: Path, kept: Sequence[KeptTensor], checksums: Mapping[str, int]) -> None:
-    """Read the written files back and compare them with what was read from the source.
+def _compare(written: Mapping[str, StoredTensor], kept: Sequence[KeptTensor], checksums: Mapping[str, int]) -> None:
+    """Read the written tensors back and compare them with what was read from the source.
 
     Raises:
         VerificationError: A tensor is missing, superfluous or different.
     """
-    written = stored_tensors(part)
     wanted = {tensor.name: tensor for tensor in kept}
     if written.keys() != wanted.keys():
         raise VerificationError(f"tensor {min(written.keys() ^ wanted.keys())} is either missing or not expected")

@@ -42,7 +42,7 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
 
     settings = load_config(config)
     family_of(settings, config.path)
-    packing(settings, config.path)
+    packing(config, settings)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=DTYPES[dtype_of(config, settings)])
     model.tie_weights()
@@ -62,7 +62,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
 
     settings = model.config
     family = family_of(settings, config.path)
-    packed = packing(settings, config.path)
+    packed = packing(config, settings)
     layers = find_moe_layers(model, config.path)
     first = layers[0] if layers else None
     return ModelFacts(
@@ -79,7 +79,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         neuron_parameters=_neuron_parameters(first, settings) if first else 0,
         router_parameters_per_expert=_router_parameters_per_expert(first) if first else 0,
         dtype=dtype_of(config, settings),
-        notes=_notes(model, layers) + ((f"unpacked from {packed[0]} while it loads",) if packed else ()),
+        notes=_notes(model, layers) + ((f"unpacked from {packed.name} while it loads",) if packed else ()),
         dense=_dense_facts(model, settings),
         linears=tuple(
             LinearFacts(name, module.out_features, module.in_features, module.bias is not None)

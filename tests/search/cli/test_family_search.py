@@ -12,6 +12,8 @@ import pytest
 import torch
 from dense_lab import population, search
 from family_samples import SETTINGS, randomise
+from gguf import GGMLQuantizationType as Type
+from gguf_checkpoints import gguf_checkpoint
 from local_workers import local_pool
 from packed_checkpoints import fp8_checkpoint
 
@@ -155,6 +157,24 @@ def test_a_quantised_checkpoint_is_exported_in_its_own_format(tiny: Any, tmp_pat
             with pytest.raises(UserError, match=message):
                 export(store, ExportRequest(merged, tmp_path / "refused", **changes))  # type: ignore[arg-type]
     assert not (tmp_path / "refused").exists()
+
+
+def test_a_gguf_file_is_searched_and_pruned(tiny: Any, tmp_path: Path) -> None:
+    """The file, with its config and tokenizer next to it, is a model like any other."""
+    run = family_run(tiny, tmp_path, "gpt_oss")
+    model, tokenizer = load_model(ModelConfig(run.model.path, device="cpu", dtype="float32"))
+    packed, _ = gguf_checkpoint(model, tokenizer, tmp_path / "gguf", Type.F16)  # type: ignore[arg-type]
+    run = run.model_copy(update={"model": replace(run.model, path=packed.path, dtype="float32")})
+    with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
+        setup = searched(run, store)
+        pruned = [row for row in store.history("family-1") if row.phase == "prune"]
+        best = max(pruned, key=lambda row: row.fitness or 0.0)
+        report = export(store, ExportRequest(f"gpt_oss:{best.index}", tmp_path / "pruned"))
+    assert report.form == "source" and {"config.json", "model.gguf"} <= {
+        each.name for each in report.directory.iterdir()
+    }
+    exported = ModelConfig(str(report.directory / "model.gguf"), device="cpu", dtype="float32")
+    assert score(setup, exported) == pytest.approx(best.fitness, abs=1e-6)
 
 
 def test_a_search_that_the_family_cannot_express_never_starts(tiny: Any, tmp_path: Path) -> None:

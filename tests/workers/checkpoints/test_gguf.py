@@ -1,0 +1,170 @@
+"""GGUF checkpoints: they load the numbers that they hold, and what is wrong with one is named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf_checkpoints import ARCHITECTURES, SETTINGS, gguf_checkpoint, lone_gguf, metadata, write_gguf
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.fingerprint import model_fingerprint
+from moevolve.workers.checkpoints.formats.gguf import gguf_parts
+from moevolve.workers.checkpoints.loading import load_model, local_directory
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.model.describe import describe_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+MakeModel = Callable[..., "PreTrainedModel"]
+Write = Callable[..., tuple[ModelConfig, ModelConfig]]
+
+
+@pytest.fixture
+def write(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Write:
+    """Write a family's checkpoint as GGUF and as safetensors; see `gguf_checkpoint`."""
+
+    def checkpoint(family: str, kind: Type = Type.Q8_0, files: int = 1, **settings: Any) -> Any:
+        model = tiny_model(family, **(SETTINGS[family] | settings))
+        return gguf_checkpoint(model, tiny_tokenizer, tmp_path / "made", kind, files)
+
+    return checkpoint
+
+
+def same_numbers(packed: ModelConfig, plain: ModelConfig) -> None:
+    """Both checkpoints load equal tensors, in float32 and in the default bfloat16."""
+    for dtype in ("float32", "bfloat16"):
+        found = load_model(replace(packed, dtype="auto" if dtype == "bfloat16" else "float32"))[0].state_dict()
+        expected = load_model(replace(plain, dtype=dtype))[0].state_dict()  # type: ignore[arg-type]
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert found[name].dtype == tensor.dtype, name
+            assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_architecture_loads_its_numbers(family: str, write: Write) -> None:
+    same_numbers(*write(family))
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q4_0, Type.Q4_K])
+def test_other_types(kind: Type, write: Write) -> None:
+    settings = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2} if kind == Type.Q4_K else {}
+    same_numbers(*write("qwen3_moe", kind, **settings))
+
+
+def test_a_model_in_several_files(write: Write) -> None:
+    packed, plain = write("qwen3_moe", files=3)
+    assert len(gguf_parts(Path(packed.path))) == 3
+    same_numbers(packed, plain)
+    last = packed.path.replace("00001-of", "00003-of")
+    assert model_fingerprint(replace(packed, path=last)) == model_fingerprint(packed)
+    Path(last).unlink()
+    with pytest.raises(UserError, match=r"00003-of-00003.gguf: no such file; a split model needs all its parts"):
+        load_model(packed)
+
+
+ALONE = {"vocab_size": 260, "pad_token_id": None, "bos_token_id": None, "eos_token_id": 259}
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])
+def test_a_file_alone_is_a_checkpoint(family: str, tiny_model: MakeModel, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = tiny_model(family, **(SETTINGS[family] | ALONE))
+    config = lone_gguf(model, tmp_path / "tiny.gguf")
+    found, tokenizer = load_model(config)
+    original = AutoModelForCausalLM.from_config(model.config).eval()
+    original.load_state_dict(found.state_dict())
+    ids = torch.arange(60).reshape(3, 20) * 4
+    assert torch.equal(found(ids).logits, original(ids).logits)
+    assert tokenizer("hello").input_ids == [257, 258] and tokenizer.eos_token_id == 259
+    assert describe_model(config).experts == 6
+    if family.startswith("qwen"):
+        # `transformers` reads tensors of these two architectures, but not the width of an expert.
+        theirs = AutoModelForCausalLM.from_pretrained(
+            tmp_path, gguf_file="tiny.gguf", config=found.config, dtype="float32"
+        ).state_dict()
+        state = found.state_dict()
+        assert state.keys() == theirs.keys()
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in state.items())
+
+
+def test_what_cannot_be_derived_needs_the_config(write: Write) -> None:
+    packed, _ = write("gpt_oss")
+    (Path(packed.path).parent / "config.json").unlink()
+    with pytest.raises(UserError, match=r"config of architecture 'gpt-oss' can't be derived from it; put the config"):
+        load_model(packed)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("truncated", "isn't a valid GGUF file, or ends early"),
+        ("text", "isn't a valid GGUF file"),
+        ("architecture", "its architecture is 'qwen3moe', and its config's model type is 'olmoe'"),
+        ("shape", r"tensor \S+ is of shape .*, and by the config"),
+        ("missing", "tensor blk.0.attn_q_norm.weight, from which .* is made, is missing"),
+        ("unknown", "tensor blk.1.extra.weight isn't part of a qwen3_moe model"),
+    ],
+)
+def test_a_damaged_file_is_named(damage: str, message: str, write: Write, tiny_model: MakeModel) -> None:
+    packed, _ = write("qwen3_moe")
+    file = Path(packed.path)
+    model = tiny_model("qwen3_moe", **SETTINGS["qwen3_moe"])
+    stored = {each.name: (each.data.copy(), each.tensor_type) for each in gguf.GGUFReader(file).tensors}
+    match damage:
+        case "truncated":
+            file.write_bytes(file.read_bytes()[:-1000])
+        case "text":
+            file.write_text("version https://git-lfs.github.com/spec/v1\n")
+        case "architecture":
+            tiny_model("olmoe", **SETTINGS["olmoe"]).config.save_pretrained(file.parent)
+        case "shape":
+            model.config.moe_intermediate_size = 64
+            model.config.save_pretrained(file.parent)
+        case "missing":
+            del stored["blk.0.attn_q_norm.weight"]
+            write_gguf(file, stored, metadata(model.config))
+        case "unknown":
+            stored["blk.1.extra.weight"] = stored["output_norm.weight"]
+            write_gguf(file, stored, metadata(model.config))
+    with pytest.raises(UserError, match=message):
+        load_model(packed)
+
+
+def test_a_folder_is_not_a_file(write: Write) -> None:
+    packed, _ = write("qwen3_moe")
+    folder = Path(packed.path).parent
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match=r"no config.json; give one of its files, for example .*/model.gguf"):
+        local_directory(replace(packed, path=str(folder)))
+    with pytest.raises(UserError, match=r"none.gguf: no such file"):
+        local_directory(replace(packed, path=str(folder / "none.gguf")))
+
+
+def test_a_missing_library_is_named(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, _ = write("qwen3_moe")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UserError, match=r"pip install 'moevolve\[quantised\]'"):
+        load_model(packed)
+
+
+def test_fingerprints_tell_files_apart(write: Write, tmp_path: Path) -> None:
+    packed, _ = write("qwen3_moe")
+    file = Path(packed.path)
+    found = model_fingerprint(packed)
+    (file.parent / "other.gguf").write_bytes(b"another model")
+    assert model_fingerprint(packed) == found
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert model_fingerprint(packed) != found

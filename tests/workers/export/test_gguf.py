@@ -1,0 +1,167 @@
+"""Exports of GGUF checkpoints: copied bytes, in a file that llama.cpp and `transformers` can load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from edit_checks import assert_close, logits
+from family_samples import edit_of_kind
+from gguf import GGMLQuantizationType as Type
+from gguf_checkpoints import ARCHITECTURES, SETTINGS, gguf_checkpoint, lone_gguf, metadata, vocabulary, write_gguf
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.formats.gguf import gguf_parts
+from moevolve.workers.checkpoints.loading import load_model
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.source import export_source
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.resident import ResidentModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+Checkpoints = Callable[..., ModelConfig]
+
+CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
+LAYERS, EXPERTS = 3, 6
+
+
+@pytest.fixture
+def write(
+    tiny_model: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> Checkpoints:
+    """Write a family's checkpoint as GGUF; see `gguf_checkpoint`."""
+
+    def checkpoint(family: str = "qwen3_moe", kind: Type = Type.Q8_0, files: int = 1) -> ModelConfig:
+        model = tiny_model(family, **SETTINGS[family])
+        return gguf_checkpoint(model, tiny_tokenizer, tmp_path / "made", kind, files)[0]
+
+    return checkpoint
+
+
+def exported(config: ModelConfig, directory: Path) -> ModelConfig:
+    return replace(config, path=str(directory / Path(config.path).name))
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_keeping_all_experts_gives_equal_files(files: int, write: Checkpoints, tmp_path: Path) -> None:
+    config = write(files=files)
+    report = export_source(config, IdentityEdit(), tmp_path / "out", CARD)
+    sources = gguf_parts(Path(config.path))
+    assert len(sources) == files
+    for source in sources:
+        assert (tmp_path / "out" / source.name).read_bytes() == source.read_bytes()
+    assert report.copied == sum(len(gguf.GGUFReader(source).tensors) for source in sources)
+    assert (tmp_path / "out" / "tokenizer.json").exists() and (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_vocabulary_is_copied(tiny_model: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    model = tiny_model("qwen3_moe", **(SETTINGS["qwen3_moe"] | {"vocab_size": 260}))
+    (tmp_path / "made").mkdir()
+    config = lone_gguf(model, tmp_path / "made" / "tiny.gguf")
+    export_source(config, IdentityEdit(), tmp_path / "all", CARD)
+    assert (tmp_path / "all" / "tiny.gguf").read_bytes() == Path(config.path).read_bytes()
+    export_source(config, edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2), tmp_path / "out", CARD)
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["README.md", "tiny.gguf"]
+    before, after = (gguf.GGUFReader(at) for at in (config.path, tmp_path / "out" / "tiny.gguf"))
+    found = {
+        key: field.contents()
+        for key, field in after.fields.items()
+        if not key.startswith("GGUF.") and field.contents() != before.fields[key].contents()
+    }
+    assert found == {"qwen3moe.expert_count": 4} and before.fields.keys() == after.fields.keys()
+    assert load_model(exported(config, tmp_path / "out"))[1]("hello").input_ids == [257, 258]
+    assert after.get_field("tokenizer.ggml.tokens").contents() == vocabulary()["tokenizer.ggml.tokens"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_rotated_experts_compute_the_same(family: str, write: Checkpoints, tokens: Tensor, tmp_path: Path) -> None:
+    """A router whose rows are in another order than its experts would still write fluent text."""
+    config = write(family)
+    rotated = np.roll(np.eye(EXPERTS, dtype=np.float32), 2, axis=0)[None].repeat(LAYERS, axis=0)
+    export_source(config, EepEdit(rotated, rotated, 2, "logits"), tmp_path / "out", CARD)
+    expected = logits(ResidentModel.load(config), None, tokens)
+    assert_close(logits(ResidentModel.load(exported(config, tmp_path / "out")), None, tokens), expected, 1e-5)
+    assert (tmp_path / "out" / "model.gguf").read_bytes() != Path(config.path).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "files"),
+    [*((family, Type.Q8_0, 1) for family in ARCHITECTURES), ("qwen3_moe", Type.Q4_0, 2), ("mixtral", Type.F16, 1)],
+)
+def test_a_pruned_file_computes_what_the_search_measured(
+    family: str, kind: Type, files: int, write: Checkpoints, tokens: Tensor, tmp_path: Path
+) -> None:
+    config = write(family, kind, files)
+    resident = ResidentModel.load(config)
+    for how in ("prune", "crossed"):
+        edit = edit_of_kind(LAYERS, EXPERTS, how, 4, 1, "logits")
+        expected = logits(resident, edit, tokens)
+        report = export_source(config, edit, tmp_path / how, CARD)
+        found = ResidentModel.load(exported(config, tmp_path / how))
+        assert_close(logits(found, None, tokens), expected, 1e-5)
+        assert (report.experts, report.active) == (4, 1)
+        assert report.parameters == sum(each.numel() for each in found.model.parameters())
+    assert f"in GGUF ({', '.join(sorted({kind.name, 'F32'}))})" in (report.directory / "README.md").read_text()
+
+
+def test_transformers_alone_loads_it(write: Checkpoints, tokens: Tensor, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = write("qwen3_moe")
+    edit = edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2, "logits")
+    export_source(config, edit, tmp_path / "out", CARD)
+    settings = load_model(exported(config, tmp_path / "out"))[0].config
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", gguf_file="model.gguf", config=settings, dtype="float32"
+    ).eval()
+    assert model.config.num_experts == 4
+    with torch.no_grad():
+        assert_close(model(tokens).logits, logits(ResidentModel.load(config), edit, tokens), 1e-5)
+
+
+def with_mtp(config: ModelConfig, settings: Any) -> ModelConfig:
+    """Add a layer for multi-token prediction, as GLM-4.5's files have it: counted as a block of the model."""
+    file = Path(config.path)
+    stored = {each.name: (each.data.copy(), each.tensor_type) for each in gguf.GGUFReader(file).tensors}
+    later = {name.replace("blk.2.", "blk.3."): each for name, each in stored.items() if name.startswith("blk.2.")}
+    keys = metadata(settings) | {"qwen3moe.block_count": 4, "qwen3moe.nextn_predict_layers": 1}
+    write_gguf(file, stored | later | {"blk.3.nextn.eh_proj.weight": stored["blk.2.attn_q.weight"]}, keys)
+    return config
+
+
+@pytest.mark.parametrize(("mtp", "blocks"), [("drop", 3), ("prune", 4)])
+def test_layers_for_multi_token_prediction(
+    mtp: Any, blocks: int, write: Checkpoints, tiny_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    config = with_mtp(write(), tiny_model("qwen3_moe", **SETTINGS["qwen3_moe"]).config)
+    edit = edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2)
+    export_source(config, edit, tmp_path / "out", CARD, mtp)
+    reader = gguf.GGUFReader(tmp_path / "out" / "model.gguf")
+    assert reader.fields["qwen3moe.block_count"].contents() == blocks
+    assert reader.fields["qwen3moe.nextn_predict_layers"].contents() == blocks - 3
+    shapes = {each.name: each.data.shape for each in reader.tensors if each.name.startswith("blk.3.")}
+    assert len(shapes) == (13 if mtp == "prune" else 0)
+    assert mtp == "drop" or shapes["blk.3.ffn_up_exps.weight"][0] == shapes["blk.3.ffn_gate_inp.weight"][0] == 4
+    ResidentModel.load(exported(config, tmp_path / "out"))
+    with pytest.raises(UserError, match="--mtp keep: a GGUF file has one number of experts"):
+        export_source(config, edit, tmp_path / "keep", CARD, "keep")
+
+
+def test_a_damaged_file_is_named_and_nothing_is_left(write: Checkpoints, tmp_path: Path) -> None:
+    config = write()
+    file = Path(config.path)
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(UserError, match="isn't a valid GGUF file, or ends early"):
+        export_source(config, edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2), tmp_path / "new" / "out", CARD)
+    assert list((tmp_path / "new").iterdir()) == []

@@ -1,0 +1,265 @@
+"""GGUF, the files of llama.cpp: finds their tensors, and unpacks them under the names of a Hugging Face checkpoint.
+
+A file has the experts of a layer fused, [experts, rows, columns], and quantises along columns, so an expert's bytes are
+contiguous. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Its types are unpacked by the gguf
+library.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.headers import StoredTensor
+from moevolve.workers.checkpoints.state import SavedNames, empty_model
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, TensorNameMap
+    from gguf.gguf_reader import ReaderTensor
+    from transformers import PretrainedConfig
+
+ARCHITECTURES = {
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
+    "gpt_oss": "gpt-oss",
+}
+"""Architecture in a file's metadata (`general.architecture`) by model type."""
+
+_PART = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
+_EXPERT = re.compile(r"(?P<block>.+\.experts)\.(?P<expert>\d+)(?P<rest>\..+)")
+_FUSED = re.compile(r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<matrix>gate_up|down)_proj(?P<bias>_bias)?")
+"""Experts of GPT-OSS, the only supported family whose checkpoints have them fused."""
+
+_ROTARY = re.compile(r".+\.self_attn\.(?P<heads>[qk])_proj\.(weight|bias)")
+
+Arrange = Callable[[list[Tensor]], Tensor]
+"""Computes a tensor, or an expert of a fused one, from the float32 values of its sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor of a model in Hugging Face form, which is read and unpacked on `tensor[...]`.
+
+    Attributes:
+        name: Name in an unquantised Hugging Face checkpoint.
+        shape: Shape there.
+        dtype: Dtype to unpack to.
+        sources: Tensors of the file that it is computed from.
+        experts: Experts to read from fused sources, in order; None for whole sources.
+        arrange: See `Arrange`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sources: Sequence[ReaderTensor] = field(repr=False)
+    experts: range | None
+    arrange: Arrange = field(repr=False)
+
+    def __getitem__(self, everything: EllipsisType) -> Tensor:
+        if self.experts is None:
+            return self._unpacked(...).reshape(self.shape)
+        # One expert at a time, because unpacking goes through float32.
+        whole = torch.empty((len(self.experts), *self._expert_shape), dtype=self.dtype)
+        for slot, expert in enumerate(self.experts):
+            whole[slot] = self._unpacked(expert)
+        return whole.reshape(self.shape)
+
+    @property
+    def _expert_shape(self) -> tuple[int, ...]:
+        assert self.experts is not None
+        return self.shape if len(self.experts) == 1 else self.shape[1:]
+
+    def _unpacked(self, which: int | EllipsisType) -> Tensor:
+        from gguf import dequantize
+
+        values = [dequantize(np.ascontiguousarray(each.data[which]), each.tensor_type) for each in self.sources]
+        return self.arrange([torch.from_numpy(np.array(value, np.float32)) for value in values]).to(self.dtype)
+
+
+def gguf_parts(file: Path) -> tuple[Path, ...]:
+    """Return the files of a model, one of which is given: of a split one all parts, in order.
+
+    Raises:
+        UserError: A file is missing.
+    """
+    match = _PART.fullmatch(file.name)
+    names = [file.name]
+    if match is not None:
+        parts = range(1, int(match["parts"]) + 1)
+        names = [f"{match['name']}-{part:05}-of-{match['parts']}.gguf" for part in parts]
+    for name in names:
+        if not (file.parent / name).is_file():
+            raise UserError(f"{file.parent / name}: no such file; a split model needs all its parts in one folder")
+    return tuple(file.parent / name for name in names)
+
+
+def open_gguf(file: Path) -> GGUFReader:
+    """Map a GGUF file into memory, and read its metadata.
+
+    Raises:
+        UserError: It isn't a valid GGUF file, or the gguf library isn't installed.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise UserError(
+            f"{file}: GGUF files are read by the library gguf; install it with: pip install 'moevolve[quantised]'"
+        ) from error
+    try:
+        return GGUFReader(file)
+    except (ValueError, IndexError, KeyError) as error:
+        raise UserError(f"{file} isn't a valid GGUF file, or ends early; fetch the file again ({error})") from error
+
+
+def metadata(reader: GGUFReader, key: str) -> Any:
+    """Return a value of a file's metadata; None if it doesn't have the key."""
+    found = reader.get_field(key)
+    return None if found is None else found.contents()
+
+
+def stored_gguf(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a model as they are stored, by llama.cpp's names; dtypes are those of GGUF.
+
+    Args:
+        file: GGUF file, or a part of a split one.
+
+    Raises:
+        UserError: A file is missing or invalid.
+    """
+    return {
+        tensor.name: StoredTensor(
+            tensor.name,
+            part,
+            tensor.tensor_type.name,
+            tuple(tensor.shape.tolist()[::-1]),
+            tensor.data_offset,
+            tensor.n_bytes,
+        )
+        for part in gguf_parts(file)
+        for tensor in open_gguf(part).tensors
+    }
+
+
+def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> dict[str, GgufTensor]:
+    """Return a model's tensors by the names that they have in an unquantised Hugging Face checkpoint.
+
+    Args:
+        file: GGUF file, or a part of a split one.
+        settings: Config of the model.
+        dtype: Dtype to unpack to.
+
+    Raises:
+        UserError: The file's architecture isn't the config's or isn't supported, or a tensor is missing, unexpected
+            or of another size than the config says.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    readers = [open_gguf(part) for part in gguf_parts(file)]
+    stored = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+    architecture = metadata(readers[0], "general.architecture")
+    if ARCHITECTURES.get(settings.model_type) != architecture:
+        raise UserError(
+            f"{file}: its architecture is {architecture!r}, and its config's model type is {settings.model_type!r}; "
+            f"supported are {', '.join(f'{arch!r} with {kind!r}' for kind, arch in ARCHITECTURES.items())}"
+        )
+    names = _name_map(architecture, settings.num_hidden_layers)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+    model = empty_model(kind, settings, dtype)
+    wanted = {name: tensor for saved in SavedNames(model).tensors.values() for name, tensor in saved.items()}
+    tensors, used = {}, set()
+    for name, tensor in wanted.items():
+        found = _sources(name, names)
+        missing = [source for source in found if source not in stored]
+        if missing:
+            raise UserError(f"{file}: tensor {missing[0]}, from which {name} is made, is missing; fetch it again")
+        used |= set(found)
+        experts = _experts(name, tensor)
+        sources = [stored[source] for source in found]
+        tensors[name] = GgufTensor(
+            name, tuple(tensor.shape), dtype, sources, experts, _arrangement(name, architecture, settings)
+        )
+        size = sum(math.prod(each.shape.tolist()) // (1 if experts is None else each.shape[-1]) for each in sources)
+        if size * (1 if experts is None else len(experts)) != tensor.numel():
+            shapes = ", ".join(str(each.shape.tolist()[::-1]) for each in sources)
+            raise UserError(
+                f"{file}: tensor {found[0]} is of shape {shapes}, and by the config {name} is of shape "
+                f"{list(tensor.shape)}; give the config.json of this model"
+            )
+    layers = tuple(f"blk.{layer}." for layer in range(settings.num_hidden_layers))
+    unknown = [name for name in stored if name.startswith(layers) and name not in used]
+    if unknown:
+        raise UserError(f"{file}: tensor {unknown[0]} isn't part of a {settings.model_type} model with this config")
+    return tensors
+
+
+def _name_map(architecture: str, layers: int) -> TensorNameMap:
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
+    return get_tensor_name_map(next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == architecture), layers)
+
+
+def _sources(name: str, names: TensorNameMap) -> list[str]:
+    """Names in a GGUF file of what a tensor is computed from; the tensor's own name if the library knows none."""
+    fused = _FUSED.fullmatch(name)
+    if fused is not None:
+        matrices, kind = (
+            ("gate", "up") if fused["matrix"] == "gate_up" else ("down",),
+            "bias" if fused["bias"] else "weight",
+        )
+        return [f"blk.{fused['layer']}.ffn_{matrix}_exps.{kind}" for matrix in matrices]
+    match = _EXPERT.fullmatch(name)
+    name = f"{match['block']}{match['rest']}" if match else name
+    module, _, last = name.rpartition(".")
+    # Parameters that aren't a module's weight or bias, as attention sinks, are stored as if they were a weight.
+    found = names.get_name(module) if last in ("weight", "bias") else names.get_name(name)
+    return [name if found is None else f"{found}.{last if last in ('weight', 'bias') else 'weight'}"]
+
+
+def _experts(name: str, tensor: Tensor) -> range | None:
+    if _FUSED.fullmatch(name):
+        return range(tensor.shape[0])
+    match = _EXPERT.fullmatch(name)
+    return range(int(match["expert"]), int(match["expert"]) + 1) if match else None
+
+
+def _arrangement(name: str, architecture: str, settings: PretrainedConfig) -> Arrange:
+    fused, rotary = _FUSED.fullmatch(name), _ROTARY.fullmatch(name)
+    if fused is not None:
+        return _gate_up if fused["matrix"] == "gate_up" else _transposed
+    if rotary is not None and architecture == "llama":
+        heads = settings.num_attention_heads if rotary["heads"] == "q" else settings.num_key_value_heads
+        return partial(_halved, heads=heads)
+    return _as_stored
+
+
+def _as_stored(values: list[Tensor]) -> Tensor:
+    return values[0]
+
+
+def _transposed(values: list[Tensor]) -> Tensor:
+    return values[0].T if values[0].dim() == 2 else values[0]
+
+
+def _gate_up(values: list[Tensor]) -> Tensor:
+    """Alternate gate and up rows, and transpose, as GPT-OSS multiplies from the right."""
+    return _transposed([torch.stack(values, 1).flatten(0, 1)])
+
+
+def _halved(values: list[Tensor], heads: int) -> Tensor:
+    """Undo llama.cpp's order of a head's rows, in which rotary pairs are neighbours instead of half a head apart."""
+    rows = values[0]
+    return rows.unflatten(0, (heads, rows.shape[0] // heads // 2, 2)).transpose(1, 2).flatten(0, 2)

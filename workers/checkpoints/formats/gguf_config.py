@@ -1,0 +1,92 @@
+"""Derives a model's config from the metadata of a GGUF file, for files that come without a config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.formats.gguf import gguf_parts, metadata, open_gguf
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PretrainedConfig
+
+_FIELDS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "expert_used_count": "num_experts_per_tok",
+}
+_QWEN = {
+    "attention.key_length": "head_dim",
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_NARROW = {"feed_forward_length": "intermediate_size"}
+
+_ARCHITECTURES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "llama": ("mixtral", _NARROW | {"expert_count": "num_local_experts", "attention.key_length": "head_dim"}, {}),
+    "olmoe": ("olmoe", _NARROW | {"expert_count": "num_experts"}, {"norm_topk_prob": False}),
+    "qwen2moe": ("qwen2_moe", _QWEN, {"norm_topk_prob": False}),
+    "qwen3moe": ("qwen3_moe", _QWEN, {"norm_topk_prob": True}),
+}
+"""Model type, further fields by key, and what llama.cpp's code does without a key for it, by architecture."""
+
+
+def gguf_config(file: Path) -> PretrainedConfig:
+    """Derive the config of a model from its metadata.
+
+    Args:
+        file: GGUF file, the first part of a split one.
+
+    Raises:
+        UserError: The file is invalid, or of an architecture or with a rotary scaling that metadata don't describe
+            completely.
+    """
+    from transformers import AutoConfig
+
+    reader = open_gguf(gguf_parts(file)[0])
+    architecture = str(metadata(reader, "general.architecture"))
+    beside = f"put the config.json of the model that it was made from next to it, in {file.parent}"
+    if architecture not in _ARCHITECTURES:
+        raise UserError(f"{file}: the config of architecture {architecture!r} can't be derived from it; {beside}")
+    scaling = metadata(reader, f"{architecture}.rope.scaling.type")
+    if scaling not in (None, "none"):
+        raise UserError(f"{file}: its rotary scaling {scaling!r} can't be derived from it; {beside}")
+    model_type, keys, settings = _ARCHITECTURES[architecture]
+    for key, name in (_FIELDS | keys).items():
+        value = metadata(reader, f"{architecture}.{key}")
+        if value is not None:
+            settings = settings | {name: _shortest(value)}
+    theta = _shortest(metadata(reader, f"{architecture}.rope.freq_base") or 10_000.0)
+    return AutoConfig.for_model(
+        model_type,
+        **settings,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        vocab_size=_vocabulary(reader),
+        # llama.cpp writes the output projection only if it isn't the embedding's matrix.
+        tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in _tensors(file)),
+        **{f"{name}_token_id": metadata(reader, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
+        pad_token_id=metadata(reader, "tokenizer.ggml.padding_token_id"),
+    )
+
+
+def _shortest(value: Any) -> Any:
+    """The shortest decimal that is the same float32: 1e-5 and not 9.99999975e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _tensors(file: Path) -> Any:
+    return (tensor for part in gguf_parts(file) for tensor in open_gguf(part).tensors)
+
+
+def _vocabulary(reader: GGUFReader) -> int:
+    tokens = reader.get_field("tokenizer.ggml.tokens")
+    return 0 if tokens is None else len(tokens.data)

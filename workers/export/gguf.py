@@ -1,0 +1,125 @@
+"""Writes a pruned model in the GGUF format of its source, by copying the bytes of what is kept."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.formats.gguf import gguf_parts, metadata, open_gguf, stored_gguf
+from moevolve.workers.checkpoints.pruning import KeptTensor
+from moevolve.workers.contract.card import MtpLayers
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.methods import ExpertSelection
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+_EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps\.\w+")
+_ROUTER = re.compile(r"ffn_gate_inp\.\w+|exp_probs_b(\.bias)?")
+_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<rest>.+)")
+
+
+def kept_gguf(
+    file: Path, facts: ModelFacts, selection: ExpertSelection, layers: int, mtp: MtpLayers
+) -> tuple[list[KeptTensor], dict[str, int]]:
+    """Choose the tensors of a pruned GGUF model, and the numbers to change in its metadata.
+
+    Args:
+        file: GGUF file of the source.
+        facts: Facts about the source model.
+        selection: Experts to keep.
+        layers: Number of decoder layers without those for MTP.
+        mtp: See `MtpLayers`.
+
+    Raises:
+        UserError: A tensor of experts has another number of experts, or layers for MTP should keep all of theirs.
+    """
+    stored = stored_gguf(file)
+    architecture = metadata(open_gguf(file), "general.architecture")
+    ordinals = {layer: ordinal for ordinal, layer in enumerate(facts.moe_layers)}
+    kept, predicting = [], set()
+    for name, tensor in stored.items():
+        match = _BLOCK.fullmatch(name)
+        layer, rest = (int(match["layer"]), match["rest"]) if match else (-1, "")
+        if layer >= layers:
+            predicting.add(layer)
+            if mtp == "drop":
+                continue
+            if mtp == "keep":
+                raise UserError(
+                    "--mtp keep: a GGUF file has one number of experts for all layers; choose drop or prune"
+                )
+        ordinal = ordinals.get(layer, len(ordinals) - 1)
+        rows = None
+        if _EXPERTS.fullmatch(rest):
+            rows = selection.experts[ordinal]
+        elif _ROUTER.fullmatch(rest):
+            rows = selection.routers[ordinal]
+        if rows is not None and tensor.shape[0] != facts.experts:
+            raise UserError(
+                f"{tensor.file}: tensor {name} is of shape {list(tensor.shape)}, where {facts.experts} experts should "
+                "come first; fetch the file again"
+            )
+        kept.append(KeptTensor(name, tensor, None if rows == tuple(range(facts.experts)) else rows))
+    changes = {"expert_count": selection.retained, "expert_used_count": selection.active}
+    if predicting and mtp == "drop":
+        changes |= {"nextn_predict_layers": 0, "block_count": layers}
+    return kept, {f"{architecture}.{key}": value for key, value in changes.items()}
+
+
+def write_gguf(file: Path, part: Path, kept: Sequence[KeptTensor], changes: Mapping[str, int]) -> dict[str, int]:
+    """Write tensors to a folder, divided into files as in the source.
+
+    Args:
+        file: GGUF file of the source.
+        part: Folder to write to.
+        kept: Tensors to write.
+        changes: New numbers in the metadata, by key.
+
+    Returns:
+        Checksums of the source's bytes by name.
+    """
+    by_file = {source: list(group) for source, group in groupby(kept, key=lambda each: each.source.file)}
+    total = {"split.tensors.count": len(kept)}
+    checksums: dict[str, int] = {}
+    for source in gguf_parts(file):
+        checksums |= _write_file(open_gguf(source), part / source.name, by_file.get(source, []), {**changes, **total})
+    return checksums
+
+
+def _write_file(
+    reader: GGUFReader, target: Path, tensors: Sequence[KeptTensor], changes: Mapping[str, int]
+) -> dict[str, int]:
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+
+    writer = GGUFWriter(target, "", endianess=reader.endianess)
+    writer.kv_data[0].clear()  # the architecture, which only the first file of a split model has
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF."):
+            continue  # the header's own numbers, which the reader lists as metadata
+        kind, value = field.types[0], changes.get(field.name, field.contents())
+        writer.add_key_value(field.name, value, kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
+    writer.data_alignment = reader.alignment
+    arrays = {each.name: each.data for each in reader.tensors}
+    for tensor in tensors:
+        array = arrays[tensor.source.name]
+        shape = array.shape if tensor.rows is None else (len(tensor.rows), *array.shape[1:])
+        stored_as = GGMLQuantizationType[tensor.source.dtype]
+        writer.add_tensor_info(tensor.name, shape, array.dtype, tensor.nbytes, stored_as)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    checksums = {}
+    for tensor in tensors:
+        data = b"".join(tensor.source.chunks(tensor.rows))
+        checksums[tensor.name] = zlib.crc32(data)
+        writer.write_tensor_data(np.frombuffer(data, np.uint8), tensor_endianess=reader.endianess)
+    writer.close()
+    return checksums
