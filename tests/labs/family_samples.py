@@ -48,7 +48,7 @@ GLM: dict[str, Any] = {
     "use_qk_norm": True,
     "routed_scaling_factor": 1.5,
 }
-SETTINGS: dict[str, dict[str, Any]] = {
+SAMPLED: dict[str, dict[str, Any]] = {
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v2-grouped": DEEPSEEK_V2
     | {"topk_method": "group_limited_greedy", "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
@@ -65,6 +65,65 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 """By variant: the model type, and after a dash what is special. `swiglu_limit` is low enough to cut."""
+
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 3,
+}
+QWEN_NEXT = LINEAR | {
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+    "num_experts": 6,
+    "head_dim": 8,
+}
+KIMI = DEEPSEEK_V3 | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5}
+RECENT: dict[str, dict[str, Any]] = {
+    "qwen3_next": QWEN_NEXT | {"intermediate_size": 40, "norm_topk_prob": True},
+    "qwen3_5_moe_text": QWEN_NEXT,
+    "flex_olmo": {"intermediate_size": 24, "num_experts": 6, "norm_topk_prob": False},
+    # A small `index_topk` would leave its choice to ties, which `transformers` breaks by a token's place in a batch.
+    "deepseek_v32": DEEPSEEK_V3
+    | {"routed_scaling_factor": 1.5, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64},
+    "glm4_moe_lite": DEEPSEEK_V3 | {"routed_scaling_factor": 1.5},
+    "dots1": GLM | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    "solar_open": GLM | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    "exaone_moe": {
+        "intermediate_size": 40,
+        "moe_intermediate_size": 24,
+        "num_experts": 6,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "head_dim": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "sliding_window": 6,
+        "routed_scaling_factor": 1.5,
+    },
+    "mimo_v2_flash": {
+        "intermediate_size": 40,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 6,
+        "head_dim": 8,
+        "v_head_dim": 8,
+        "sliding_window": 6,
+    },
+    "kimi_linear": KIMI
+    | {
+        "num_local_experts": 6,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+        "linear_conv_kernel_dim": 3,
+    },
+    "bailing_hybrid": KIMI | {"num_local_experts": 6, "head_dim": 8, "layer_group_size": 2, "short_conv_kernel_size": 3},
+}
+"""Further families, whose blocks are like those above, or like Qwen's."""
+
+SETTINGS = SAMPLED | RECENT
 
 
 @dataclass(frozen=True)
@@ -188,7 +247,26 @@ class PlainBlock(nn.Module):
         weights = [torch.tensor(1 / len(chosen)) if even else scores[i] / total for i in chosen]
         return [(i, w * self.config.routed_scaling_factor) for i, w in zip(chosen, weights, strict=True)]
 
-    glm4_moe = deepseek_v3
+    def softmax(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        scores = self.mapped(self.original.gate.weight.double() @ hidden, lambda values: torch.softmax(values, dim=0))
+        chosen = torch.argsort(scores, descending=True)[: self.edit.active].tolist()
+        total = sum(scores[i] for i in chosen) if getattr(self.config, "norm_topk_prob", True) else 1.0
+        return [(i, scores[i] / total) for i in chosen]
+
+    def routed(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        """Experts of a token with their weights."""
+        if self.config.model_type in ("deepseek_v2", "gpt_oss"):
+            return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
+        corrected = hasattr(self.original.gate, "e_score_correction_bias")
+        return self.deepseek_v3(hidden) if corrected else self.softmax(hidden)
+
+    def shared(self, hidden_states: Tensor) -> Tensor | float:
+        if hasattr(self.original, "shared_expert_gate"):
+            return torch.sigmoid(self.original.shared_expert_gate(hidden_states)) * self.original.shared_expert(
+                hidden_states
+            )
+        shared = getattr(self.original, "shared_experts", None)
+        return 0.0 if shared is None else shared(hidden_states)
 
     def expert(self, index: int, hidden: Tensor) -> Tensor:
         tensors = {name: tensor[index] for name, tensor in self.tensors.items()}
@@ -203,12 +281,11 @@ class PlainBlock(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Any:
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-        route = getattr(self, self.config.model_type)
-        rows = [sum(weight * self.expert(index, row) for index, weight in route(row)) for row in flat.double()]
+        rows = [sum(weight * self.expert(index, row) for index, weight in self.routed(row)) for row in flat.double()]
         out = torch.stack(rows).to(flat.dtype).reshape(hidden_states.shape)
         if self.config.model_type == "gpt_oss":
             return out, None
-        return out + self.original.shared_experts(hidden_states)
+        return out + self.shared(hidden_states)
 
 
 @torch.no_grad()

@@ -22,6 +22,8 @@ from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
 _LAYER = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<layer>\d+)\.(?P<rest>.+)")
 _EXPERT = re.compile(r"(?P<block>.+\.experts\.)(?P<expert>\d+)(?P<rest>\..+)?")
 _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
+_CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias")
+"""Ends of names of correction biases, which checkpoints have in the router or beside it."""
 _MTP_STEM = re.compile(r"(^|\.)(mtp|nextn)(\.|$)")
 
 
@@ -128,7 +130,7 @@ class Pruning:
         router = f".{self._family.router}."
         if _FUSED.fullmatch(name):
             yield self._sliced(tensor, self._selection.experts[ordinal])
-        elif name.endswith(tuple(router + part for part in ("weight", "bias", CORRECTION_BIAS))):
+        elif name.endswith((f"{router}weight", f"{router}bias", *_CORRECTION_BIASES)):
             yield self._sliced(tensor, self._selection.routers[ordinal])
         elif router in name:
             raise UserError(

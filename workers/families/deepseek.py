@@ -1,4 +1,4 @@
-"""The families with group-limited routing: DeepSeek-V2, DeepSeek-V3, and GLM-4-MoE, which routes like DeepSeek-V3.
+"""The families with group-limited routing: DeepSeek-V2, DeepSeek-V3, and the many that route like DeepSeek-V3.
 
 Sources: DeepSeek-V2 (arXiv 2405.04434), Sec. 2.2.2; DeepSeek-V3 (arXiv 2412.19437), Sec. 2.1.2; as implemented in
 `transformers`.
@@ -59,18 +59,35 @@ def _resize_extras(config: PretrainedConfig, rule: RoutingRule, active: int) -> 
         config.num_nextn_predict_layers = 0  # layers for speculative decoding are never loaded, so never exported
 
 
-def _deepseek(model_type: str, title: str, rule: RuleFactory) -> ExpertFamily:
+def _deepseek(
+    model_type: str,
+    title: str,
+    rule: RuleFactory = deepseek_v3_rule,
+    experts_field: str = "n_routed_experts",
+    sdpa: bool = True,
+) -> ExpertFamily:
     return ExpertFamily(
         model_type,
         title,
         casts_weights=False,
         rule=rule,
-        experts_field="n_routed_experts",
+        experts_field=experts_field,
         float32_router=True,
         resize_extras=_resize_extras,
+        sdpa=sdpa,
     )
 
 
-DEEPSEEK_V2 = _deepseek("deepseek_v2", "DeepSeek-V2", deepseek_v2_rule)
-DEEPSEEK_V3 = _deepseek("deepseek_v3", "DeepSeek-V3", deepseek_v3_rule)
-GLM4_MOE = _deepseek("glm4_moe", "GLM-4-MoE", deepseek_v3_rule)
+DEEPSEEK = (
+    _deepseek("deepseek_v2", "DeepSeek-V2", deepseek_v2_rule),
+    _deepseek("deepseek_v3", "DeepSeek-V3"),
+    _deepseek("deepseek_v32", "DeepSeek-V3.2"),
+    _deepseek("glm4_moe", "GLM-4-MoE"),
+    _deepseek("glm4_moe_lite", "GLM-4.7-Flash"),
+    _deepseek("kimi_linear", "Kimi-Linear", experts_field="num_experts"),
+    _deepseek("bailing_hybrid", "Ling-2.5", experts_field="num_experts"),
+    _deepseek("mimo_v2_flash", "MiMo-V2-Flash", sdpa=False),
+    _deepseek("dots1", "dots.llm1"),
+    _deepseek("exaone_moe", "EXAONE-MoE", experts_field="num_experts"),
+    _deepseek("solar_open", "Solar-Open"),
+)

@@ -1,4 +1,4 @@
-"""The families of mixtures of experts without routing groups: Mixtral, Qwen's, OLMoE and GPT-OSS."""
+"""The families of mixtures of experts with softmax routing and no groups: Mixtral, Qwen's, OLMoE, GPT-OSS."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 # Softmax over all experts, then the top-k, rescaled. The experts get float32 weights whatever the model's dtype.
 MIXTRAL = ExpertFamily("mixtral", "Mixtral", casts_weights=False, width_field="intermediate_size")
-
 # Their configs say whether the top-k is rescaled (`norm_topk_prob`). Qwen1.5-MoE and Qwen2-MoE have a shared expert
 # with a gate of its own in addition to the routed ones; it is left unchanged.
 QWEN2_MOE = ExpertFamily("qwen2_moe", "Qwen1.5/2-MoE", casts_weights=True)
 QWEN3_MOE = ExpertFamily("qwen3_moe", "Qwen3-MoE", casts_weights=True)
+QWEN3_NEXT = ExpertFamily("qwen3_next", "Qwen3-Next", casts_weights=True)
+QWEN3_5_MOE = ExpertFamily("qwen3_5_moe_text", "Qwen3.5-MoE", casts_weights=True)  # always rescales the top-k
 OLMOE = ExpertFamily("olmoe", "OLMoE", casts_weights=True, width_field="intermediate_size")
+FLEX_OLMO = ExpertFamily("flex_olmo", "FlexOlmo", casts_weights=True, width_field="intermediate_size")
 
 
 def gpt_oss_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:

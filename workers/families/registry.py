@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
-from moevolve.workers.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE
+from moevolve.workers.families.deepseek import DEEPSEEK
 from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWEN3
-from moevolve.workers.families.mixture import GPT_OSS, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from moevolve.workers.families.mixture import (
+    FLEX_OLMO,
+    GPT_OSS,
+    MIXTRAL,
+    OLMOE,
+    QWEN2_MOE,
+    QWEN3_5_MOE,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -20,12 +29,13 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
     family.model_type: family
     for family in (
         MIXTRAL,
-        QWEN2_MOE,
+            QWEN2_MOE,
         QWEN3_MOE,
+        QWEN3_NEXT,
+        QWEN3_5_MOE,
         OLMOE,
-        DEEPSEEK_V2,
-        DEEPSEEK_V3,
-        GLM4_MOE,
+        FLEX_OLMO,
+        *DEEPSEEK,
         GPT_OSS,
         LLAMA,
         MISTRAL,

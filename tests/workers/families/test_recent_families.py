@@ -1,0 +1,121 @@
+"""Families with known routers and attention of their own: facts, edits, scores and exports are exact for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from edit_checks import Residents, assert_close, logits
+from family_samples import RECENT, edit_of_kind, plain_family_logits
+from torch import Tensor
+
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.facts import parameters_after
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.export.export import export_model
+from moevolve.workers.export.source import export_source
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.describe import describe_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Checkpoints = Callable[[str], Path]
+Configs = Callable[..., ModelConfig]
+
+CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
+EXPERTS = 6
+
+families = pytest.mark.parametrize("family", RECENT)
+
+
+def depth(family: str) -> int:
+    """Number of MoE layers."""
+    dense = "first_k_dense_replace" in RECENT[family] or family == "mimo_v2_flash"
+    return 2 if dense and family != "solar_open" else 3
+
+
+@families
+def test_facts(family: str, model_config: Configs, resident: Residents) -> None:
+    facts, model = describe_model(model_config(family)), resident(family).model
+    assert (facts.family, len(facts.moe_layers)) == (family, depth(family))
+    assert (facts.experts, facts.active, facts.expert_parameters) == (EXPERTS, 2, 3 * 24 * 32)
+    assert facts.parameters == parameters_after(facts, EXPERTS) == sum(each.numel() for each in model.parameters())
+
+
+@families
+def test_logits_are_those_of_the_equations(
+    family: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, layers = resident(family), depth(family)
+    with torch.no_grad():
+        stock = AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval()(tokens).logits
+    assert torch.equal(logits(model, IdentityEdit(), tokens), stock)
+    eye = np.repeat(np.eye(EXPERTS, dtype=np.float32)[None], layers, axis=0)
+    assert_close(plain_family_logits(checkpoint(family), EepEdit(eye, eye, 2), tokens), stock)
+    for kind in ("prune", "crossed", "mapped", "merged"):
+        for space in ("probs", "logits"):
+            edit = edit_of_kind(layers, EXPERTS, kind, space=space)
+            assert_close(logits(model, edit, tokens), plain_family_logits(checkpoint(family), edit, tokens))
+    assert torch.equal(logits(model, IdentityEdit(), tokens), stock)
+
+
+@families
+def test_scores_are_those_of_single_prompts(
+    family: str, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Answers are decoded, and gold answers scored, for many prompts at once as `transformers` does for one."""
+    prompts = [[i, i + 7, 2 * i, *[9, 30, 31][: i % 4]] for i in range(6, 14)]
+    examples = tuple(Example(words(prompt), (words([prompt[0] + 4]),), ()) for prompt in prompts)
+    split = PreparedSplit("words", "search", "generate", "accuracy", Matching(), 5, " ", examples)
+    model = resident(family)
+    engine = GenerationEngine(model.model, tiny_tokenizer, EngineConfig(), Shortcuts())
+    for edit in (IdentityEdit(), edit_of_kind(depth(family), EXPERTS, "prune", space="logits")):
+        golds, texts = [], []
+        with model.edited(edit), torch.no_grad():
+            made = engine.generate(split, lambda *_: False)
+            for prompt in prompts:
+                ids = torch.tensor([[1, *prompt]])
+                golds.append(float(model.model(ids).logits[0, -1].log_softmax(-1)[prompt[0] + 4]))
+                answer = model.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False, pad_token_id=0
+                )
+                texts.append(words(answer[0, ids.shape[1] :].tolist()))
+        assert list(made.texts) == texts
+        assert made.gold_logprobs == pytest.approx(golds, abs=2e-4)
+
+
+def words(ids: list[int]) -> str:
+    """Decode tokens without special ones."""
+    return " ".join(f"w{i}" for i in ids if i > 3)
+
+
+@families
+def test_exports_load_with_transformers(
+    family: str, model_config: Configs, resident: Residents, tokens: Tensor, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config, model, layers = model_config(family), resident(family), depth(family)
+    pruned, mapped = (edit_of_kind(layers, EXPERTS, kind) for kind in ("prune", "mapped"))
+    folds = model.layers[0].rule.one_hot_folds
+    if not folds:
+        pruned = replace(pruned, router_space="logits")
+    assert export_source(config, pruned, tmp_path / "source", CARD).form == "source"
+    assert export_model(model, pruned, tmp_path / "stock", CARD).form == "stock"
+    assert export_model(model, mapped, tmp_path / "native", CARD).form == "native"
+    for name, edit in (("source", pruned), ("stock", pruned), ("native", mapped)):
+        exported = AutoModelForCausalLM.from_pretrained(tmp_path / name, trust_remote_code=name == "native").eval()
+        with torch.no_grad():
+            assert_close(exported(tokens).logits, logits(model, edit, tokens))
+        assert len(exported.model.layers[-1].mlp.experts.down_proj) == 4
