@@ -16,6 +16,19 @@ from torch import Tensor, nn
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.methods.eep.edit import EepEdit
 
+COMMON: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 MLA: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 12,
@@ -84,6 +97,7 @@ KIMI = DEEPSEEK_V3 | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "route
 RECENT: dict[str, dict[str, Any]] = {
     "qwen3_next": QWEN_NEXT | {"intermediate_size": 40, "norm_topk_prob": True},
     "qwen3_5_moe_text": QWEN_NEXT,
+    "minimax_m2": {"intermediate_size": 24, "num_local_experts": 6, "head_dim": 8, "rotary_dim": 4},
     "flex_olmo": {"intermediate_size": 24, "num_experts": 6, "norm_topk_prob": False},
     # A small `index_topk` would leave its choice to ties, which `transformers` breaks by a token's place in a batch.
     "deepseek_v32": DEEPSEEK_V3
@@ -119,7 +133,8 @@ RECENT: dict[str, dict[str, Any]] = {
         "linear_num_heads": 4,
         "linear_conv_kernel_dim": 3,
     },
-    "bailing_hybrid": KIMI | {"num_local_experts": 6, "head_dim": 8, "layer_group_size": 2, "short_conv_kernel_size": 3},
+    "bailing_hybrid": KIMI
+    | {"num_local_experts": 6, "head_dim": 8, "layer_group_size": 2, "short_conv_kernel_size": 3},
 }
 """Further families, whose blocks are like those above, or like Qwen's."""
 
@@ -238,14 +253,18 @@ class PlainBlock(nn.Module):
     def deepseek_v3(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         gate = self.original.gate
         scores = self.mapped(gate.weight.double() @ hidden, torch.sigmoid)
-        ranks = scores + self.mapping @ gate.e_score_correction_bias.double()
-        everyone = list(range(len(ranks)))
-        pool = self.allowed(ranks, best=2) if self.config.topk_group < self.config.n_group else everyone
+        holder = gate if hasattr(gate, "e_score_correction_bias") else self.original
+        ranks = scores + self.mapping @ holder.e_score_correction_bias.double()
+        config, everyone = self.config, list(range(len(ranks)))
+        limited = getattr(config, "topk_group", 1) < getattr(config, "n_group", 1)
+        pool = self.allowed(ranks, best=2) if limited else everyone
         chosen = sorted(pool, key=lambda i: float(ranks[i]), reverse=True)[: self.edit.active]
-        total = sum(scores[i] for i in chosen) if self.config.norm_topk_prob else 1.0
-        even = self.config.norm_topk_prob and total <= 1e-6
+        rescales = getattr(config, "norm_topk_prob", True)
+        total = sum(scores[i] for i in chosen) if rescales else 1.0
+        even = rescales and total <= 1e-6
         weights = [torch.tensor(1 / len(chosen)) if even else scores[i] / total for i in chosen]
-        return [(i, w * self.config.routed_scaling_factor) for i, w in zip(chosen, weights, strict=True)]
+        scale = getattr(config, "routed_scaling_factor", 1.0)
+        return [(i, w * scale) for i, w in zip(chosen, weights, strict=True)]
 
     def softmax(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         scores = self.mapped(self.original.gate.weight.double() @ hidden, lambda values: torch.softmax(values, dim=0))
@@ -257,7 +276,7 @@ class PlainBlock(nn.Module):
         """Experts of a token with their weights."""
         if self.config.model_type in ("deepseek_v2", "gpt_oss"):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
-        corrected = hasattr(self.original.gate, "e_score_correction_bias")
+        corrected = any(hasattr(each, "e_score_correction_bias") for each in (self.original, self.original.gate))
         return self.deepseek_v3(hidden) if corrected else self.softmax(hidden)
 
     def shared(self, hidden_states: Tensor) -> Tensor | float:

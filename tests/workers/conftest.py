@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import Residents
+from family_samples import COMMON, edit_of_kind, randomise
 from family_samples import SETTINGS as MORE_SETTINGS
-from family_samples import edit_of_kind, randomise
 from numpy.typing import NDArray
 from tiny_models import word_tokenizer
 from torch import Tensor, nn
@@ -43,19 +43,6 @@ WORDS = (
 )
 VOCABULARY = 97
 EXPERTS = 6
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.25,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 MIXTRAL: dict[str, Any] = {"intermediate_size": 24, "num_local_experts": EXPERTS}
 QWEN: dict[str, Any] = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": EXPERTS}
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -227,7 +227,7 @@ def _alone(config: ModelConfig, *files: str) -> Path | None:
 
 
 def load_config(config: ModelConfig) -> PretrainedConfig:
-    """Load the `transformers` config of a checkpoint.
+    """Load the `transformers` config of a checkpoint; of a multimodal one, that of its text model.
 
     Raises:
         UserError: The config can't be found or read.
@@ -243,7 +243,13 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
         raise UserError(f"model {config.path}: its config can't be read: {first_line(error)}") from error
     if gguf_file(config) is not None and hasattr(settings, "quantization_config"):
         del settings.quantization_config  # that of the checkpoint that the file was made from
-    return settings
+    text = settings.get_text_config()
+    if settings.model_type in FAMILIES or text.model_type not in FAMILIES:
+        return settings
+    for name in ("quantization_config", "dtype"):
+        if getattr(text, name, None) is None and getattr(settings, name, None) is not None:
+            setattr(text, name, getattr(settings, name))
+    return text
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

@@ -88,20 +88,22 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
     family = FAMILIES[facts.family]
     assert isinstance(family, ExpertFamily)
     config, file = load_config(model), gguf_file(model)
-    settings: dict[str, Any] = {}
-    raw = _json(folder / "config.json") if (folder / "config.json").is_file() else None
-    if raw is not None:
-        settings["config.json"] = raw | _resized(raw, config, family, facts, selection)
     layers = int(config.num_hidden_layers)
+    settings: dict[str, Any] = {}
+    if (folder / "config.json").is_file():
+        settings["config.json"] = _json(folder / "config.json")
+        fields = _text_fields(settings["config.json"], config)
+        counts = {name: fields[name] for name in _MTP_FIELDS if name in fields}
+        fields |= _resized(fields, config, family, facts, selection) | dict.fromkeys(counts, 0)
     if file is not None:
         kept, changes = kept_gguf(file, facts, selection, layers, mtp)
         return SourceExport(folder, facts, selection, kept, settings, file, changes)
-    assert raw is not None
     pruning = Pruning(stored_tensors(folder), family, facts.moe_layers, facts.experts, layers, selection, mtp)
-    kept_mtp = mtp != "drop" and pruning.has_mtp
-    settings["config.json"] |= {name: raw[name] if kept_mtp else 0 for name in _MTP_FIELDS if name in raw}
-    if "quantization_config" in raw:
-        settings["config.json"]["quantization_config"] = pruning.renamed(raw["quantization_config"])
+    if mtp != "drop" and pruning.has_mtp:
+        fields |= counts
+    if "quantization_config" in settings["config.json"]:
+        renamed = pruning.renamed(settings["config.json"]["quantization_config"])
+        settings["config.json"]["quantization_config"] = renamed
     if (folder / "hf_quant_config.json").is_file():
         settings["hf_quant_config.json"] = pruning.renamed(_json(folder / "hf_quant_config.json"))
     return SourceExport(folder, facts, selection, pruning.kept(), settings)
@@ -154,6 +156,12 @@ def _note(plan: SourceExport) -> str:
         packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
         values = f"quantised ({packed})" if packed else f"in {plan.facts.dtype}"
     return f"In the format of the base model: its tensors, {values}, are copied byte for byte."
+
+
+def _text_fields(settings: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Return the part of a config.json that describes the text model, which multimodal checkpoints have inside."""
+    inner: dict[str, Any] = settings.get("text_config", {})
+    return inner if inner.get("model_type") == config.model_type else settings
 
 
 def _resized(

@@ -62,6 +62,7 @@ class ExpertFamily(Family):
         router: Name of the router in a MoE block.
         tensors: Names of the fused expert parameters; shapes [n, 2I, H] and [n, H, I] in families without biases.
         float32_router: True if router logits are computed in float32 whatever the router's dtype.
+        correction_in_block: True if the MoE block has the correction bias, and passes it to the router.
         resize_extras: Changes config fields that depend on the number of experts, besides `experts_field` and
             `num_experts_per_tok`; None if there are none.
     """
@@ -73,6 +74,7 @@ class ExpertFamily(Family):
     router: str = "gate"
     tensors: tuple[str, ...] = ("gate_up_proj", "down_proj")
     float32_router: bool = False
+    correction_in_block: bool = False
     resize_extras: ConfigResizer | None = None
 
     def resize(self, config: PretrainedConfig, rule: RoutingRule, experts: int, active: int) -> None:

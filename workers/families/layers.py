@@ -59,7 +59,7 @@ class MoELayer:
     @property
     def correction_bias(self) -> Tensor | None:
         """Bias that the router adds to its scores for choosing only, float32 [n]; None if it has none."""
-        return getattr(self.router, CORRECTION_BIAS, None)
+        return getattr(self.block if self.family.correction_in_block else self.router, CORRECTION_BIAS, None)
 
     @property
     def renormalise(self) -> bool:
@@ -192,7 +192,8 @@ def check_router(layer: MoELayer, name: str) -> None:
         UserError: The router returns something else; in some versions of `transformers` it is only the logits.
     """
     weight = layer.router_weight
-    routed = layer.router(weight.new_zeros(1, weight.shape[1]))
+    correction = [layer.correction_bias] if layer.family.correction_in_block else []
+    routed = layer.router(weight.new_zeros(1, weight.shape[1]), *correction)
     if not (isinstance(routed, tuple) and len(routed) == 3 and routed[1].shape == routed[2].shape):
         found = f"{len(routed)} values" if isinstance(routed, tuple) else f"a {type(routed).__name__}"
         raise UserError(

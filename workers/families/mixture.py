@@ -1,4 +1,4 @@
-"""The families of mixtures of experts with softmax routing and no groups: Mixtral, Qwen's, OLMoE, GPT-OSS."""
+"""The families of mixtures of experts without routing groups: Mixtral, Qwen's, OLMoE, GPT-OSS and MiniMax-M2."""
 
 from __future__ import annotations
 
@@ -45,4 +45,20 @@ GPT_OSS = ExpertFamily(
     sdpa=False,
     packs=False,  # it builds attention masks without position ids
     resize_extras=_set_experts_per_token,
+)
+
+
+def minimax_m2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of MiniMax-M2: sigmoids with a correction bias, rescaled."""
+    return RoutingRule(renormalise=True, scores="sigmoid")
+
+
+MINIMAX_M2 = ExpertFamily(
+    "minimax_m2",
+    "MiniMax-M2",
+    casts_weights=False,
+    rule=minimax_m2_rule,
+    experts_field="num_local_experts",
+    width_field="intermediate_size",
+    correction_in_block=True,
 )

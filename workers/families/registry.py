@@ -14,6 +14,7 @@ from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWE
 from moevolve.workers.families.mixture import (
     FLEX_OLMO,
     GPT_OSS,
+    MINIMAX_M2,
     MIXTRAL,
     OLMOE,
     QWEN2_MOE,
@@ -29,13 +30,14 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
     family.model_type: family
     for family in (
         MIXTRAL,
-            QWEN2_MOE,
+        QWEN2_MOE,
         QWEN3_MOE,
         QWEN3_NEXT,
         QWEN3_5_MOE,
         OLMOE,
         FLEX_OLMO,
         *DEEPSEEK,
+        MINIMAX_M2,
         GPT_OSS,
         LLAMA,
         MISTRAL,

@@ -36,7 +36,9 @@ def test_loads_for_inference(family: str, model_config: Configs, tokens: Tensor)
     model, tokenizer = load_model(config)
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    # Some families keep parameters of their linear attention in float32.
+    matrices = {name: each for name, each in model.named_parameters() if each.ndim > 1 and "conv" not in name}
+    assert {parameter.dtype for parameter in matrices.values()} == {torch.bfloat16}
     assert (model.config._experts_implementation, model.config._attn_implementation) == ("eager", "eager")
     assert tokenizer("the quick brown fox")["input_ids"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import Residents, assert_close, logits
-from family_samples import RECENT, edit_of_kind, plain_family_logits
+from family_samples import COMMON, RECENT, edit_of_kind, plain_family_logits
+from tiny_models import word_tokenizer
 from torch import Tensor
 
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
@@ -24,6 +26,7 @@ from moevolve.workers.export.export import export_model
 from moevolve.workers.export.source import export_source
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
+from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -119,3 +122,32 @@ def test_exports_load_with_transformers(
         with torch.no_grad():
             assert_close(exported(tokens).logits, logits(model, edit, tokens))
         assert len(exported.model.layers[-1].mlp.experts.down_proj) == 4
+
+
+def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(tokens: Tensor, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    text = COMMON | RECENT["qwen3_5_moe_text"] | {"mtp_num_hidden_layers": 1}
+    config = AutoConfig.for_model("qwen3_5_moe", text_config=text, vision_config=vision)
+    whole = AutoModelForImageTextToText.from_config(config).eval()
+    whole.save_pretrained(tmp_path / "whole")
+    word_tokenizer(["one", "two"]).save_pretrained(tmp_path / "whole")
+    source = ModelConfig(str(tmp_path / "whole"), device="cpu")
+    resident, edit = ResidentModel.load(source), edit_of_kind(3, EXPERTS, "prune")
+    with torch.no_grad():
+        assert_close(logits(resident, IdentityEdit(), tokens), whole(tokens).logits)
+    export_source(source, edit, tmp_path / "pruned", CARD)
+    settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
+    assert settings["model_type"] == "qwen3_5_moe" and settings["vision_config"]["depth"] == 1
+    assert settings["text_config"]["num_experts"] == 4 and settings["text_config"]["mtp_num_hidden_layers"] == 0
+    pruned = AutoModelForImageTextToText.from_pretrained(tmp_path / "pruned").eval()
+    with torch.no_grad():
+        assert_close(pruned(tokens).logits, logits(resident, edit, tokens))
+    before = {name: each for name, each in whole.state_dict().items() if "visual" in name}
+    after = pruned.state_dict()
+    assert before and all(torch.equal(each, after[name]) for name, each in before.items())
+    assert export_model(resident, edit, tmp_path / "stock", CARD).form == "stock"
+    with torch.no_grad():
+        alone = AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()(tokens).logits
+    assert_close(alone, logits(resident, edit, tokens))

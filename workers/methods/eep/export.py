@@ -98,6 +98,7 @@ class EepExporter:
         model_class = type(source) if form == "stock" else _native_class(resident, edit, directory)
         model = empty_model(model_class, _config(resident, edit, form, model_class), source.dtype)
         maps, width = _maps(resident, edit, form), max(_widths(resident))
+        routes = maps or (form == "native" and bool(_thresholds(resident)))
 
         def layer(index: int) -> Iterator[tuple[str, Tensor]]:
             state, ordinal = layer_state(resident, index), ordinal_of(resident, index)
@@ -107,6 +108,12 @@ class EepExporter:
             moe = resident.layers[ordinal]
             router = f"mlp.{moe.family.router}."
             changed = _mapping(edit, ordinal) if maps else _router_tensors(moe)
+            if moe.family.correction_in_block:
+                kept, full = _router_tensors(moe).pop(CORRECTION_BIAS), state[f"mlp.{CORRECTION_BIAS}"]
+                changed.pop(CORRECTION_BIAS, None)
+                state[f"mlp.{CORRECTION_BIAS}"] = kept
+                if routes:
+                    changed[CORRECTION_BIAS] = full if maps else kept
             state |= {router + name: tensor for name, tensor in changed.items()}
             yield from state.items()
             experts = dict(_experts(resident, ordinal))
@@ -287,11 +294,12 @@ def _router_tensors(layer: MoELayer) -> dict[str, Tensor]:
     """Tensors of a stock router: `W_RM W_G`, and `W_RM b` for each bias that the family has."""
     plan = _router(layer).plan
     weight, bias, correction = layer.router_weight.data, layer.router_bias, layer.correction_bias
+    if plan is not None:
+        correction = plan.correction
     if plan is not None and plan.folded is not None:
-        weight, bias, correction = plan.folded, plan.folded_bias, plan.correction
-    elif plan is not None:
-        assert plan.selected is not None
-        weight, correction = weight.index_select(0, plan.selected), plan.correction
+        weight, bias = plan.folded, plan.folded_bias
+    elif plan is not None and plan.selected is not None:
+        weight = weight.index_select(0, plan.selected)
         bias = None if bias is None else bias.index_select(0, plan.selected)
     tensors = {"weight": weight, "bias": bias, CORRECTION_BIAS: correction}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}

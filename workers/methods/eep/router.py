@@ -64,13 +64,18 @@ class EditableRouter(nn.Module):
         self.plan: RoutingPlan | None = None
         self.before_forward: Callable[[bool], None] | None = None
 
-    def forward(self, hidden_states: Tensor) -> Routing:
-        """Route tokens with hidden states [..., hidden] to positions in the layer's expert tensors."""
+    def forward(self, hidden_states: Tensor, *correction: Tensor) -> Routing:
+        """Route tokens with hidden states [..., hidden] to positions in the layer's expert tensors.
+
+        Args:
+            hidden_states: Hidden states, [..., hidden].
+            correction: The correction bias, if the family's MoE blocks pass it to the router.
+        """
         if self.before_forward is not None:
             self.before_forward(self.plan is None)
         if self.plan is not None:
             return self.route(self.plan, hidden_states)
-        routed: Routing = self.inner(hidden_states)
+        routed: Routing = self.inner(hidden_states, *correction)
         return routed
 
     def route(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
