@@ -270,6 +270,14 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         raise UserError(f"model {config.path}: its tokenizer can't be read: {first_line(error)}") from error
 
 
+def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None:
+    """Give a model the generation config of its checkpoint, which has the end tokens of chats; there needn't be one."""
+    from transformers import GenerationConfig
+
+    if (checkpoint_folder(config) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(checkpoint_folder(config))
+
+
 def load_model(
     config: ModelConfig, weights: Mapping[str, Tensor] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -314,6 +322,7 @@ def load_model(
                 state = packed.tensors(dtype)
             kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
             model = kind.from_pretrained(None, config=settings, state_dict=dict(state), **form)
+            _read_generation_config(model, config)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UserError(f"model {config.path}: its weights don't load: {first_line(error)}") from error
     if any(parameter.is_meta for parameter in model.parameters()):

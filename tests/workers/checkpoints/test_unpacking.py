@@ -76,6 +76,14 @@ def test_fp8_blocks_that_do_not_divide_a_weight(
     searched_alike(*configs, 2)
 
 
+def test_end_tokens_are_those_of_the_generation_config(
+    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    config, _ = fp8_checkpoint(tiny_model("deepseek_v3"), tiny_tokenizer, tmp_path)
+    (Path(config.path) / "generation_config.json").write_text('{"eos_token_id": [2, 77], "pad_token_id": 0}')
+    assert load_model(config)[0].generation_config.eos_token_id == [2, 77]
+
+
 def test_mxfp4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """GPT-OSS: `_blocks` [n, rows, blocks, 16] and `_scales` [n, rows, blocks] of transposed experts, with biases."""
     model = tiny_model("gpt_oss", intermediate_size=32, hidden_size=96, head_dim=24)
