@@ -27,10 +27,9 @@ from moevolve.search.genomes.registry import costs_of, make_space
 from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.strategies.schedule import make_schedule, rounds_notes
 from moevolve.workers.contract.capacity import WorkerMemory, experts_share
+from moevolve.workers.contract.settings import Originals
 from moevolve.workers.methods.eep.expert_memory import kept_layers
 from moevolve.workers.profiling.outline import ModelOutline
-
-DEVICE, HOST = "device", "host"
 
 
 def estimate(
@@ -105,9 +104,14 @@ def _memory(
     """Memory of a worker, by where original experts are kept."""
     passes = [one for split in splits for one in (*split.passes.required, *split.passes.decoding)]
     return {
-        where: worker_memory(config, outline, costs, passes, on_gpu, where == HOST, repairs)
-        for where in ((DEVICE, HOST) if outline.experts_bytes else (DEVICE,))
+        where: worker_memory(config, outline, costs, passes, on_gpu, where, repairs)
+        for where in _places(config)[: 2 if outline.experts_bytes else 1]
     }
+
+
+def _places(config: RunConfig) -> tuple[Originals, Originals]:
+    """The device, and the other place of original experts that the run names, or the host."""
+    return "device", "host" if config.model.originals == "device" else config.model.originals
 
 
 def _total_flops(
@@ -141,8 +145,9 @@ def _on_device(
     # Several GPUs of a worker hold a model's layers one after the other, and compute one at a time.
     rate = workers * min(gpus, 1.0) * peak * utilisation
     kept: dict[str, int] = {}
-    if config.model.originals == HOST and HOST in memory:
-        share = experts_share(available - (outline.weight_bytes - outline.experts_bytes), memory[HOST].beside)
+    place = config.model.originals
+    if place != "device" and place in memory:
+        share = experts_share(available - (outline.weight_bytes - outline.experts_bytes), memory[place].beside)
         layers, count = len(outline.facts.moe_layers), outline.facts.experts
         layer_bytes = outline.experts_bytes // layers
         kept = {title: kept_layers(layers, layer_bytes * each // count, share) for title, each in models.items()}

@@ -11,6 +11,7 @@ from moevolve.search.estimate.counts import described_as
 from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.workers.contract.capacity import MemoryItem, NeededMemory, SmallerSettings, WorkerMemory
+from moevolve.workers.contract.settings import Originals
 from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
@@ -33,7 +34,7 @@ def worker_memory(
     costs: GenomeCosts[Any],
     passes: Iterable[Pass],
     on_gpu: bool,
-    host: bool,
+    place: Originals,
     repairs: Sequence[RepairWork] = (),
 ) -> WorkerMemory:
     """Count the memory of a search's worker.
@@ -48,10 +49,10 @@ def worker_memory(
         costs: Costs of its candidates.
         passes: All forward passes of the run.
         on_gpu: True if the device has memory of its own.
-        host: True if original experts stay on the host, whatever the run says.
+        place: Place of the original experts, whatever the run says.
         repairs: Memory of its phases' repairs.
     """
-    experts, passes = outline.experts_bytes, tuple(passes)
+    experts, passes, host = outline.experts_bytes, tuple(passes), place != "device"
     items = [MemoryItem("weights outside of experts", outline.weight_bytes - experts, 0)]
     at_once = 0
     buffers = costs.buffer_bytes([phase.kind for phase in config.phases], host, bool(repairs))
@@ -59,11 +60,12 @@ def worker_memory(
         items.append(MemoryItem("candidates' own weights", buffers, 0))
     else:
         layers = len(outline.facts.moe_layers)
-        items.append(_original(outline, host, on_gpu))
+        items.append(_original(outline, place, on_gpu))
         at_once = max(experts, buffers) if host else 0
         # With originals on the host, layers take turns in one buffer, but repaired layers stay in buffers of their own.
         items.append(MemoryItem("buffers for candidates' experts", 0 if host and not repairs else buffers, 0))
-        items.append(MemoryItem("one layer's original experts", experts // layers if host else 0, 0))
+        layer = experts // layers
+        items.append(MemoryItem("one layer's original experts", layer if host else 0, layer if place == "disk" else 0))
     activations = _activations(outline, passes)
     longest = max((one.longest for one in passes), default=0)
     between = max(_merging(config, outline), costs.calibration_bytes(longest))
@@ -84,7 +86,7 @@ def worker_memory(
     if experts:
         retained, *_ = costs.counts(described_as(config.phases)[config.phases[-1].kind])
         exporting = sum(item.device for item in items) + _exported(outline, retained)
-    return WorkerMemory((*items, *needed), _loading(config, outline, on_gpu, host), beside, at_once, exporting)
+    return WorkerMemory((*items, *needed), _loading(config, outline, on_gpu, place), beside, at_once, exporting)
 
 
 def launch_memory(
@@ -99,22 +101,26 @@ def launch_memory(
         on_gpu: True if the device has memory of its own or that isn't known, which takes more host memory.
     """
 
-    def taken(host: bool, batch_tokens: int) -> WorkerMemory:
-        return worker_memory(config, outline, costs, _largest(batch_tokens, outline), on_gpu, host, repairs)
+    def taken(place: Originals, batch_tokens: int) -> WorkerMemory:
+        return worker_memory(config, outline, costs, _largest(batch_tokens, outline), on_gpu, place, repairs)
 
     repairs = repair_works(config, costs, outline)
-    host, tokens = config.model.originals == "host", config.engine.batch_tokens
+    own, tokens = config.model.originals, config.engine.batch_tokens
     ways: list[SmallerSettings] = []
     halves = [tokens]
     while halves[-1] // 2 >= _LEAST_BATCH:
         halves.append(halves[-1] // 2)
-    spread = (config.workers.num_gpus or 0) > 0
-    for place in (host, True) if outline.experts_bytes and not host and spread else (host,):
-        named = ("model.originals=host",) if place != host else ()
+    places: list[Originals] = [own]
+    if outline.experts_bytes and own == "device" and (config.workers.num_gpus or 0) > 0:
+        places.append("host")
+    if outline.experts_bytes and own != "disk":
+        places.append("disk")
+    for place in places:
+        named = (f"model.originals={place}",) if place != own else ()
         for size in halves:
             settings = (*named, *(() if size == tokens else (f"engine.batch_tokens={size}",)))
             ways += _ways(settings, taken(place, size), config)
-    return NeededMemory(taken(host, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=_way_rank)))
+    return NeededMemory(taken(own, tokens), config.workers.num_gpus or 0.0, tuple(sorted(ways, key=_way_rank)))
 
 
 def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) -> Iterator[SmallerSettings]:
@@ -126,7 +132,8 @@ def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) ->
         device, host = memory.device // divided, memory.host_peak // divided
         if names:
             yield SmallerSettings(" ".join(f"--set {name}" for name in names), device, host)
-        if config.workers.num_gpus and "model.originals=host" not in names and config.model.originals == "device":
+        elsewhere = any(name.startswith("model.originals=") for name in names)
+        if config.workers.num_gpus and not elsewhere and config.model.originals == "device":
             now = max(1, int(config.workers.num_gpus))
             for count in (each for each in (2, 4, 8) if each > now):
                 spread = (*names, f"workers.num_gpus={count}", "model.device_map=balanced")
@@ -136,8 +143,9 @@ def _ways(settings: tuple[str, ...], memory: WorkerMemory, config: RunConfig) ->
 
 
 def _way_rank(way: SmallerSettings) -> int:
-    """Rank of an alternative: more GPUs count most, then the number of changed settings."""
-    return way.settings.count("--set") + 10 * way.settings.count("num_gpus")
+    """Rank of an alternative: more GPUs and reading from disk count most, then the number of changed settings."""
+    slow = way.settings.count("num_gpus") + 2 * way.settings.count("originals=disk")
+    return way.settings.count("--set") + 10 * slow
 
 
 def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
@@ -148,19 +156,20 @@ def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
     return first, step
 
 
-def _original(outline: ModelOutline, host: bool, on_gpu: bool) -> MemoryItem:
-    title = "original experts"
-    if not host:
-        return MemoryItem(title, outline.experts_bytes, 0)
-    return MemoryItem(title, 0, outline.pinned_bytes if on_gpu else outline.experts_bytes)
+def _original(outline: ModelOutline, place: Originals, on_gpu: bool) -> MemoryItem:
+    in_host = outline.pinned_bytes if on_gpu else outline.experts_bytes
+    on_device, on_host = {"device": (outline.experts_bytes, 0), "host": (0, in_host), "disk": (0, 0)}[place]
+    return MemoryItem("original experts", on_device, on_host)
 
 
-def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, host: bool) -> int:
+def _loading(config: RunConfig, outline: ModelOutline, on_gpu: bool, place: Originals) -> int:
     """Peak of host memory: all weights pass through it; originals that stay are copied to be pinned, layer by layer."""
     if not on_gpu or config.model.device_map is not None:
         return 0
-    if not host or not outline.expert_bytes:
+    if place == "device" or not outline.expert_bytes:
         return outline.weight_bytes
+    if place == "disk":
+        return outline.weight_bytes - outline.experts_bytes
     return outline.weight_bytes - outline.experts_bytes + outline.pinned_bytes + max(map(sum, outline.expert_bytes))
 
 

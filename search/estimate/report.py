@@ -13,6 +13,7 @@ from moevolve.search.estimate.repairs import RepairWork
 from moevolve.search.estimate.workload import SplitWork
 from moevolve.search.text import duration, memory_size
 from moevolve.workers.contract.capacity import WorkerMemory
+from moevolve.workers.contract.settings import Originals
 
 BY_FLOPS = (
     "times by FLOPs leave out what isn't arithmetic on prompts and gold answers: further decoding, making and "
@@ -30,7 +31,7 @@ class DeviceEstimate:
         workers: Number of workers that are busy at once, at most the run's window.
         memory_bytes: Memory of the GPUs, or of the share of one, that a worker has.
         flops_per_second: Peak FLOP/s of one GPU in the model's dtype.
-        fits: True where a worker fits, by place of the original experts (`device`, `host`).
+        fits: True where a worker fits, by place of the original experts.
         kept_layers: Number of MoE layers whose experts stay on the device, by model: the full model and a candidate of
             each phase. Empty unless the run keeps original experts on the host.
         hours: Duration of all evaluations, by their FLOPs alone.
@@ -76,7 +77,8 @@ class Estimate:
         originals: Place where the run keeps original experts.
         workers: Number of workers that the run asks for.
         sizes: The full model, then a candidate of each kind of phase.
-        memory: Memory of one worker by place of the original experts: `device`, and for MoE models also `host`.
+        memory: Memory of one worker by place of the original experts: `device`, and for MoE models also the run's other
+            place, or `host`.
         splits: Everything that is evaluated, `search` first.
         evaluation_flops: FLOPs of one evaluation on `search` by kind of phase: FLOPs per token times the tokens of
             prompts and gold answers.
@@ -95,7 +97,7 @@ class Estimate:
     family: str
     dtype: str
     moe_layers: int
-    originals: Literal["device", "host"]
+    originals: Originals
     workers: int | Literal["auto"]
     sizes: tuple[ModelSize, ...]
     memory: Mapping[str, WorkerMemory]

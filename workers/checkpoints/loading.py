@@ -16,8 +16,11 @@ from moevolve.evaluators.errors import UserError, first_line
 from moevolve.workers.checkpoints.formats.gguf import gguf_parts, gguf_tensors
 from moevolve.workers.checkpoints.formats.gguf_config import gguf_config
 from moevolve.workers.checkpoints.formats.registry import packed_format
-from moevolve.workers.checkpoints.formats.unpacked import unpacked_tensors
+from moevolve.workers.checkpoints.formats.unpacked import plain_tensors, unpacked_tensors
 from moevolve.workers.checkpoints.headers import stored_tensors
+from moevolve.workers.checkpoints.parts import load_part, restore_buffers
+from moevolve.workers.checkpoints.state import EXPERTS, empty_model
+from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.families.registry import FAMILIES, dense_family
 
@@ -278,6 +281,49 @@ def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None
         model.generation_config = GenerationConfig.from_pretrained(checkpoint_folder(config))
 
 
+def _backends(config: ModelConfig, settings: PretrainedConfig) -> dict[str, Any]:
+    attention = attention_backend(config.attn_implementation, settings.model_type)
+    return {
+        "attn_implementation": attention,
+        **experts_arguments(config.experts_implementation, settings.model_type),
+    }
+
+
+def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, StoredExperts]:
+    """Load a mixture of experts whose routed experts stay in its files, and its tokenizer.
+
+    Returns:
+        The model on the host, with experts on the meta device; its tokenizer; the experts.
+
+    Raises:
+        UserError: See `load_model`.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    _require_safetensors(config)
+    settings = load_config(config)
+    packed, dtype = packing(config, settings), DTYPES[dtype_of(config, settings)]
+    if hasattr(settings, "quantization_config"):
+        del settings.quantization_config
+    tokenizer = load_tokenizer(config)
+    tensors = plain_tensors(stored_tensors(checkpoint_folder(config))) if packed is None else packed.tensors(dtype)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+    model = empty_model(kind, settings, dtype, **_backends(config, settings))
+    experts = StoredExperts(model, tensors)
+    frame = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    info = load_part(model, get_model_conversion_mapping(model), frame, torch.device("cpu"), dtype)
+    trouble = [*info.mismatched_keys, *info.conversion_errors, *info.error_msgs]
+    left = [name for name, each in model.state_dict().items() if each.is_meta and EXPERTS not in name]
+    if trouble or left:
+        what = f"transformers can't load {trouble[0]}" if trouble else f"there is no tensor for {left[0]}"
+        raise UserError(f"model {config.path}: its weights don't load: {what}")
+    restore_buffers(model, torch.device("cpu"))
+    model.tie_weights()
+    _read_generation_config(model, config)
+    return model, tokenizer, experts
+
+
 def load_model(
     config: ModelConfig, weights: Mapping[str, Tensor] | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -303,12 +349,7 @@ def load_model(
     dtype = DTYPES[dtype_of(config, settings)]
     tokenizer = load_tokenizer(config)
     transformers_logging.disable_progress_bar()
-    form = {
-        "dtype": dtype,
-        "device_map": config.device_map,
-        "attn_implementation": attention_backend(config.attn_implementation, settings.model_type),
-        **experts_arguments(config.experts_implementation, settings.model_type),
-    }
+    form = {"dtype": dtype, "device_map": config.device_map, **_backends(config, settings)}
     try:
         if hasattr(settings, "quantization_config"):
             del settings.quantization_config

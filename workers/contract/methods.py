@@ -33,6 +33,19 @@ def host_tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
+class ExpertFiles(Protocol):
+    """Original experts that stay in a checkpoint's files (`moevolve.workers.checkpoints.stored_experts`)."""
+
+    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the fused tensors of a decoder layer's experts by name, which are read when one is asked for.
+
+        Args:
+            index: Index of the decoder layer.
+            parameters: Tensors on the meta device with the same names and shapes.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class ModelParts:
     """A resident model and its parts, unedited.
@@ -42,7 +55,8 @@ class ModelParts:
         moe_layers: MoE layers, in order of depth; empty for a dense model.
         dense_layers: Dense feed-forward networks, in order of depth; empty for a mixture of experts.
         device: Device of the model, unless it is spread over several.
-        on_host: True if the original experts stay in host memory.
+        on_host: True if the original experts stay in host memory or in files.
+        stored: The original experts, if they stay in files.
         pass_bytes: Device memory that forward passes need besides weights and experts, in bytes; None if unknown.
         applicator: Returns the applicator of another edit type, for edits that build on it.
     """
@@ -52,6 +66,7 @@ class ModelParts:
     dense_layers: tuple[DenseLayer, ...] = field(repr=False)
     device: torch.device
     on_host: bool
+    stored: ExpertFiles | None = field(repr=False)
     pass_bytes: int | None
     applicator: Callable[[type], Applicator] = field(repr=False)
 

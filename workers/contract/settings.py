@@ -17,6 +17,8 @@ _STRICT = {"extra": "forbid"}
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Originals = Literal["device", "host", "disk"]
+"""Place of the original experts; see `ModelConfig`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,10 @@ class ModelConfig:
             (`bfloat16` for a quantised one).
         device: `cpu`, `cuda`, or `auto` for CUDA if the worker has a GPU, else the CPU.
         device_map: `transformers` device map (`auto`, `balanced` ...) to spread one model over several GPUs.
-        originals: Memory for the original experts: the `device`, or pinned `host` memory if the device can't hold them
-            in addition to the experts that a candidate runs on. As many layers as fit then keep their current experts
-            on the device; those of other layers are copied from the host in every forward pass.
+        originals: Place of the original experts: the `device`, or pinned `host` memory if the device can't hold them
+            in addition to the experts that a candidate runs on, or the `disk` if the host can't hold them either. As
+            many layers as fit then keep their current experts on the device; those of other layers are copied from the
+            host, or read from the checkpoint's files, in every forward pass.
         experts_implementation: `transformers` experts backend.
         attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...). Families without an sdpa
             implementation run `eager` instead of `sdpa`.
@@ -41,7 +44,7 @@ class ModelConfig:
             made without the checkpoint; loading a model reads it from the checkpoint instead.
 
     Raises:
-        ValueError: `originals: host` and `device_map` are both set.
+        ValueError: `originals` and `device_map` are both set.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -51,7 +54,7 @@ class ModelConfig:
     dtype: Literal["auto"] | Dtype = "auto"
     device: Device = "auto"
     device_map: str | None = None
-    originals: Literal["device", "host"] = "device"
+    originals: Originals = "device"
     experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
@@ -63,8 +66,8 @@ class ModelConfig:
         return self.own_dtype or "auto" if self.dtype == "auto" else self.dtype
 
     def __post_init__(self) -> None:
-        if self.originals == "host" and self.device_map is not None:
-            raise ValueError("originals: host and device_map exclude each other; use one of them")
+        if self.originals != "device" and self.device_map is not None:
+            raise ValueError(f"originals: {self.originals} and device_map exclude each other; use one of them")
 
 
 MatmulBackend = Literal["auto", "torch", "onednn"]

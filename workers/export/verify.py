@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from moevolve.workers.checkpoints.loading import attention_backend, experts_arguments
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
+from moevolve.workers.checkpoints.parts import load_part, restore_buffers
 from moevolve.workers.checkpoints.shards import ShardReader, checksum
 from moevolve.workers.checkpoints.state import SavedNames, empty_model, frame_state, layers_prefix
 from moevolve.workers.contract.card import Agreement, CheckpointForm, Disagreement
@@ -209,7 +210,7 @@ class _ExportedModel:
             **experts_arguments(resident.config.experts_implementation, family),
         )
         self._names = SavedNames(self._model)
-        self._conversions: Any = get_model_conversion_mapping(self._model)
+        self._conversions = get_model_conversion_mapping(self._model)
         self._prefix = layers_prefix(self._model)
         self.layers = decoder_layers(self._model)
         self.last_read: dict[str, int] = {}
@@ -263,19 +264,10 @@ class _ExportedModel:
                 self._model.get_submodule(name.rpartition(".")[0]).to("meta")
 
     def _load(self, names: Sequence[str]) -> None:
-        from transformers.core_model_loading import convert_and_load_state_dict_in_model
-        from transformers.modeling_utils import LoadStateDictConfig
-
         wanted = [each for name in names for each in self._names.tensors[name]]
         tensors = self._reader.read(wanted)
         self.last_read |= {name: checksum(tensor) for name, tensor in tensors.items()}
-        how = LoadStateDictConfig(
-            device_map={"": self._device},
-            dtype=self._dtype,
-            dtype_plan=self._model._get_dtype_plan(self._dtype),  # noqa: SLF001 - as `from_pretrained` makes it
-            weight_mapping=self._conversions,
-        )
-        info, _ = convert_and_load_state_dict_in_model(self._model, tensors, how)
+        info = load_part(self._model, self._conversions, tensors, self._device, self._dtype)
         trouble = [*info.mismatched_keys, *info.unexpected_keys, *info.conversion_errors, *info.error_msgs]
         if trouble:
             raise VerificationError(f"transformers can't load tensor {trouble[0]}")
@@ -290,10 +282,7 @@ class _ExportedModel:
             For every sequence the input of the first layer, the other arguments of every layer, and the output of the
             decoder after the final norm.
         """
-        for name in {name.rpartition(".")[0] for name, _ in self._model.named_non_persistent_buffers()}:
-            # These buffers, such as those of position embeddings, follow from the config.
-            module = type(self._model.get_submodule(name))
-            self._model.set_submodule(name, module(config=self._model.config).to(self._device))
+        restore_buffers(self._model, self._device)
         embedded, arguments, normed = [], [], []
         for each in expected:
             recorded: list[tuple[Tensor, _Arguments]] = []

@@ -40,7 +40,7 @@ class Family:
         model_type: Value of `model_type` in the config.
         title: Name of the family for users.
         sdpa: True if `transformers` has an sdpa implementation of its attention; `eager` is used otherwise.
-        packs: True if its attention masks keep packed sequences of one row apart by their position ids.
+        packs: True if its attention keeps packed sequences of one row apart by their position ids.
     """
 
     model_type: str

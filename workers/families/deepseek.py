@@ -65,6 +65,7 @@ def _deepseek(
     rule: RuleFactory = deepseek_v3_rule,
     experts_field: str = "n_routed_experts",
     sdpa: bool = True,
+    packs: bool = True,
 ) -> ExpertFamily:
     return ExpertFamily(
         model_type,
@@ -75,6 +76,7 @@ def _deepseek(
         float32_router=True,
         resize_extras=_resize_extras,
         sdpa=sdpa,
+        packs=packs,
     )
 
 
@@ -84,8 +86,9 @@ DEEPSEEK = (
     _deepseek("deepseek_v32", "DeepSeek-V3.2"),
     _deepseek("glm4_moe", "GLM-4-MoE"),
     _deepseek("glm4_moe_lite", "GLM-4.7-Flash"),
-    _deepseek("kimi_linear", "Kimi-Linear", experts_field="num_experts"),
-    _deepseek("bailing_hybrid", "Ling-2.5", experts_field="num_experts"),
+    # The linear attention of these passes its state from a sequence of a row to the next.
+    _deepseek("kimi_linear", "Kimi-Linear", experts_field="num_experts", packs=False),
+    _deepseek("bailing_hybrid", "Ling-2.5", experts_field="num_experts", packs=False),
     _deepseek("mimo_v2_flash", "MiMo-V2-Flash", sdpa=False),
     _deepseek("dots1", "dots.llm1"),
     _deepseek("exaone_moe", "EXAONE-MoE", experts_field="num_experts"),

@@ -17,8 +17,9 @@ MIXTRAL = ExpertFamily("mixtral", "Mixtral", casts_weights=False, width_field="i
 # with a gate of its own in addition to the routed ones; it is left unchanged.
 QWEN2_MOE = ExpertFamily("qwen2_moe", "Qwen1.5/2-MoE", casts_weights=True)
 QWEN3_MOE = ExpertFamily("qwen3_moe", "Qwen3-MoE", casts_weights=True)
-QWEN3_NEXT = ExpertFamily("qwen3_next", "Qwen3-Next", casts_weights=True)
-QWEN3_5_MOE = ExpertFamily("qwen3_5_moe_text", "Qwen3.5-MoE", casts_weights=True)  # always rescales the top-k
+# These have linear attention, whose state passes from a sequence of a row to the next. Qwen3.5 always rescales.
+QWEN3_NEXT = ExpertFamily("qwen3_next", "Qwen3-Next", casts_weights=True, packs=False)
+QWEN3_5_MOE = ExpertFamily("qwen3_5_moe_text", "Qwen3.5-MoE", casts_weights=True, packs=False)
 OLMOE = ExpertFamily("olmoe", "OLMoE", casts_weights=True, width_field="intermediate_size")
 FLEX_OLMO = ExpertFamily("flex_olmo", "FlexOlmo", casts_weights=True, width_field="intermediate_size")
 

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moevolve.workers.checkpoints.loading import load_model, resolve_device
+from moevolve.workers.checkpoints.loading import load_config, load_model, load_without_experts, resolve_device
 from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, LayeredEdit, Tokens
-from moevolve.workers.contract.methods import Applicator, ExpertsOwner, ModelParts, ReportingApplicator
+from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts, ReportingApplicator
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import decoder_layers
 from moevolve.workers.families.layers import DenseLayer, MoELayer, check_router, find_dense_layers, find_moe_layers
-from moevolve.workers.families.registry import family_of
+from moevolve.workers.families.registry import expert_family, family_of
 from moevolve.workers.methods.registry import experts_owner, method_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class ResidentModel:
         tokenizer: Tokenizer of the model.
         config: Settings that the model was loaded with.
         pass_bytes: Device memory that forward passes need besides weights and experts, in bytes; None if unknown.
+        stored: Original experts that stay in the checkpoint's files; None if the model has them.
 
     Attributes:
         model: `transformers` model in eval mode, without gradients.
@@ -50,6 +51,7 @@ class ResidentModel:
         tokenizer: PreTrainedTokenizerBase,
         config: ModelConfig,
         pass_bytes: int | None = None,
+        stored: ExpertFiles | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -60,7 +62,8 @@ class ResidentModel:
             find_moe_layers(model, config.path),
             find_dense_layers(model),
             device,
-            on_host=config.originals == "host",
+            on_host=config.originals == "host" or stored is not None,
+            stored=stored,
             pass_bytes=pass_bytes,
             applicator=self._applicator,
         )
@@ -85,9 +88,13 @@ class ResidentModel:
         Raises:
             UserError: The checkpoint can't be loaded or searched; see `load_model` and `find_moe_layers`.
         """
-        model, tokenizer = load_model(config)
+        stored: ExpertFiles | None = None
+        if config.originals == "disk" and expert_family(load_config(config).model_type) is not None:
+            model, tokenizer, stored = load_without_experts(config)
+        else:
+            model, tokenizer = load_model(config)
         release_freed_memory()
-        return cls(model, tokenizer, config, pass_bytes)
+        return cls(model, tokenizer, config, pass_bytes, stored)
 
     @property
     def layers(self) -> tuple[MoELayer, ...]:

@@ -115,7 +115,7 @@ def print_summary(reports: Sequence[Estimate]) -> None:
     columns = [("model", False), ("parameters\nactive", True), ("kept", True), ("candidate\nactive", True)]
     columns += [
         ("originals: device\ndevice", True),
-        ("originals: host\ndevice + host", True),
+        (f"originals: {'host' if first.originals == 'device' else first.originals}\ndevice + host", True),
         ("FLOPs per\nevaluation", True),
     ]
     columns += [(f"{one.workers} x {one.name}\nby FLOPs alone", True) for one in first.devices]
@@ -128,7 +128,8 @@ def print_summary(reports: Sequence[Estimate]) -> None:
 
 def _row(report: Estimate) -> list[str]:
     full, candidate = report.sizes[0], report.sizes[-1]
-    here, there = report.memory["device"], report.memory.get("host")
+    here, *others = report.memory.values()
+    there = others[0] if others else None
     cells = [
         report.model.rstrip("/").rpartition("/")[2],
         f"{parameter_count(full.parameters or 0)}\n{parameter_count(full.active_parameters)}",

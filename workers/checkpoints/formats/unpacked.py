@@ -23,7 +23,7 @@ class UnpackedTensor:
         name: Name in an unquantised checkpoint.
         parts: Stored tensors by last name.
         unpack: See `Unpack`; None for a tensor that isn't quantised.
-        dtype: Dtype that quantised tensors are unpacked to.
+        dtype: Dtype that quantised tensors are unpacked to; others keep theirs.
     """
 
     name: str
@@ -60,5 +60,10 @@ def unpacked_tensors(
         parts = {last: stored[name] for last, name in matrix.parts.items()}
         found[matrix.name] = UnpackedTensor(matrix.name, parts, matrix.unpack, dtype)
         used |= set(matrix.parts.values())
-    plain = {name: UnpackedTensor(name, {"": tensor}, None, dtype) for name, tensor in stored.items()}
-    return {name: tensor for name, tensor in plain.items() if name not in used} | found
+    plain = plain_tensors({name: tensor for name, tensor in stored.items() if name not in used})
+    return plain | found
+
+
+def plain_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, UnpackedTensor]:
+    """Return tensors that aren't quantised, by name; see `UnpackedTensor`."""
+    return {name: UnpackedTensor(name, {"": tensor}, None, torch.float32) for name, tensor in stored.items()}

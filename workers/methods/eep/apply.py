@@ -46,7 +46,7 @@ class EepApplicator:
         memory = ExpertMemory(device, len(layers), parts.pass_bytes) if on_host else None
         self.routers = tuple(EditableRouter(layer) for layer in layers)
         self.experts: tuple[LayerExperts, ...] = tuple(
-            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, memory)
+            LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, memory, parts.stored)
             for ordinal, layer in enumerate(layers)
         )
         for layer, router, experts in zip(layers, self.routers, self.experts, strict=True):

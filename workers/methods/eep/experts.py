@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_merge import merge_experts
+from moevolve.workers.checkpoints.stored_experts import StoredLayer
+from moevolve.workers.contract.methods import ExpertFiles
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, Fill
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
@@ -19,18 +21,27 @@ from moevolve.workers.methods.eep.neurons import ExpertNeurons
 class LayerExperts:
     """Switches a layer's expert parameters between the originals and a buffer.
 
-    Originals on the device are used in place. Originals on the host, and experts selected or merged from them, are
-    copied to device memory that all layers share (`ExpertMemory`): at once if the layer has memory of its own,
-    otherwise whenever a forward pass reaches the layer. Until then its parameters are on the meta device, with the
-    right shapes.
+    Originals on the device are used in place. Originals on the host or in files, and experts selected or merged from
+    them, are copied to device memory that all layers share (`ExpertMemory`): at once if the layer has memory of its
+    own, otherwise whenever a forward pass reaches the layer. Until then its parameters are on the meta device, with
+    the right shapes.
 
     Attributes:
         ordinal: Index of the layer among the MoE layers.
-        originals: Fused tensors of all n experts, by name, on the device or on the host.
-        on_host: True if the originals are kept in host memory, separate from the tensors that the model runs on.
+        originals: Fused tensors of all n experts, by name, on the device or on the host, where those in files are read
+            to when they are asked for.
+        on_host: True if the originals are kept in host memory or in files, separate from the tensors that the model
+            runs on.
     """
 
-    def __init__(self, layer: MoELayer, ordinal: int, device: torch.device, memory: ExpertMemory | None = None) -> None:
+    def __init__(
+        self,
+        layer: MoELayer,
+        ordinal: int,
+        device: torch.device,
+        memory: ExpertMemory | None = None,
+        stored: ExpertFiles | None = None,
+    ) -> None:
         """Take over a layer's experts.
 
         Args:
@@ -39,6 +50,7 @@ class LayerExperts:
             device: Device that the model runs this layer on.
             memory: Device memory shared with the other layers. If given, the originals are moved to host memory, pinned
                 when `device` is CUDA.
+            stored: The originals of all layers, if they stay in files; `memory` is given as well.
         """
         self._module = layer.experts
         self._device = device
@@ -48,23 +60,28 @@ class LayerExperts:
         self._memory = memory
         self.count = layer.count
         parameters: dict[str, nn.Parameter] = {name: getattr(layer.experts, name) for name in layer.family.tensors}
-        self.originals: dict[str, Tensor] = {
-            name: _to_host(parameter.data, pin=device.type == "cuda") if on_host else parameter.data
-            for name, parameter in parameters.items()
-        }
+        self.originals: Mapping[str, Tensor]
+        if stored is not None:
+            self.originals = stored.layer(layer.index, parameters)
+        else:
+            self.originals = {
+                name: _to_host(parameter.data, pin=device.type == "cuda") if on_host else parameter.data
+                for name, parameter in parameters.items()
+            }
         self._full = None if on_host else parameters
-        self._neurons = ExpertNeurons(layer.experts, self.originals)
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        # Reading neurons takes shapes only, for which tensors on the meta device do.
+        self._neurons = ExpertNeurons(layer.experts, self.originals if stored is None else parameters)
         self._buffers: dict[str, Tensor] = {}
         self._views: dict[int, dict[str, nn.Parameter]] = {}
         self._width = 0
         self._uses_originals = not on_host
         self._temporary = False
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.originals.items()}
-        self._dtype = self.originals["down_proj"].dtype
-        self._original_spec = ExpertSpec(shapes, self._dtype, partial(self._copy, list(range(self.count))))
+        self._dtype = parameters["down_proj"].dtype
+        self._original_spec = ExpertSpec(self._shapes, self._dtype, partial(self._copy, list(range(self.count))))
         self._spec = self._original_spec
         if on_host:
-            empty = {name: tensor.new_empty((0, *tensor.shape[1:])) for name, tensor in self.originals.items()}
+            empty = {name: torch.empty((0, *shape[1:]), dtype=self._dtype) for name, shape in self._shapes.items()}
             self._install(_parameters(empty), 0)
 
     def load_for_pass(self, unedited: bool) -> None:
@@ -173,7 +190,7 @@ class LayerExperts:
 
     def _use_new(self, count: int, fill: Fill) -> None:
         if self._memory is not None:
-            shapes = {name: (count, *tensor.shape[1:]) for name, tensor in self.originals.items()}
+            shapes = {name: (count, *shape[1:]) for name, shape in self._shapes.items()}
             self._use(ExpertSpec(shapes, self._dtype, fill))
             return
         views = self._buffer_views(count)
@@ -191,6 +208,9 @@ class LayerExperts:
             self.evict()
 
     def _copy(self, kept: list[int], tensors: Mapping[str, Tensor]) -> None:
+        if isinstance(self.originals, StoredLayer):
+            self.originals.read(kept, tensors)
+            return
         for name, tensor in tensors.items():
             if kept == list(range(self.count)):
                 tensor.copy_(self.originals[name], non_blocking=True)
@@ -239,7 +259,7 @@ class LayerExperts:
         self._width = width
         try:
             self._buffers = {
-                name: torch.empty(shape, dtype=self.originals[name].dtype, device=self._device)
+                name: torch.empty(shape, dtype=self._dtype, device=self._device)
                 for name, shape in self._neurons.shapes(retained, width).items()
             }
         except torch.OutOfMemoryError as error:

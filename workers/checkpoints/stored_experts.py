@@ -1,0 +1,135 @@
+"""Original experts that stay in a checkpoint's files, and are read in the fused layout of `transformers` on demand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.state import EXPERTS, SavedNames, layers_prefix
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_EXPERT = re.compile(r"(?P<block>.+\.experts\.)0(?P<rest>\..+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A stored tensor of one expert, as rows of the expert in a fused tensor.
+
+    Attributes:
+        block, rest: Parts of its name before and after the number of the expert.
+        start, count: Its first row, and its number of rows.
+    """
+
+    block: str
+    rest: str
+    start: int
+    count: int
+
+
+class StoredExperts:
+    """The routed experts of all layers of a checkpoint.
+
+    Args:
+        model: Model on the meta device, whose fused experts have the checkpoint's shapes.
+        tensors: Tensors of the checkpoint by name, as objects that return them on `tensor[...]`.
+    """
+
+    def __init__(self, model: PreTrainedModel, tensors: Mapping[str, Any]) -> None:
+        self._tensors = tensors
+        self._names = SavedNames(model)
+        self._layers = layers_prefix(model)
+        self._whole: tuple[int, dict[str, Tensor]] | None = None
+        self._pieces: dict[tuple[int, str], list[_Piece]] = {}
+
+    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> StoredLayer:
+        """Return the experts of a layer.
+
+        Args:
+            index: Index of the decoder layer.
+            parameters: Fused tensors of the layer on the meta device, by name.
+
+        Raises:
+            UserError: The files don't have the experts one by one or fused, under the names that `transformers` gives.
+        """
+        for name, tensor in parameters.items():
+            for piece in self._found(index, name, tensor):
+                experts = range(len(tensor)) if piece.rest else ("",)
+                missing = [each for each in experts if f"{piece.block}{each}{piece.rest}" not in self._tensors]
+                if missing:
+                    raise UserError(
+                        f"tensor {piece.block}{missing[0]}{piece.rest} isn't in the checkpoint's files, from which "
+                        "originals: disk reads it; fetch them again, or use originals: host"
+                    )
+        return StoredLayer(self, index, dict(parameters))
+
+    def read(self, index: int, kept: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        """Read experts of a layer into fused tensors.
+
+        Args:
+            index: Index of the decoder layer.
+            kept: Experts to read.
+            tensors: Tensors to write by name, [len(kept), ...], on any device.
+        """
+        for name, tensor in tensors.items():
+            for piece in self._found(index, name, tensor):
+                if not piece.rest:
+                    stored = self._tensors[piece.block][...]
+                    tensor.copy_(stored if list(kept) == list(range(len(stored))) else stored[list(kept)])
+                    continue
+                for slot, expert in enumerate(kept):
+                    part = self._tensors[f"{piece.block}{expert}{piece.rest}"][...]
+                    tensor[slot, piece.start : piece.start + piece.count].copy_(part)
+
+    def whole(self, index: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return all experts of a layer. They stay in host memory until those of another layer are asked for."""
+        if self._whole is None or self._whole[0] != index:
+            self._whole = None
+            tensors = {name: torch.empty_like(each, device="cpu") for name, each in parameters.items()}
+            self.read(index, range(len(next(iter(tensors.values())))), tensors)
+            self._whole = index, tensors
+        return self._whole[1]
+
+    def _found(self, index: int, name: str, tensor: Tensor) -> list[_Piece]:
+        """Stored tensors that make up one expert of a fused tensor; one piece without `rest` if it is stored fused."""
+        if (index, name) not in self._pieces:
+            full, rows = f"{self._layers}{index}.{EXPERTS}{name}", tensor.shape[1]
+            # Numbered rows show where `transformers` takes the stored tensors from.
+            numbered = torch.arange(rows).view(1, rows, *[1] * (tensor.ndim - 2))
+            pieces = []
+            for stored, numbers in self._names.saved(full, numbered).items():
+                match = _EXPERT.fullmatch(stored)
+                fused = stored if match is None else match["block"] + name
+                if match is None or fused in self._tensors:
+                    pieces = [_Piece(fused, "", 0, rows)]
+                    break
+                pieces.append(_Piece(match["block"], match["rest"], int(numbers.flatten()[0]), numbers.numel()))
+            self._pieces[index, name] = pieces
+        return self._pieces[index, name]
+
+
+class StoredLayer(Mapping[str, Tensor]):
+    """The fused tensors of a layer's original experts by name, read from files when one is asked for."""
+
+    def __init__(self, experts: StoredExperts, index: int, parameters: Mapping[str, Tensor]) -> None:
+        self._experts, self._index, self._parameters = experts, index, parameters
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._experts.whole(self._index, self._parameters)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def read(self, kept: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        """See `StoredExperts.read`."""
+        self._experts.read(self._index, kept, tensors)
