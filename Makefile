@@ -34,6 +34,7 @@ bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_edits.py
 	$(BIN)/python tests/benchmarks/bench_kernels.py
 	$(BIN)/python tests/benchmarks/bench_repair.py
+	$(BIN)/python tests/benchmarks/bench_disk.py
 	$(BIN)/python tests/benchmarks/bench_search.py
 
 bench-real: $(STAMP)

@@ -181,8 +181,8 @@ def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Pat
     from moevolve.workers.contract.card import ExportError
     from moevolve.workers.profiling.checkpoints import export_models
 
-    # Where a search keeps original experts on the host, one GPU may not hold the whole model: it is spread over all.
-    spread = "balanced" if full.originals == "host" else full.device_map
+    # Where a search keeps original experts elsewhere, one GPU may not hold the whole model: it is spread over all.
+    spread = "balanced" if full.originals != "device" else full.device_map
     models = {FULL: ProfiledModel(FULL, full.path, full.revision, spread, full.trust_remote_code)}
     edits = [(name, subject.edit) for name, subject in subjects.items() if name != FULL]
     try:

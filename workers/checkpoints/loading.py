@@ -58,7 +58,7 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
         dtype: New parameter dtype; None for the search's.
 
     Returns:
-        The new settings. On a CPU they have neither a device map nor `originals: host`.
+        The new settings. On a CPU they have no device map, and `originals: device` instead of `host`.
 
     Raises:
         UserError: `device` is `cuda` and there is no CUDA device.
@@ -66,8 +66,9 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
     if device is None:
         device = config.device if config.device != "cuda" or torch.cuda.is_available() else "cpu"
     settings = replace(config, device=device, dtype=dtype or config.dtype)
-    on_cpu = resolve_device(settings).type == "cpu"
-    return replace(settings, device_map=None, originals="device") if on_cpu else settings
+    if resolve_device(settings).type != "cpu":
+        return settings
+    return replace(settings, device_map=None, originals="device" if config.originals == "host" else config.originals)
 
 
 def gguf_file(config: ModelConfig) -> Path | None:
@@ -313,13 +314,13 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
     experts = StoredExperts(model, tensors)
     frame = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     info = load_part(model, get_model_conversion_mapping(model), frame, torch.device("cpu"), dtype)
+    model.tie_weights()
     trouble = [*info.mismatched_keys, *info.conversion_errors, *info.error_msgs]
     left = [name for name, each in model.state_dict().items() if each.is_meta and EXPERTS not in name]
     if trouble or left:
         what = f"transformers can't load {trouble[0]}" if trouble else f"there is no tensor for {left[0]}"
         raise UserError(f"model {config.path}: its weights don't load: {what}")
     restore_buffers(model, torch.device("cpu"))
-    model.tie_weights()
     _read_generation_config(model, config)
     return model, tokenizer, experts
 

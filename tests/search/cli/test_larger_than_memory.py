@@ -1,0 +1,72 @@
+"""A search in a process that may take less memory than the experts have: searched, repaired and exported alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from larger_than_memory import export_one, search
+from real_size.children import in_child
+from tiny_models import WORDS, save_tiny_model
+
+MODEL = {
+    "num_hidden_layers": 12,
+    "hidden_size": 1024,
+    "head_dim": 32,
+    "moe_intermediate_size": 32,
+    "num_experts": 64,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
+EXPERTS = 3 * 1024 * 32 * 64 * 12 * 4
+"""Bytes of all experts in float32."""
+ROOM = EXPERTS * 2 // 3
+OWN_GB = 0.013
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("large") / "model"
+    save_tiny_model(directory, "qwen3_moe", WORDS, seed=3, **MODEL)
+    return directory
+
+
+def written(tiny: Any, model: Path, folder: Path, place: str, *phases: dict[str, Any]) -> dict[str, Any]:
+    """Write a run with originals in a place; returns the arguments of a search."""
+    changes = {
+        "model": {"path": str(model), "device": "cpu", "originals": place},
+        "genome": {"kind": "eep", "experts": 2, "groups": 2},
+        "phases": list(phases),
+        "engine": {},
+    }
+    (folder / place).mkdir()
+    run = tiny.write_run(folder / place / "run.yaml", "large", **changes)
+    return {"run_file": str(run), "folder": str(folder / place), "room": ROOM, "experts_gb": OWN_GB}
+
+
+def test_experts_on_disk_give_the_search_and_the_exports_of_experts_in_memory(
+    tiny: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases = (
+        {"kind": "prune", "evaluations": 3, "initial": 2, "init": ["reap"]},
+        {"kind": "merge", "evaluations": 2, "initial": 2},
+        {"kind": "repair", "evaluations": 2, "initial": 2, "repair": {"tokens": 96}},
+    )
+    outcome = in_child("larger_than_memory:search", written(tiny, model, tmp_path, "disk", *phases))
+    assert outcome.failure is None
+    found = outcome.result
+    assert found["individuals"] == 7 and found["failures"] == []
+    monkeypatch.setenv("MOEVOLVE_DEVICE_GB", str(OWN_GB))
+    expected = search(**written(tiny, model, tmp_path, "host", *phases) | {"room": None})
+    for same in ("population", "best"):
+        assert found[same] == expected[same]
+    individual = found["best"]["repair"]
+    here, there = (export_one(str(tmp_path / place), individual, None, OWN_GB) for place in ("disk", "host"))
+    assert here == there
+
+
+def test_experts_in_memory_do_not_fit_there(tiny: Any, model: Path, tmp_path: Path) -> None:
+    arguments = written(tiny, model, tmp_path, "host", {"kind": "prune", "evaluations": 2, "initial": 2})
+    outcome = in_child("larger_than_memory:search", arguments)
+    assert outcome.failure is not None and "allocate memory" in outcome.failure

@@ -1,0 +1,115 @@
+"""Experts that stay in a checkpoint's files: candidates compute what they do with experts in memory, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from edit_checks import logits
+from family_samples import edit_of_kind
+from gguf_checkpoints import SETTINGS, gguf_checkpoint
+from packed_checkpoints import fp8_checkpoint, linear_checkpoint, mxfp4_checkpoint
+from repair_samples import rows_of, sequences_of
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.loading import placed
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+Configs = Callable[..., ModelConfig]
+Checkpoints = Callable[[str], ModelConfig]
+
+CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
+KINDS = ("mixtral", "qwen2_moe", "gpt_oss", "minimax_m2", "qwen3_5_moe_text", "fp8", "mxfp4", "int4", "gguf", "fused")
+
+
+@pytest.fixture
+def config(
+    tiny_model: Callable[..., PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    model_config: Configs,
+    tmp_path: Path,
+) -> Checkpoints:
+    """Checkpoints by family, by format, and one whose experts are stored fused."""
+
+    def get(kind: str) -> ModelConfig:
+        if kind == "fp8":
+            return fp8_checkpoint(tiny_model("deepseek_v3"), tiny_tokenizer, tmp_path)[0]
+        if kind == "mxfp4":
+            model = tiny_model("gpt_oss", intermediate_size=32, hidden_size=96, head_dim=24)
+            return mxfp4_checkpoint(model, tiny_tokenizer, tmp_path)[0]
+        if kind == "int4":
+            model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
+            return linear_checkpoint("int4", model, tiny_tokenizer, tmp_path)[0]
+        if kind == "gguf":
+            return gguf_checkpoint(tiny_model("mixtral", **SETTINGS["mixtral"]), tiny_tokenizer, tmp_path)[0]
+        if kind == "fused":
+            return fused(tiny_model("qwen3_moe"), tiny_tokenizer, tmp_path / "fused")
+        return replace(model_config(kind), dtype="float32")
+
+    return get
+
+
+def fused(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> ModelConfig:
+    """Write a checkpoint with the names and shapes that the model has in memory, as some are published."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_file({name: each.contiguous() for name, each in model.state_dict().items()}, folder / "model.safetensors")
+    return ModelConfig(str(folder), device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_candidates_compute_the_same(kind: str, config: Checkpoints, tokens: Tensor) -> None:
+    found = config(kind)
+    host, disk = (ResidentModel.load(replace(found, originals=place)) for place in ("host", "disk"))  # type: ignore[arg-type]
+    layers = len(host.layers)
+    for how in (None, "prune", "crossed", "merged", "mixed", None):
+        edit = IdentityEdit() if how is None else edit_of_kind(layers, host.layers[0].count, how, space="logits")
+        assert torch.equal(logits(disk, edit, tokens), logits(host, edit, tokens))
+    for name, tensor in host.original_experts(0).items():
+        assert torch.equal(disk.original_experts(0)[name], tensor)
+
+
+def test_repairs_and_exports_are_the_same(config: Checkpoints, tokens: Tensor, tmp_path: Path) -> None:
+    found = config("mixtral")
+    written = []
+    for place in ("host", "disk"):
+        resident = ResidentModel.load(replace(found, originals=place))  # type: ignore[arg-type]
+        rows = rows_of(sequences_of((9, 14, 11)))
+        edit = RepairedEdit(edit_of_kind(3, 6, "prune"), RepairRecipe((0.1,), neurons=NeuronRecipe()), rows)
+        report = export_model(resident, edit, tmp_path / place, CARD)
+        written.append(load_file(report.directory / "model.safetensors"))
+    assert written[0].keys() == written[1].keys()
+    assert all(torch.equal(tensor, written[1][name]) for name, tensor in written[0].items())
+
+
+def test_a_missing_expert_is_named_when_the_model_is_loaded(config: Checkpoints, tmp_path: Path) -> None:
+    found = config("fused")
+    file = Path(found.path) / "model.safetensors"
+    tensors: dict[str, Any] = load_file(file)
+    del tensors["model.layers.1.mlp.experts.down_proj"]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(
+        UserError, match=r"tensor \S+layers.1.mlp.experts.0.down_proj.weight isn't in .* originals: host"
+    ):
+        ResidentModel.load(replace(found, originals="disk"))
+
+
+def test_on_a_cpu_they_stay_on_disk(config: Checkpoints) -> None:
+    found = replace(config("mixtral"), originals="disk")
+    assert placed(found, "cpu").originals == "disk"
+    assert placed(replace(found, originals="host"), "cpu").originals == "device"
