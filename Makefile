@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed-dev
 STORE := sqlite:///.demo/moevolve.db
 FOLDERS := search workers evaluators store kernels tests configs
 
-.PHONY: demo test lint format bench bench-real clean
+.PHONY: demo test lint format bench bench-real matrix clean
 
 demo: $(INSTALLED)
 	@mkdir -p .demo
@@ -36,6 +36,9 @@ bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_repair.py
 	$(BIN)/python tests/benchmarks/bench_disk.py
 	$(BIN)/python tests/benchmarks/bench_search.py
+
+matrix: $(STAMP)
+	$(BIN)/python tests/benchmarks/matrix.py
 
 bench-real: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_real.py --readme

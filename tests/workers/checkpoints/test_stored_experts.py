@@ -12,7 +12,7 @@ import torch
 from edit_checks import logits
 from family_samples import edit_of_kind
 from gguf_checkpoints import SETTINGS, gguf_checkpoint
-from packed_checkpoints import fp8_checkpoint, linear_checkpoint, mxfp4_checkpoint
+from packed_checkpoints import LINEAR_FORMATS, fp8_checkpoint, linear_checkpoint, mxfp4_checkpoint
 from repair_samples import rows_of, sequences_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -34,7 +34,8 @@ Configs = Callable[..., ModelConfig]
 Checkpoints = Callable[[str], ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
-KINDS = ("mixtral", "qwen2_moe", "gpt_oss", "minimax_m2", "qwen3_5_moe_text", "fp8", "mxfp4", "int4", "gguf", "fused")
+OF_FAMILIES = ("mixtral", "qwen2_moe", "gpt_oss", "minimax_m2", "qwen3_5_moe_text")
+KINDS = (*OF_FAMILIES, "fp8", "mxfp4", *LINEAR_FORMATS, "gguf", "fused")
 
 
 @pytest.fixture
@@ -52,9 +53,9 @@ def config(
         if kind == "mxfp4":
             model = tiny_model("gpt_oss", intermediate_size=32, hidden_size=96, head_dim=24)
             return mxfp4_checkpoint(model, tiny_tokenizer, tmp_path)[0]
-        if kind == "int4":
+        if kind in LINEAR_FORMATS:
             model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
-            return linear_checkpoint("int4", model, tiny_tokenizer, tmp_path)[0]
+            return linear_checkpoint(kind, model, tiny_tokenizer, tmp_path)[0]
         if kind == "gguf":
             return gguf_checkpoint(tiny_model("mixtral", **SETTINGS["mixtral"]), tiny_tokenizer, tmp_path)[0]
         if kind == "fused":

@@ -1,0 +1,108 @@
+"""Which checkpoint formats and model families every verb is proven for: runs their tests, and prints two tables.
+
+    python tests/benchmarks/matrix.py
+
+A cell says whether the tests of a verb passed for a format or family, on tiny checkpoints that they write. What there
+is no test for is left empty.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from moevolve.workers.families.registry import FAMILIES as FAMILY_TYPES
+
+TESTS = Path(__file__).parents[1] / "workers"
+CHECKPOINTS, EXPORTS, IN_FAMILIES = TESTS / "checkpoints", TESTS / "export", TESTS / "families"
+READ, DISK, SAME, ROTATED, PRUNED = "read, scored", "from disk", "kept: bytes", "rotated: logits", "pruned: logits"
+FACTS, EDITS, SCORES, FORMS = "facts", "edits", "answers", "exports"
+
+FORMATS = {
+    "test_fp8_blocks_that_do_not_divide_a_weight": READ,
+    "test_mxfp4_as_published": READ,
+    "test_linear_layers_as_other_programs_write_them": READ,
+    "test_every_architecture_loads_its_numbers": READ,
+    "test_other_types": READ,
+    "test_candidates_compute_the_same": DISK,
+    "test_keeping_all_experts_gives_equal_files": SAME,
+    "test_rotated_experts_compute_the_same": ROTATED,
+    "test_a_pruned_checkpoint_computes_what_the_search_measured": PRUNED,
+    "test_a_pruned_file_computes_what_the_search_measured": PRUNED,
+}
+"""Verbs of formats by test."""
+
+OF_FAMILIES = {
+    "test_facts": FACTS,
+    "test_layout_and_facts": FACTS,
+    "test_logits_are_those_of_the_equations": EDITS,
+    "test_edited_logits_are_those_of_the_equations": EDITS,
+    "test_scores_are_those_of_single_prompts": SCORES,
+    "test_exports_load_with_transformers": FORMS,
+}
+"""Verbs of families by test."""
+
+ROWS = {
+    "test_fp8_blocks_that_do_not_divide_a_weight": "fp8",
+    "test_mxfp4_as_published": "mxfp4",
+}
+"""Formats of tests that are for one."""
+
+_NODE = re.compile(r"(?P<file>[^:]+)::(?P<test>\w+)(\[(?P<row>[^\]]+)\])?")
+
+
+class Collector:
+    """Collects the outcomes of tests by format or family, and verb."""
+
+    def __init__(self) -> None:
+        self.formats: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+        self.families: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        match = _NODE.fullmatch(report.nodeid)
+        if match is None or not (report.when == "call" or report.failed):
+            return
+        test, row = match["test"], match["row"]
+        gguf = match["file"].endswith("test_gguf.py")
+        if "families" in match["file"] and test in OF_FAMILIES and row is not None:
+            family = next((part for part in row.split("-") if part not in KINDS), row)
+            self.families[family][OF_FAMILIES[test]].append(report.passed)
+        elif row in FAMILY_TYPES and not gguf and FORMATS.get(test) == DISK:
+            self.families[row][DISK].append(report.passed)
+        elif test in FORMATS:
+            name = "gguf" if gguf else ROWS.get(test, row or "gguf")
+            self.formats[name][FORMATS[test]].append(report.passed)
+
+
+KINDS = ("prune", "crossed", "mapped", "merged", "both", "mixed", "grouped", "unscaled")
+"""Parts of the names of family tests that aren't the family."""
+
+
+def print_table(title: str, found: dict[str, dict[str, list[bool]]], verbs: tuple[str, ...]) -> None:
+    """Print rows by format or family as Markdown."""
+    print(f"\n| {title} | {' | '.join(verbs)} |\n|---|{'---|' * len(verbs)}")
+    for row in sorted(found):
+        cells = [found[row].get(verb) for verb in verbs]
+        print(f"| {row} | {' | '.join('' if not cell else 'yes' if all(cell) else 'NO' for cell in cells)} |")
+
+
+def main() -> int:
+    collector = Collector()
+    files = [
+        *(CHECKPOINTS / name for name in ("test_unpacking.py", "test_gguf.py", "test_stored_experts.py")),
+        *(EXPORTS / name for name in ("test_source.py", "test_gguf.py")),
+        *(IN_FAMILIES / name for name in ("test_recent_families.py", "test_family_edits.py", "test_family_loading.py")),
+    ]
+    wanted = " or ".join([*FORMATS, *OF_FAMILIES])
+    code = pytest.main(["-q", "--no-header", "-k", wanted, *map(str, files)], plugins=[collector])
+    print_table("format", collector.formats, (READ, DISK, SAME, ROTATED, PRUNED))
+    print_table("family", collector.families, (FACTS, EDITS, SCORES, FORMS, DISK))
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
