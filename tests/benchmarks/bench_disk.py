@@ -23,7 +23,7 @@ from tiny_models import WORDS, save_tiny_model
 
 LAYERS, WIDTH, NEURONS, EXPERTS = 64, 1024, 32, 64
 SIZE = 3 * WIDTH * NEURONS * EXPERTS * LAYERS * 4
-ROOM, OWN_GB = SIZE // 4, 0.013
+ROOM, OWN_GB = SIZE // 4, 0.03
 
 
 def main() -> None:

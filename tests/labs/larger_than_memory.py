@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -41,6 +42,7 @@ def search(run_file: str, folder: str, room: int | None, experts_gb: float) -> d
         _limit(room)
         started = time.perf_counter()
         setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
+        gc.collect()  # the model that was calibrated; the search loads it again
         run_search(setup, store)
         seconds = time.perf_counter() - started
         rows = store.history(NAME)
