@@ -40,6 +40,10 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, {verified}",
         soft_wrap=True,
     )
+    files = sorted(file.name for file in Path(report.directory).glob("*.gguf"))
+    if files:
+        output.print(f"load {Path(report.directory) / files[0]} with llama.cpp, or as model.path", soft_wrap=True)
+        return
     remote = ", trust_remote_code=True" if report.form == "native" else ""
     output.print(
         f'load it with: AutoModelForCausalLM.from_pretrained("{report.directory}"{remote})',

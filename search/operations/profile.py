@@ -17,7 +17,7 @@ from moevolve.search.operations.opening import opened_reader
 from moevolve.search.operations.subject import Subject, find_subject
 from moevolve.search.requests.models import ProfileRequest
 from moevolve.store.reader import StoreReader
-from moevolve.workers.checkpoints.loading import placed
+from moevolve.workers.checkpoints.loading import gguf_file, placed
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit
 from moevolve.workers.profiling.messages import LoadedDtype, ProfiledModel, ProfileSettings, TaskPrompts
@@ -122,6 +122,11 @@ def _full_model(subjects: dict[str, Subject], request: ProfileRequest) -> ModelC
         one, other, *_ = models.values()
         raise UserError(f"{one} and {other} are of different models or dtypes; profile one model's at a time")
     found = next((subject.config.model for subject in subjects.values()), None)
+    if found is not None and gguf_file(found) is not None:
+        raise UserError(
+            f"{found.path} is a GGUF file, and profiles are of what transformers runs; export individuals with "
+            "--form stock, and profile their folders"
+        )
     return None if found is None else placed(found, request.device, request.dtype)
 
 

@@ -98,7 +98,6 @@ RECENT: dict[str, dict[str, Any]] = {
     "qwen3_next": QWEN_NEXT | {"intermediate_size": 40, "norm_topk_prob": True},
     "qwen3_5_moe_text": QWEN_NEXT,
     "minimax_m2": {"intermediate_size": 24, "num_local_experts": 6, "head_dim": 8, "rotary_dim": 4},
-    "flex_olmo": {"intermediate_size": 24, "num_experts": 6, "norm_topk_prob": False},
     # A small `index_topk` would leave its choice to ties, which `transformers` breaks by a token's place in a batch.
     "deepseek_v32": DEEPSEEK_V3
     | {"routed_scaling_factor": 1.5, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,11 @@ class MoELayer:
     def count(self) -> int:
         """Number n of experts of the original layer."""
         return int(self.router_weight.shape[0])
+
+    def route(self, hidden: Tensor) -> Any:
+        """Run the original router on hidden states; returns what it returns."""
+        correction = (self.correction_bias,) if self.family.correction_in_block else ()
+        return self.router(hidden, *correction)
 
     def expert_tensors(self) -> dict[str, Tensor]:
         """Return the fused expert parameters that the model currently runs on, by name."""
@@ -192,8 +197,7 @@ def check_router(layer: MoELayer, name: str) -> None:
         UserError: The router returns something else; in some versions of `transformers` it is only the logits.
     """
     weight = layer.router_weight
-    correction = [layer.correction_bias] if layer.family.correction_in_block else []
-    routed = layer.router(weight.new_zeros(1, weight.shape[1]), *correction)
+    routed = layer.route(weight.new_zeros(1, weight.shape[1]))
     if not (isinstance(routed, tuple) and len(routed) == 3 and routed[1].shape == routed[2].shape):
         found = f"{len(routed)} values" if isinstance(routed, tuple) else f"a {type(routed).__name__}"
         raise UserError(

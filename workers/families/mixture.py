@@ -21,7 +21,6 @@ QWEN3_MOE = ExpertFamily("qwen3_moe", "Qwen3-MoE", casts_weights=True)
 QWEN3_NEXT = ExpertFamily("qwen3_next", "Qwen3-Next", casts_weights=True, packs=False)
 QWEN3_5_MOE = ExpertFamily("qwen3_5_moe_text", "Qwen3.5-MoE", casts_weights=True, packs=False)
 OLMOE = ExpertFamily("olmoe", "OLMoE", casts_weights=True, width_field="intermediate_size")
-FLEX_OLMO = ExpertFamily("flex_olmo", "FlexOlmo", casts_weights=True, width_field="intermediate_size")
 
 
 def gpt_oss_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:

@@ -12,7 +12,6 @@ from moevolve.workers.families.base import DenseFamily, ExpertFamily
 from moevolve.workers.families.deepseek import DEEPSEEK
 from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWEN3
 from moevolve.workers.families.mixture import (
-    FLEX_OLMO,
     GPT_OSS,
     MINIMAX_M2,
     MIXTRAL,
@@ -35,7 +34,6 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         QWEN3_NEXT,
         QWEN3_5_MOE,
         OLMOE,
-        FLEX_OLMO,
         *DEEPSEEK,
         MINIMAX_M2,
         GPT_OSS,

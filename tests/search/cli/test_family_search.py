@@ -24,7 +24,8 @@ from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.export import export
-from moevolve.search.requests.models import ExportRequest
+from moevolve.search.operations.profile import profile
+from moevolve.search.requests.models import ExportRequest, ProfileRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
@@ -170,6 +171,8 @@ def test_a_gguf_file_is_searched_and_pruned(tiny: Any, tmp_path: Path) -> None:
         pruned = [row for row in store.history("family-1") if row.phase == "prune"]
         best = max(pruned, key=lambda row: row.fitness or 0.0)
         report = export(store, ExportRequest(f"gpt_oss:{best.index}", tmp_path / "pruned"))
+        with pytest.raises(UserError, match="is a GGUF file, and profiles are of what transformers runs"):
+            profile(store, ProfileRequest((f"gpt_oss:{best.index}",)))
     assert report.form == "source" and {"config.json", "model.gguf"} <= {
         each.name for each in report.directory.iterdir()
     }

@@ -103,7 +103,8 @@ def gguf_parts(file: Path) -> tuple[Path, ...]:
         names = [f"{match['name']}-{part:05}-of-{match['parts']}.gguf" for part in parts]
     for name in names:
         if not (file.parent / name).is_file():
-            raise UserError(f"{file.parent / name}: no such file; a split model needs all its parts in one folder")
+            hint = "; a split model needs all its parts in one folder" if match else ""
+            raise UserError(f"{file.parent / name}: no such file{hint}")
     return tuple(file.parent / name for name in names)
 
 

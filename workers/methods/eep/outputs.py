@@ -94,7 +94,7 @@ class ExpertOutputs:
     ) -> NeuronSelection:
         hidden, weights, chosen = recorded
         neurons, retained = self._original_neurons(), self._edit.retained
-        original = self._router.inner(hidden)
+        original = self._layer.route(hidden)
         width = neurons.width if self._edit.widths is None else self._edit.widths[self._ordinal]
         rows = self._fitted_rows(hidden, original) if recipe.router == "fitted" else None
         skip_below = None
