@@ -97,6 +97,17 @@ KIMI = DEEPSEEK_V3 | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "route
 RECENT: dict[str, dict[str, Any]] = {
     "qwen3_next": QWEN_NEXT | {"intermediate_size": 40, "norm_topk_prob": True},
     "qwen3_5_moe_text": QWEN_NEXT,
+    "cohere2_moe": {
+        "intermediate_size": 24,
+        "num_experts": 6,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "expert_selection_fn": "sigmoid",
+        "num_shared_experts": 1,
+        "shared_expert_combination_strategy": "sum",
+        "logit_scale": 1.0,
+    },
+    "cohere2_moe-softmax": {"intermediate_size": 24, "num_experts": 6, "head_dim": 8, "logit_scale": 1.0},
     "minimax_m2": {"intermediate_size": 24, "num_local_experts": 6, "head_dim": 8, "rotary_dim": 4},
     # A small `index_topk` would leave its choice to ties, which `transformers` breaks by a token's place in a batch.
     "deepseek_v32": DEEPSEEK_V3
@@ -265,6 +276,12 @@ class PlainBlock(nn.Module):
         scale = getattr(config, "routed_scaling_factor", 1.0)
         return [(i, w * scale) for i, w in zip(chosen, weights, strict=True)]
 
+    def sigmoid(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        """Of Cohere2-MoE: chosen by logits, weighted by sigmoids that are rescaled."""
+        scores = self.mapped(self.original.gate.weight.double() @ hidden, torch.sigmoid)
+        chosen = torch.argsort(scores, descending=True)[: self.edit.active].tolist()
+        return [(i, scores[i] / sum(scores[j] for j in chosen)) for i in chosen]
+
     def softmax(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         scores = self.mapped(self.original.gate.weight.double() @ hidden, lambda values: torch.softmax(values, dim=0))
         chosen = torch.argsort(scores, descending=True)[: self.edit.active].tolist()
@@ -275,6 +292,8 @@ class PlainBlock(nn.Module):
         """Experts of a token with their weights."""
         if self.config.model_type in ("deepseek_v2", "gpt_oss"):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
+        if getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
+            return self.sigmoid(hidden)
         corrected = any(hasattr(each, "e_score_correction_bias") for each in (self.original, self.original.gate))
         return self.deepseek_v3(hidden) if corrected else self.softmax(hidden)
 

@@ -1,9 +1,10 @@
-"""The families of mixtures of experts without routing groups: Mixtral, Qwen's, OLMoE, GPT-OSS and MiniMax-M2."""
+"""The families of mixtures of experts without routing groups: Mixtral, Qwen's, OLMoE, GPT-OSS and others."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.families.base import ExpertFamily
 
@@ -61,4 +62,23 @@ MINIMAX_M2 = ExpertFamily(
     experts_field="num_local_experts",
     width_field="intermediate_size",
     correction_in_block=True,
+)
+
+
+def cohere2_moe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Cohere2-MoE: the top-k of the logits, weighted by their softmax or by sigmoids.
+
+    Raises:
+        UserError: Shared experts are averaged with the others, which halves what a repair fits.
+    """
+    if config.num_shared_experts and config.shared_expert_combination_strategy != "sum":
+        raise UserError("a cohere2_moe model that averages shared and routed experts isn't supported; only sums are")
+    if config.expert_selection_fn == "sigmoid":
+        return RoutingRule(renormalise=bool(config.norm_topk_prob), scores="sigmoid")
+    # The softmax over the chosen ones is the softmax over all of them, rescaled.
+    return RoutingRule(renormalise=True)
+
+
+COHERE2_MOE = ExpertFamily(
+    "cohere2_moe", "Cohere2-MoE", casts_weights=True, rule=cohere2_moe_rule, width_field="intermediate_size"
 )

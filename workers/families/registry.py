@@ -12,6 +12,7 @@ from moevolve.workers.families.base import DenseFamily, ExpertFamily
 from moevolve.workers.families.deepseek import DEEPSEEK
 from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWEN3
 from moevolve.workers.families.mixture import (
+    COHERE2_MOE,
     GPT_OSS,
     MINIMAX_M2,
     MIXTRAL,
@@ -36,6 +37,7 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         OLMOE,
         *DEEPSEEK,
         MINIMAX_M2,
+        COHERE2_MOE,
         GPT_OSS,
         LLAMA,
         MISTRAL,
