@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.settings import ModelConfig
 
 if TYPE_CHECKING:
@@ -264,3 +266,36 @@ def linear_checkpoint(
         packed |= {f"{name.removesuffix('weight')}{part}": each.contiguous() for part, each in parts.items()}
         plain[name] = values
     return write(model, tokenizer, folder, packed, plain, quantization_config=settings)
+
+
+def checkpoint_in_format(
+    kind: str, make: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> ModelConfig:
+    """Write a quantised checkpoint of a small model that the format can hold: `fp8`, `mxfp4`, or a linear format.
+
+    Args:
+        kind: Name of the format.
+        make: Creates a tiny model of a family with changed settings.
+        tokenizer: Tokenizer of the model.
+        folder: Folder of the checkpoint.
+    """
+    if kind == "fp8":
+        return fp8_checkpoint(make("deepseek_v3"), tokenizer, folder)[0]
+    if kind == "mxfp4":
+        return mxfp4_checkpoint(make("gpt_oss", **MXFP4_SIZES), tokenizer, folder)[0]
+    return linear_checkpoint(kind, make("qwen3_moe", **LINEAR_SIZES), tokenizer, folder)[0]
+
+
+MXFP4_SIZES = {"intermediate_size": 32, "hidden_size": 96, "head_dim": 24}
+LINEAR_SIZES = {"hidden_size": 64, "moe_intermediate_size": 32}
+
+
+def same_numbers(packed: ModelConfig, plain: ModelConfig) -> None:
+    """Both checkpoints load equal tensors, in float32 and in the default bfloat16."""
+    for dtype in ("float32", "bfloat16"):
+        found = load_model(replace(packed, dtype="auto" if dtype == "bfloat16" else "float32"))[0].state_dict()
+        expected = load_model(replace(plain, dtype=dtype))[0].state_dict()  # type: ignore[arg-type]
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert found[name].dtype == tensor.dtype, name
+            assert torch.equal(found[name], tensor), name

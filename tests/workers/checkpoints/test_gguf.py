@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_checkpoints import ARCHITECTURES, SETTINGS, gguf_checkpoint, lone_gguf, metadata, write_gguf
+from packed_checkpoints import same_numbers
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint
@@ -37,17 +38,6 @@ def write(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_pa
         return gguf_checkpoint(model, tiny_tokenizer, tmp_path / "made", kind, files)
 
     return checkpoint
-
-
-def same_numbers(packed: ModelConfig, plain: ModelConfig) -> None:
-    """Both checkpoints load equal tensors, in float32 and in the default bfloat16."""
-    for dtype in ("float32", "bfloat16"):
-        found = load_model(replace(packed, dtype="auto" if dtype == "bfloat16" else "float32"))[0].state_dict()
-        expected = load_model(replace(plain, dtype=dtype))[0].state_dict()  # type: ignore[arg-type]
-        assert found.keys() == expected.keys()
-        for name, tensor in expected.items():
-            assert found[name].dtype == tensor.dtype, name
-            assert torch.equal(found[name], tensor), name
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)

@@ -12,7 +12,7 @@ import torch
 from edit_checks import logits
 from family_samples import edit_of_kind
 from gguf_checkpoints import SETTINGS, gguf_checkpoint
-from packed_checkpoints import LINEAR_FORMATS, fp8_checkpoint, linear_checkpoint, mxfp4_checkpoint
+from packed_checkpoints import LINEAR_FORMATS, checkpoint_in_format
 from repair_samples import rows_of, sequences_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -48,14 +48,8 @@ def config(
     """Checkpoints by family, by format, and one whose experts are stored fused."""
 
     def get(kind: str) -> ModelConfig:
-        if kind == "fp8":
-            return fp8_checkpoint(tiny_model("deepseek_v3"), tiny_tokenizer, tmp_path)[0]
-        if kind == "mxfp4":
-            model = tiny_model("gpt_oss", intermediate_size=32, hidden_size=96, head_dim=24)
-            return mxfp4_checkpoint(model, tiny_tokenizer, tmp_path)[0]
-        if kind in LINEAR_FORMATS:
-            model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
-            return linear_checkpoint(kind, model, tiny_tokenizer, tmp_path)[0]
+        if kind in ("fp8", "mxfp4", *LINEAR_FORMATS):
+            return checkpoint_in_format(kind, tiny_model, tiny_tokenizer, tmp_path)
         if kind == "gguf":
             return gguf_checkpoint(tiny_model("mixtral", **SETTINGS["mixtral"]), tiny_tokenizer, tmp_path)[0]
         if kind == "fused":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 from family_samples import edit_of_kind
-from packed_checkpoints import LINEAR_FORMATS, fp8_checkpoint, linear_checkpoint, mxfp4_checkpoint, scaled
+from packed_checkpoints import (
+    LINEAR_FORMATS,
+    fp8_checkpoint,
+    linear_checkpoint,
+    mxfp4_checkpoint,
+    same_numbers,
+    scaled,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -36,17 +42,6 @@ SPLIT = PreparedSplit(
     *("words", "search", "rank", "accuracy", Matching(), 1, " "),
     tuple(Example(f"w{i} w{i + 7} w{2 * i}", (f"w{i + 4}",), (f"w{i + 4}", f"w{i + 5} w9")) for i in range(6, 30)),
 )
-
-
-def same_numbers(packed: ModelConfig, plain: ModelConfig) -> None:
-    """Both checkpoints load equal tensors, in float32 and in the default bfloat16."""
-    for dtype in ("float32", "bfloat16"):
-        found = load_model(replace(packed, dtype="auto" if dtype == "bfloat16" else "float32"))[0].state_dict()
-        expected = load_model(replace(plain, dtype=dtype))[0].state_dict()  # type: ignore[arg-type]
-        assert found.keys() == expected.keys()
-        for name, tensor in expected.items():
-            assert found[name].dtype == tensor.dtype, name
-            assert torch.equal(found[name], tensor), name
 
 
 def searched_alike(packed: ModelConfig, plain: ModelConfig, moe_layers: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from edit_checks import Found, assert_close, assert_same_elsewhere, computed, logits
 from family_samples import edit_of_kind
-from packed_checkpoints import LINEAR_FORMATS, fp8_checkpoint, linear_checkpoint, mxfp4_checkpoint
+from packed_checkpoints import LINEAR_FORMATS, checkpoint_in_format
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -55,14 +55,8 @@ def checkpoints(
 
     def write(kind: str) -> ModelConfig:
         place = tmp_path_factory.mktemp(kind)
-        if kind == "fp8":
-            return fp8_checkpoint(tiny_model("deepseek_v3"), tiny_tokenizer, place)[0]
-        if kind == "mxfp4":
-            model = tiny_model("gpt_oss", intermediate_size=32, hidden_size=96, head_dim=24)
-            return mxfp4_checkpoint(model, tiny_tokenizer, place)[0]
-        if kind in LINEAR_FORMATS:
-            model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
-            return linear_checkpoint(kind, model, tiny_tokenizer, place)[0]
+        if kind in ("fp8", "mxfp4", *LINEAR_FORMATS):
+            return checkpoint_in_format(kind, tiny_model, tiny_tokenizer, place)
         if kind == "sharded":
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(shards, "MAX_SHARD_BYTES", 20_000)
