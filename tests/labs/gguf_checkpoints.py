@@ -152,20 +152,18 @@ def quantised(tensors: dict[str, Tensor], kind: Type) -> dict[str, tuple[np.ndar
 
 
 def typed(values: Tensor, kind: Type) -> tuple[np.ndarray[Any, Any], Type]:
-    """Quantise a tensor; types that the library only unpacks get random codes with small scales."""
+    """Quantise a tensor; Q4_K, which the library only unpacks, gets random codes with small scales."""
     array = np.ascontiguousarray(values.float().numpy())
     if array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
         kind = Type.Q8_0
-    try:
+    if kind != Type.Q4_K:
         return gguf.quantize(array, kind), kind
-    except NotImplementedError:
-        size, width = gguf.GGML_QUANT_SIZES[kind]
-        numbers = np.random.default_rng(array.size)
-        blocks = numbers.integers(0, 256, (*array.shape[:-1], array.shape[-1] // size, width), dtype=np.uint8)
-        # Q4_K begins with two float16 numbers, the scales of scales and of minima; 0x1400 is 2^-10.
-        assert kind == Type.Q4_K
-        blocks[..., :4] = [0, 0x14, 0, 0x14]
-        return blocks.reshape(*array.shape[:-1], -1), kind
+    size, width = gguf.GGML_QUANT_SIZES[kind]
+    numbers = np.random.default_rng(array.size)
+    blocks = numbers.integers(0, 256, (*array.shape[:-1], array.shape[-1] // size, width), dtype=np.uint8)
+    # A block begins with two float16 numbers, the scales of scales and of minima; 0x1400 is 2^-10.
+    blocks[..., :4] = [0, 0x14, 0, 0x14]
+    return blocks.reshape(*array.shape[:-1], -1), kind
 
 
 def metadata(config: Any) -> dict[str, Any]:

@@ -274,12 +274,23 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         raise UserError(f"model {config.path}: its tokenizer can't be read: {first_line(error)}") from error
 
 
+def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Packing | None, torch.dtype]:
+    """Config of the unpacked model, how its weights are packed, and the dtype to load them in."""
+    _require_safetensors(config)
+    settings = load_config(config)
+    packed, dtype = packing(config, settings), DTYPES[dtype_of(config, settings)]
+    if hasattr(settings, "quantization_config"):
+        del settings.quantization_config
+    return settings, packed, dtype
+
+
 def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None:
     """Give a model the generation config of its checkpoint, which has the end tokens of chats; there needn't be one."""
     from transformers import GenerationConfig
 
-    if (checkpoint_folder(config) / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(checkpoint_folder(config))
+    folder = checkpoint_folder(config)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 def _backends(config: ModelConfig, settings: PretrainedConfig) -> dict[str, Any]:
@@ -302,11 +313,7 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    _require_safetensors(config)
-    settings = load_config(config)
-    packed, dtype = packing(config, settings), DTYPES[dtype_of(config, settings)]
-    if hasattr(settings, "quantization_config"):
-        del settings.quantization_config
+    settings, packed, dtype = _opened(config)
     tokenizer = load_tokenizer(config)
     tensors = plain_tensors(stored_tensors(checkpoint_folder(config))) if packed is None else packed.tensors(dtype)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
@@ -344,16 +351,11 @@ def load_model(
     from transformers.utils import logging as transformers_logging
 
     device = resolve_device(config)
-    _require_safetensors(config)
-    settings = load_config(config)
-    packed = packing(config, settings)
-    dtype = DTYPES[dtype_of(config, settings)]
+    settings, packed, dtype = _opened(config)
     tokenizer = load_tokenizer(config)
     transformers_logging.disable_progress_bar()
     form = {"dtype": dtype, "device_map": config.device_map, **_backends(config, settings)}
     try:
-        if hasattr(settings, "quantization_config"):
-            del settings.quantization_config
         if weights is None and packed is None:
             model = AutoModelForCausalLM.from_pretrained(
                 _source(config), use_safetensors=True, **form, **_hub_arguments(config)

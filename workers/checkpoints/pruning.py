@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.headers import StoredTensor
+from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
 from moevolve.workers.contract.card import MtpLayers
 from moevolve.workers.contract.methods import ExpertSelection
 from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
 
 _LAYER = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<layer>\d+)\.(?P<rest>.+)")
-_EXPERT = re.compile(r"(?P<block>.+\.experts\.)(?P<expert>\d+)(?P<rest>\..+)?")
 _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
 _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias")
 """Ends of names of correction biases, which checkpoints have in the router or beside it."""
@@ -114,17 +113,17 @@ class Pruning:
     def _names(self, name: str) -> list[str]:
         if self._is_mtp(name) and self._mtp == "drop":
             return []
-        match, ordinal = _EXPERT.fullmatch(name), self._ordinal(name)
+        match, ordinal = EXPERT.fullmatch(name), self._ordinal(name)
         if match is None or ordinal is None:
             return [name]
         kept = self._selection.experts[ordinal]
         rest = match["rest"] or ""
-        return [f"{match['block']}{slot}{rest}" for slot, each in enumerate(kept) if each == int(match["expert"])]
+        return [f"{match['block']}.{slot}{rest}" for slot, each in enumerate(kept) if each == int(match["expert"])]
 
     def _kept(self, tensor: StoredTensor) -> Iterator[KeptTensor]:
         name = tensor.name
         ordinal = self._ordinal(name)
-        if (self._is_mtp(name) and self._mtp == "drop") or _EXPERT.fullmatch(name) or ordinal is None:
+        if (self._is_mtp(name) and self._mtp == "drop") or EXPERT.fullmatch(name) or ordinal is None:
             yield from (KeptTensor(each, tensor) for each in self._names(name))
             return
         router = f".{self._family.router}."
@@ -180,7 +179,7 @@ class Pruning:
         parts: dict[str, dict[str, dict[int, StoredTensor]]] = defaultdict(lambda: defaultdict(dict))
         fused = set()
         for name, tensor in self._tensors.items():
-            layer, match = _LAYER.fullmatch(name), _EXPERT.fullmatch(name)
+            layer, match = _LAYER.fullmatch(name), EXPERT.fullmatch(name)
             if layer is None or layer["stem"] != self._stem or self._is_mtp(name):
                 continue
             if match is not None:

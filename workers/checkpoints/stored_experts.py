@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,11 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.headers import EXPERT
 from moevolve.workers.checkpoints.state import EXPERTS, SavedNames, layers_prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_EXPERT = re.compile(r"(?P<block>.+\.experts\.)0(?P<rest>\..+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,10 @@ class _Piece:
     rest: str
     start: int
     count: int
+
+    def of(self, expert: int) -> str:
+        """Name of the tensor of an expert, or of the fused one."""
+        return f"{self.block}.{expert}{self.rest}" if self.rest else self.block
 
 
 class StoredExperts:
@@ -61,11 +63,10 @@ class StoredExperts:
         """
         for name, tensor in parameters.items():
             for piece in self._found(index, name, tensor):
-                experts = range(len(tensor)) if piece.rest else ("",)
-                missing = [each for each in experts if f"{piece.block}{each}{piece.rest}" not in self._tensors]
+                missing = [each for each in range(len(tensor)) if piece.of(each) not in self._tensors]
                 if missing:
                     raise UserError(
-                        f"tensor {piece.block}{missing[0]}{piece.rest} isn't in the checkpoint's files, from which "
+                        f"tensor {piece.of(missing[0])} isn't in the checkpoint's files, from which "
                         "originals: disk reads it; fetch them again, or use originals: host"
                     )
         return StoredLayer(self, index, dict(parameters))
@@ -85,7 +86,7 @@ class StoredExperts:
                     tensor.copy_(stored if list(kept) == list(range(len(stored))) else stored[list(kept)])
                     continue
                 for slot, expert in enumerate(kept):
-                    part = self._tensors[f"{piece.block}{expert}{piece.rest}"][...]
+                    part = self._tensors[piece.of(expert)][...]
                     tensor[slot, piece.start : piece.start + piece.count].copy_(part)
 
     def whole(self, index: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,8 +106,8 @@ class StoredExperts:
             numbered = torch.arange(rows).view(1, rows, *[1] * (tensor.ndim - 2))
             pieces = []
             for stored, numbers in self._names.saved(full, numbered).items():
-                match = _EXPERT.fullmatch(stored)
-                fused = stored if match is None else match["block"] + name
+                match = EXPERT.fullmatch(stored)
+                fused = stored if match is None else f"{match['block']}.{name}"
                 if match is None or fused in self._tensors:
                     pieces = [_Piece(fused, "", 0, rows)]
                     break

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.gguf import gguf_parts, metadata, open_gguf, stored_gguf
+from moevolve.workers.checkpoints.formats.gguf import metadata, open_parts, stored_gguf
 from moevolve.workers.checkpoints.pruning import KeptTensor
 from moevolve.workers.contract.card import MtpLayers
 from moevolve.workers.contract.facts import ModelFacts
@@ -41,8 +41,8 @@ def kept_gguf(
     Raises:
         UserError: A tensor of experts has another number of experts, or layers for MTP should keep all of theirs.
     """
-    stored = stored_gguf(file)
-    architecture = metadata(open_gguf(file), "general.architecture")
+    readers = open_parts(file)
+    stored, architecture = stored_gguf(readers), metadata(next(iter(readers.values())), "general.architecture")
     ordinals = {layer: ordinal for ordinal, layer in enumerate(facts.moe_layers)}
     kept, predicting = [], set()
     for name, tensor in stored.items():
@@ -89,8 +89,8 @@ def write_gguf(file: Path, part: Path, kept: Sequence[KeptTensor], changes: Mapp
     by_file = {source: list(group) for source, group in groupby(kept, key=lambda each: each.source.file)}
     total = {"split.tensors.count": len(kept)}
     checksums: dict[str, int] = {}
-    for source in gguf_parts(file):
-        checksums |= _write_file(open_gguf(source), part / source.name, by_file.get(source, []), {**changes, **total})
+    for source, reader in open_parts(file).items():
+        checksums |= _write_file(reader, part / source.name, by_file.get(source, []), {**changes, **total})
     return checksums
 
 

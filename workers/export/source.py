@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.gguf import stored_gguf
+from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
 from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file, load_config
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
@@ -135,7 +135,7 @@ def export_source(
         for name, content in plan.settings.items():
             (part / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         checksums = _write_tensors(plan, part)
-        written = stored_tensors(part) if plan.gguf is None else stored_gguf(part / plan.gguf.name)
+        written = stored_tensors(part) if plan.gguf is None else stored_gguf(open_parts(part / plan.gguf.name))
         _compare(written, plan.kept, checksums)
         exporter = exporter_of(edit)
         assert isinstance(exporter, PruningExporter)

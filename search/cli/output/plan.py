@@ -112,10 +112,11 @@ def _yes(fits: bool) -> str:
 def print_summary(reports: Sequence[Estimate]) -> None:
     """Print a line per model: sizes, memory of a worker with originals on the device and on the host, and hours."""
     first = reports[0]
+    elsewhere = next((place for place in first.memory if place != "device"), "host")
     columns = [("model", False), ("parameters\nactive", True), ("kept", True), ("candidate\nactive", True)]
     columns += [
         ("originals: device\ndevice", True),
-        (f"originals: {'host' if first.originals == 'device' else first.originals}\ndevice + host", True),
+        (f"originals: {elsewhere}\ndevice + host", True),
         ("FLOPs per\nevaluation", True),
     ]
     columns += [(f"{one.workers} x {one.name}\nby FLOPs alone", True) for one in first.devices]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.headers import StoredTensor
+from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
 from moevolve.workers.checkpoints.state import SavedNames, empty_model
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ ARCHITECTURES = {
 """Architecture in a file's metadata (`general.architecture`) by model type."""
 
 _PART = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
-_EXPERT = re.compile(r"(?P<block>.+\.experts)\.(?P<expert>\d+)(?P<rest>\..+)")
 _FUSED = re.compile(r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<matrix>gate_up|down)_proj(?P<bias>_bias)?")
 """Experts of GPT-OSS, the only supported family whose checkpoints have them fused."""
 
@@ -126,20 +125,26 @@ def open_gguf(file: Path) -> GGUFReader:
         raise UserError(f"{file} isn't a valid GGUF file, or ends early; fetch the file again ({error})") from error
 
 
+def open_parts(file: Path) -> dict[Path, GGUFReader]:
+    """Open all files of a model, one of which is given, in order. Reading a vocabulary takes seconds.
+
+    Raises:
+        UserError: See `gguf_parts` and `open_gguf`.
+    """
+    return {part: open_gguf(part) for part in gguf_parts(file)}
+
+
 def metadata(reader: GGUFReader, key: str) -> Any:
     """Return a value of a file's metadata; None if it doesn't have the key."""
     found = reader.get_field(key)
     return None if found is None else found.contents()
 
 
-def stored_gguf(file: Path) -> dict[str, StoredTensor]:
+def stored_gguf(readers: Mapping[Path, GGUFReader]) -> dict[str, StoredTensor]:
     """Return the tensors of a model as they are stored, by llama.cpp's names; dtypes are those of GGUF.
 
     Args:
-        file: GGUF file, or a part of a split one.
-
-    Raises:
-        UserError: A file is missing or invalid.
+        readers: Result of `open_parts`.
     """
     return {
         tensor.name: StoredTensor(
@@ -150,8 +155,8 @@ def stored_gguf(file: Path) -> dict[str, StoredTensor]:
             tensor.data_offset,
             tensor.n_bytes,
         )
-        for part in gguf_parts(file)
-        for tensor in open_gguf(part).tensors
+        for part, reader in readers.items()
+        for tensor in reader.tensors
     }
 
 
@@ -169,7 +174,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    readers = [open_gguf(part) for part in gguf_parts(file)]
+    readers = list(open_parts(file).values())
     stored = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
     architecture = metadata(readers[0], "general.architecture")
     if ARCHITECTURES.get(settings.model_type) != architecture:
@@ -217,12 +222,10 @@ def _sources(name: str, names: TensorNameMap) -> list[str]:
     """Names in a GGUF file of what a tensor is computed from; the tensor's own name if the library knows none."""
     fused = _FUSED.fullmatch(name)
     if fused is not None:
-        matrices, kind = (
-            ("gate", "up") if fused["matrix"] == "gate_up" else ("down",),
-            "bias" if fused["bias"] else "weight",
-        )
+        matrices = ("gate", "up") if fused["matrix"] == "gate_up" else ("down",)
+        kind = "bias" if fused["bias"] else "weight"
         return [f"blk.{fused['layer']}.ffn_{matrix}_exps.{kind}" for matrix in matrices]
-    match = _EXPERT.fullmatch(name)
+    match = EXPERT.fullmatch(name)
     name = f"{match['block']}{match['rest']}" if match else name
     module, _, last = name.rpartition(".")
     # Parameters that aren't a module's weight or bias, as attention sinks, are stored as if they were a weight.
@@ -233,7 +236,7 @@ def _sources(name: str, names: TensorNameMap) -> list[str]:
 def _experts(name: str, tensor: Tensor) -> range | None:
     if _FUSED.fullmatch(name):
         return range(tensor.shape[0])
-    match = _EXPERT.fullmatch(name)
+    match = EXPERT.fullmatch(name)
     return range(int(match["expert"]), int(match["expert"]) + 1) if match else None
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.gguf import gguf_parts, metadata, open_gguf
+from moevolve.workers.checkpoints.formats.gguf import metadata, open_parts
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -50,9 +52,17 @@ def gguf_config(file: Path) -> PretrainedConfig:
         UserError: The file is invalid, or of an architecture or with a rotary scaling that metadata don't describe
             completely.
     """
+    changed = file.stat()
+    # Reading the vocabulary takes seconds, and a launch asks for the config several times.
+    return copy.deepcopy(_derived(file, changed.st_mtime_ns, changed.st_size))
+
+
+@lru_cache(maxsize=8)
+def _derived(file: Path, _changed: int, _size: int) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    reader = open_gguf(gguf_parts(file)[0])
+    readers = list(open_parts(file).values())
+    reader = readers[0]
     architecture = str(metadata(reader, "general.architecture"))
     beside = f"put the config.json of the model that it was made from next to it, in {file.parent}"
     if architecture not in _ARCHITECTURES:
@@ -72,7 +82,7 @@ def gguf_config(file: Path) -> PretrainedConfig:
         rope_parameters={"rope_type": "default", "rope_theta": theta},
         vocab_size=_vocabulary(reader),
         # llama.cpp writes the output projection only if it isn't the embedding's matrix.
-        tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in _tensors(file)),
+        tie_word_embeddings=not any(tensor.name == "output.weight" for each in readers for tensor in each.tensors),
         **{f"{name}_token_id": metadata(reader, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
         pad_token_id=metadata(reader, "tokenizer.ggml.padding_token_id"),
     )
@@ -81,10 +91,6 @@ def gguf_config(file: Path) -> PretrainedConfig:
 def _shortest(value: Any) -> Any:
     """The shortest decimal that is the same float32: 1e-5 and not 9.99999975e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
-
-
-def _tensors(file: Path) -> Any:
-    return (tensor for part in gguf_parts(file) for tensor in open_gguf(part).tensors)
 
 
 def _vocabulary(reader: GGUFReader) -> int:

@@ -107,10 +107,11 @@ class EepExporter:
                 return
             moe = resident.layers[ordinal]
             router = f"mlp.{moe.family.router}."
-            changed = _mapping(edit, ordinal) if maps else _router_tensors(moe)
+            stock = _router_tensors(moe)
+            changed = _mapping(edit, ordinal) if maps else stock
             if moe.family.correction_in_block:
-                kept, full = _router_tensors(moe).pop(CORRECTION_BIAS), state[f"mlp.{CORRECTION_BIAS}"]
-                changed.pop(CORRECTION_BIAS, None)
+                # The block's has n' entries in every form; a router of our own has one besides.
+                kept, full = stock.pop(CORRECTION_BIAS), state[f"mlp.{CORRECTION_BIAS}"]
                 state[f"mlp.{CORRECTION_BIAS}"] = kept
                 if routes:
                     changed[CORRECTION_BIAS] = full if maps else kept

@@ -1,3 +1,0 @@
-"""Copies the tensors of a pruned model between safetensors files."""
-
-from __future__ import annotations
