@@ -1,4 +1,7 @@
-"""Commands from requests: the fields of a request's record become the arguments and options of a command."""
+"""Commands from requests: the fields of a request's record become the arguments and options of a command.
+
+Options that most commands have, whatever they ask for, are here too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,22 @@ import typer
 from annotated_types import Ge
 from pydantic.fields import FieldInfo
 
+from moevolve.search.requests.parameters import SERVER_VARIABLE, STORE_VARIABLE
 from moevolve.search.requests.record import Flag, Request, default_of, fields_of, one_line_errors
+
+DEFAULT_STORE = "sqlite:///moevolve.db"
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        "--server",
+        envvar=[SERVER_VARIABLE, STORE_VARIABLE],
+        help="SQLAlchemy URL of the store, or http(s) URL of a server.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Request[Any])

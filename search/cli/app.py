@@ -1,16 +1,48 @@
-"""Entry point of the command line: its commands, and exit codes for errors."""
+"""Entry point of the command line: its commands, its log, and exit codes for errors."""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib import import_module
 
 import typer
 
 import moevolve
-from moevolve.search.cli._logging import set_up_logging
 from moevolve.search.cli.output.console import errors
+from moevolve.search.running.observer import SEARCH
+
+VARIABLE = "MOEVOLVE_LOG"
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as a line of JSON: time, level, logger and message; search, individual and exception if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "search": getattr(record, "search", None) or SEARCH.get(),
+            "individual": getattr(record, "individual", None),
+            "exception": self.formatException(record.exc_info) if record.exc_info else None,
+        }
+        return json.dumps({key: value for key, value in fields.items() if value is not None})
+
+
+def set_up_logging() -> None:
+    """Set up logging: MOEVOLVE_LOG=json writes records from level `info` on to stderr."""
+    if os.environ.get(VARIABLE) == "json":
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter())
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+        logging.getLogger("moevolve").setLevel(logging.INFO)
+
 
 COMMANDS = {
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),

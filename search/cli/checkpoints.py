@@ -6,8 +6,7 @@ import signal
 from pathlib import Path
 
 import moevolve
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
-from moevolve.search.cli._requests import takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table, stages
 from moevolve.search.cli.output.profile import print_profile
 from moevolve.search.genomes.registry import part_names

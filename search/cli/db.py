@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import moevolve.db
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli.output.console import output, print_json, print_table
 
 

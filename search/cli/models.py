@@ -10,8 +10,7 @@ import typer
 from rich.text import Text
 
 import moevolve
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
-from moevolve.search.cli._requests import takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.requests.models import AnalyseRequest, AnswersRequest, EvaluateRequest, PromptsRequest
 from moevolve.search.text import percent

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import moevolve
-from moevolve.search.cli._options import JsonOption
-from moevolve.search.cli._requests import option, takes
+from moevolve.search.cli._requests import JsonOption, option, takes
 from moevolve.search.cli.output.console import INTERRUPTED, exit_with_message, print_json, stages
 from moevolve.search.cli.output.progress import line_observer
 from moevolve.search.requests.planning import CompareRequest, EstimateRequest

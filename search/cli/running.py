@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import moevolve
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
-from moevolve.search.cli._requests import option, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, takes
 from moevolve.search.cli.output.console import INTERRUPTED, STOPPED, errors, exit_with_message, output, print_json
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.cli.output.progress import watch

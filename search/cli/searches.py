@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import moevolve
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
-from moevolve.search.cli._requests import takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
 from moevolve.search.cli.output.console import output, plain, print_json, print_table
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
 from moevolve.search.requests.searches import BestRequest, LineageRequest, SearchesRequest, ShowRequest

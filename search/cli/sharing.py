@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 import moevolve
-from moevolve.search.cli._options import DEFAULT_STORE, StoreOption
-from moevolve.search.cli._requests import takes
+from moevolve.search.cli._requests import DEFAULT_STORE, StoreOption, takes
 from moevolve.search.cli.output.console import output
 from moevolve.search.requests.searches import PlotRequest, ReportRequest
 

@@ -15,12 +15,15 @@ from pydantic import Field, ValidationError, field_validator
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.files import (
+    PRESET,
     apply_override,
+    filled,
     parse_run_config,
+    preset,
     resolve_paths,
     set_path,
+    with_preset,
 )
-from moevolve.search.config.presets import PRESET, filled, preset, with_preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import DEFAULT, KINDS
 from moevolve.search.settings.phases import START

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.models import shipped_models
+from moevolve.search.config.files import shipped_models
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import (
     FULL_MODEL,

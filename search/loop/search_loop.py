@@ -20,8 +20,7 @@ from moevolve.search.genomes.contract.base import Description, Offspring
 from moevolve.search.loop.evaluation_cache import EvaluationCache, Settled
 from moevolve.search.loop.scores import ranking_values
 from moevolve.search.loop.setup import SearchSetup, request_of
-from moevolve.search.strategies.base import Strategy
-from moevolve.search.strategies.history import RankKey, rank_key
+from moevolve.search.strategies.base import RankKey, Strategy, rank_key
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, IndividualRecord, Progress

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import as_override, as_run_config, override_lines
-from moevolve.search.config.models import find_model
+from moevolve.search.config.files import as_override, as_run_config, find_model, override_lines
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import DEFAULT_GPUS, find_gpus
 from moevolve.search.estimate.estimate import estimate

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import changed_loading, load_run_config, override_lines
-from moevolve.search.config.models import find_model
+from moevolve.search.config.files import changed_loading, find_model, load_run_config, override_lines
 from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
@@ -19,8 +18,8 @@ from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.operations.opening import opened_store
 from moevolve.search.requests.answers import Imported
 from moevolve.search.requests.models import ImportEepRequest
-from moevolve.search.running.describe import pinned
 from moevolve.search.running.launch import search_record
+from moevolve.search.running.set_up import pinned
 from moevolve.search.running.weights import describe_any, resolved_model_path
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store

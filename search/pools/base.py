@@ -1,11 +1,13 @@
-"""The interface of a pool of workers."""
+"""The interface of a pool of workers, and the pool that carries out the desired state of its search."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.store.records import Control, SearchStatus
 from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
@@ -63,3 +65,94 @@ class Pool(Protocol):
     def close(self) -> None:
         """Stop all workers."""
         ...
+
+
+class StopRequested(KeyboardInterrupt):
+    """The search's desired state is to stop or be cancelled; like Ctrl-C, but not from its terminal.
+
+    Attributes:
+        status: Status that the search ends with.
+    """
+
+    def __init__(self, status: SearchStatus) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def check_not_ended(control: Control) -> Control:
+    """Return the control of a search that may go on.
+
+    Raises:
+        StopRequested: The desired state is `stopped` or `cancelled`.
+    """
+    if control.desired_state in ("stopped", "cancelled"):
+        raise StopRequested("interrupted" if control.desired_state == "stopped" else "cancelled")
+    return control
+
+
+class ControlledPool:
+    """Resizes, pauses and stops another pool as its search's control says.
+
+    Args:
+        pool: The pool that evaluates.
+        due: Returns the number of workers for a control while the search isn't paused.
+        control: Returns the present control; its errors end the search.
+        on_pause: Called with True when the search pauses, and with False when it goes on.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        due: Callable[[Control], int],
+        control: Callable[[], Control],
+        on_pause: Callable[[bool], None],
+    ) -> None:
+        self._pool, self._due, self._control, self._on_pause = pool, due, control, on_pause
+        self._paused = False
+
+    def submit(self, request: EvaluationRequest) -> None:
+        self._pool.submit(request)
+
+    def poll(self, timeout: float) -> list[EvaluationReply]:
+        """Poll the inner pool, or wait without replies while the search is paused.
+
+        Raises:
+            StopRequested: The desired state is to stop or cancel the search.
+            StoreError: Another driver has taken the search over.
+        """
+        control = check_not_ended(self._control())
+        paused = control.desired_state == "paused"
+        self.resize(0 if paused else self._due(control), at_once=paused)
+        if paused != self._paused:
+            self._paused = paused
+            self._on_pause(paused)
+        if paused:
+            time.sleep(timeout)
+            return []
+        return self._pool.poll(timeout)
+
+    def calibrate(
+        self,
+        recipe: CalibrationRecipe,
+        splits: tuple[PreparedSplit, ...],
+        check: Callable[[], object] = lambda: None,
+    ) -> bytes:
+        """Calibrate with the inner pool; a pause reduces it to one worker, and begins after the calibration.
+
+        Raises:
+            StopRequested: The desired state is to stop or cancel the search.
+            StoreError: Another driver has taken the search over.
+        """
+
+        def check_control() -> None:
+            check()
+            control = check_not_ended(self._control())
+            self.resize(1 if control.desired_state == "paused" else max(1, self._due(control)))
+
+        return self._pool.calibrate(recipe, splits, check_control)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def resize(self, count: int, at_once: bool = False) -> None:
+        self._pool.resize(count, at_once)

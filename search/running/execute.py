@@ -8,12 +8,10 @@ from functools import partial
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.final import Finaliser
-from moevolve.search.loop.final_table import FinalTable, build_final_table
+from moevolve.search.loop.final_table import Finaliser, FinalTable, build_final_table
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.base import Pool
-from moevolve.search.pools.controlled import ControlledPool, StopRequested
+from moevolve.search.pools.base import ControlledPool, Pool, StopRequested
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.calibration import calibrated_setup

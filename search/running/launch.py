@@ -12,11 +12,10 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import FirstWorker
-from moevolve.search.running.describe import Call, call_here
 from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
-from moevolve.search.running.set_up import set_up
+from moevolve.search.running.set_up import Call, call_here, set_up
 from moevolve.store.errors import NameTakenError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id

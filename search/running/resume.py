@@ -11,11 +11,10 @@ from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.requests.running import ResumeRequest, RetryRequest
-from moevolve.search.running.describe import Call, call_here
 from moevolve.search.running.execute import check_not_cancelled, execute, refuse_cancelled
 from moevolve.search.running.lease_heartbeat import brief_lease
 from moevolve.search.running.observer import Observer
-from moevolve.search.running.set_up import set_up
+from moevolve.search.running.set_up import Call, call_here, set_up
 from moevolve.search.running.steer import unpause
 from moevolve.search.running.weights import check_checkpoint
 from moevolve.store.reader import StoreReader

@@ -1,14 +1,142 @@
-"""From a configuration to everything that a search is made of but weights."""
+"""From a configuration to everything that a search is made of but weights.
+
+What describes the model runs where torch is: in a process that loads the model later, or in one that has torch anyway.
+A driver imports this module, so torch, and what imports it, is imported within the functions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS, PreparedSplit, Split
 from moevolve.search.config.run import RunConfig, TaskSection
-from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of, make_space
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
-from moevolve.search.running.describe import Call, ModelDescription, call_here, check_repairs, describe_search
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
+from moevolve.workers.contract.capacity import NeededMemory
+from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.methods.repair.edit import RepairRecipe
+
+Call = Callable[..., Any]
+"""Calls a function of a configuration, with further arguments, in a process that may import torch."""
+
+
+def call_here(function: Callable[..., Any], config: RunConfig, *args: Any) -> Any:
+    """Call the function in this process."""
+    return function(config, *args)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What the driver needs to know of a search's model.
+
+    Attributes:
+        model: The configured model, with the commit and the dtype that its settings stand for now.
+        facts: Sizes of the model and its fingerprint.
+        needed: Memory that a worker must find before it loads the model.
+        repairs_fit: True if every repair stays within its memory limit with all the tokens it asks for. If not,
+            `check_repairs` counts how many tokens there are.
+    """
+
+    model: ModelConfig
+    facts: ModelFacts
+    needed: NeededMemory
+    repairs_fit: bool
+
+
+def describe_search(config: RunConfig) -> ModelDescription:
+    """Describe the model of a search, and check the settings that depend on it.
+
+    Raises:
+        UserError: The checkpoint can't be read, or a setting doesn't suit it; the message names the field.
+    """
+    from moevolve.search.estimate.memory import launch_memory
+    from moevolve.search.estimate.repairs import repair_works
+    from moevolve.workers.checkpoints.fingerprint import model_fingerprint
+    from moevolve.workers.checkpoints.loading import load_tokenizer
+    from moevolve.workers.engine.chat import chat_template
+    from moevolve.workers.profiling.outline import outline_model
+
+    config = config.model_copy(update={"model": pinned(config.model)})
+    outline = outline_model(config.model)
+    facts = replace(outline.facts, fingerprint=model_fingerprint(config.model))
+    if config.engine.chat_template not in ("auto", "none"):
+        # Workers render the prompts; an unknown template is refused before any of them starts.
+        chat_template(load_tokenizer(config.model), config.engine)
+    space = make_space(config.genome, facts, config.phases)
+    _check_phases(config, space)
+    costs = costs_of(space, outline)
+    needed = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0)
+    works = repair_works(config, costs, outline)
+    return ModelDescription(config.model, facts, needed, all(work.fault is None for work in works))
+
+
+def check_repairs(config: RunConfig, calibration: tuple[PreparedSplit, ...]) -> None:
+    """Refuse repairs whose fits exceed their memory limit on the calibration rows that there are.
+
+    Args:
+        config: The search, with its model pinned.
+        calibration: The tasks' calibration splits.
+
+    Raises:
+        UserError: A fit is too large; the message names the field.
+    """
+    from moevolve.search.estimate.repairs import repair_works
+    from moevolve.workers.profiling.outline import outline_model
+    from moevolve.workers.profiling.passes import PromptMeter
+
+    outline = outline_model(config.model)
+    costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+    meter = PromptMeter(config.model, config.engine)
+    tokens = sum(meter.most_tokens(split) for split in calibration)
+    for work in repair_works(config, costs, outline, max(tokens, 2)):
+        if work.fault is not None:
+            raise UserError(work.fault)
+
+
+def pinned(model: ModelConfig) -> ModelConfig:
+    """The same model at the commit that its revision stands for now, with `own_dtype` filled in.
+
+    So every worker loads the checkpoint that was described, even if a branch on the hub moves.
+
+    Raises:
+        UserError: The checkpoint or its config can't be found.
+    """
+    from moevolve.workers.checkpoints.fingerprint import pinned_revision
+    from moevolve.workers.checkpoints.loading import own_dtype
+
+    model = replace(model, revision=pinned_revision(model))
+    return replace(model, own_dtype=own_dtype(model))
+
+
+def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
+    check_baselines(config.phases, space)
+    for position, phase in enumerate(config.phases):
+        if phase.kind not in space.phase_kinds:
+            raise UserError(
+                f"phases.{position}.kind: a {phase.kind} phase doesn't suit genome kind {config.genome.kind}; "
+                f"use {' or '.join(space.phase_kinds)}"
+            )
+        if phase.repair is not None:
+            _check_repair(phase.repair, f"phases.{position}.repair", space.kind)
+
+
+def _check_repair(recipe: RepairRecipe, where: str, kind: str) -> None:
+    if not KINDS[kind].repairable:
+        having = ", ".join(name for name, each in KINDS.items() if each.repairable)
+        raise UserError(f"{where}: candidates of genome kind {kind} can't be repaired, those of {having} can")
+    if recipe.neurons is not None and not KINDS[kind].recombinable:
+        having = ", ".join(name for name, each in KINDS.items() if each.recombinable)
+        raise UserError(
+            f"{where}.neurons: only experts of a mixture can be filled with neurons of others, those of genome kind "
+            f"{having}; leave it out"
+        )
 
 
 def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchSetup:

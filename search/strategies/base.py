@@ -1,16 +1,93 @@
-"""The contract of strategies, and initial individuals, which all strategies make alike."""
+"""The contract of strategies, and what they share: the ranking, the rules of parent selection, initial individuals."""
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import Any, Protocol
+from bisect import insort
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.registry import baseline_offspring
-from moevolve.search.settings.phases import START, PhaseConfig
+from moevolve.search.settings.phases import START, PhaseConfig, ThresholdParents, TopKParents
 from moevolve.store.records import IndividualRecord
+
+_ROUNDING = 1e-9
+"""Tolerance of margins: in floats 0.9 - 0.87 > 0.03."""
+RankKey = tuple[float, float, int]
+
+
+def rank_key(one: IndividualRecord) -> RankKey:
+    """Sort key that puts the best individual first: by fitness, then the tie-break, then the smaller index.
+
+    Raises:
+        ValueError: The individual failed or is pending.
+    """
+    if one.fitness is None or one.tie_break is None:
+        raise ValueError(f"individual {one.index} is {one.status}, it has no rank")
+    return -one.fitness, -one.tie_break, one.index
+
+
+def eligible(
+    ranked: list[IndividualRecord],
+    rule: TopKParents | ThresholdParents,
+    operator: Literal["crossover", "mutation"],
+) -> list[IndividualRecord]:
+    """The individuals that may become parents of an operator under a rule: a leading part of `ranked`, best first."""
+    if isinstance(rule, TopKParents):
+        return ranked[: rule.k]
+    values = [-rank_key(one)[0] for one in ranked]
+    if operator == "mutation":
+        return ranked[: _within(values, rule.mutation_margin)]
+    return ranked[: max(_within(values, rule.crossover_margin), rule.crossover_least)]
+
+
+def _within(values: Sequence[float], margin: float) -> int:
+    """Number of values, best first, that are at most `margin` below the best."""
+    return sum(values[0] - value <= margin + _ROUNDING for value in values)
+
+
+class Ranking:
+    """The individuals of one phase that can still become parents, best first.
+
+    Individuals are added in order of index. Failed ones are ignored, and so are repeated genomes unless `repeats` is
+    true. `top_k` keeps the k best; a threshold keeps all within its wider margin, however many they are. With either
+    rule an individual that is dropped can't become a parent later, since the best fitness only rises.
+    """
+
+    def __init__(self, rule: TopKParents | ThresholdParents, repeats: bool = False) -> None:
+        self._rule = rule
+        self._repeats = repeats
+        self._individuals: dict[int, IndividualRecord] = {}
+        self._keys: list[RankKey] = []
+        self._hashes: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[IndividualRecord]:
+        return (self._individuals[key[2]] for key in self._keys)
+
+    def add(self, one: IndividualRecord) -> None:
+        """Add one individual, and drop those that can't become parents."""
+        if one.fitness is None or (not self._repeats and one.content_hash in self._hashes):
+            return
+        insort(self._keys, rank_key(one))
+        self._individuals[one.index] = one
+        self._hashes.add(one.content_hash)
+        while self._surplus():
+            dropped = self._individuals.pop(self._keys.pop()[2])
+            self._hashes.discard(dropped.content_hash)
+
+    def _surplus(self) -> bool:
+        if isinstance(self._rule, TopKParents):
+            return len(self._keys) > self._rule.k
+        if len(self._keys) <= self._rule.crossover_least:
+            return False
+        best, worst = self._keys[0], self._keys[-1]
+        return worst[0] - best[0] > max(self._rule.crossover_margin, self._rule.mutation_margin) + _ROUNDING
+
 
 DRAWS = 32
 """Number of draws for one individual; if all of them repeat earlier individuals, the last is taken."""

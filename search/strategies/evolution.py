@@ -18,8 +18,7 @@ import numpy as np
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.rng import generator
 from moevolve.search.settings.phases import MergePhase, PhaseConfig
-from moevolve.search.strategies.base import DRAWS, fixed_offspring
-from moevolve.search.strategies.history import Ranking, eligible, rank_key
+from moevolve.search.strategies.base import DRAWS, Ranking, eligible, fixed_offspring, rank_key
 from moevolve.store.records import IndividualRecord
 
 

@@ -9,9 +9,8 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.settings.phases import EvolutionSection, NevergradSection, RepairPhase
-from moevolve.search.strategies.base import PhaseStrategy, Strategy
+from moevolve.search.strategies.base import PhaseStrategy, Strategy, rank_key
 from moevolve.search.strategies.evolution import Evolution
-from moevolve.search.strategies.history import rank_key
 from moevolve.search.strategies.nevergrad import NevergradPhase
 from moevolve.search.strategies.repairing import RepairStrategy
 from moevolve.search.strategies.schedule import Schedule

@@ -12,8 +12,7 @@ from moevolve.search.genomes.contract.base import Genome, Offspring
 from moevolve.search.genomes.contract.rng import generator
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.settings.phases import PhaseConfig, RepairPhase, TopKParents
-from moevolve.search.strategies.base import DRAWS
-from moevolve.search.strategies.history import Ranking, eligible
+from moevolve.search.strategies.base import DRAWS, Ranking, eligible
 from moevolve.store.records import IndividualRecord
 
 

@@ -38,8 +38,7 @@ from rich.table import Table
 from shortcut_shares import evaluation_shares, search_shares
 from timed_search import TimedSearch, run_timed
 
-from moevolve.search.config.files import load_run_config
-from moevolve.search.config.presets import preset
+from moevolve.search.config.files import load_run_config, preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.launch import set_up_new

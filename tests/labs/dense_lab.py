@@ -12,8 +12,7 @@ from tiny_models import WORDS, save_tiny_model
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.final import Finaliser
-from moevolve.search.loop.final_table import FinalTable, build_final_table
+from moevolve.search.loop.final_table import Finaliser, FinalTable, build_final_table
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.calibration import calibrated_setup

@@ -103,7 +103,7 @@ def exit_with_message(
     try:
         yield
     except KeyboardInterrupt as error:
-        from moevolve.search.pools.controlled import StopRequested
+        from moevolve.search.pools.base import StopRequested
 
         asked = error if isinstance(error, StopRequested) else None
         told = _CANCELLED if asked is not None and asked.status == "cancelled" else interrupted

@@ -36,7 +36,7 @@ from pydantic import Field
 
 import moevolve
 from moevolve.search.cli.output.console import output, print_json
-from moevolve.search.cli._options import DEFAULT_STORE, JsonOption, StoreOption
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption
 from moevolve.search.cli._requests import takes
 from moevolve.search.requests.record import Request, record
 from moevolve.store.reader import StoreReader

@@ -9,8 +9,7 @@ import yaml
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.compare.config import load_comparison
-from moevolve.search.config.files import load_run_config
-from moevolve.search.config.presets import filled, presets
+from moevolve.search.config.files import filled, load_run_config, presets
 from moevolve.search.config.run import RunConfig
 from moevolve.search.settings.phases import MergePhase, PrunePhase, ThresholdParents, TopKParents
 

@@ -20,7 +20,7 @@ from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.config.models import find_model, shipped_models
+from moevolve.search.config.files import find_model, shipped_models
 from moevolve.search.estimate.counts import model_sizes
 from moevolve.search.genomes.registry import AnyGenomeSection, costs_of, make_space
 from moevolve.workers.contract.edits import Tokens

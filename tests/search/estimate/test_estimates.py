@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import load_run_config
-from moevolve.search.config.models import find_model
+from moevolve.search.config.files import find_model, load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import phase_counts
 from moevolve.search.estimate.devices import GPUS, Device, find_gpus

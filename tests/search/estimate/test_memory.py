@@ -13,7 +13,7 @@ import torch
 from live_bytes import LiveBytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from moevolve.search.config.models import find_model
+from moevolve.search.config.files import find_model
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.memory import _activations, _cached, launch_memory
 from moevolve.search.genomes.registry import costs_of, make_space

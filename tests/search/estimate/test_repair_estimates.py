@@ -13,8 +13,7 @@ from dense_lab import dense_run
 from report_lab import DENSE, finished
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import load_run_config
-from moevolve.search.config.models import find_model
+from moevolve.search.config.files import find_model, load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import GPUS
 from moevolve.search.estimate.estimate import estimate

@@ -14,7 +14,7 @@ from search_lab import UnrulyPool, drive, make_lab_setup, population, repeated, 
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import read_yaml
-from moevolve.search.config.presets import presets
+from moevolve.search.config.files import presets
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop import search_loop
 from moevolve.search.loop.evaluation_cache import EvaluationCache

@@ -29,8 +29,7 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_pool
-from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.controlled import StopRequested, check_not_ended
+from moevolve.search.pools.base import PoolError, StopRequested, check_not_ended
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.store.records import Control
 from moevolve.workers.contract.edits import Calibration, IdentityEdit

@@ -13,8 +13,7 @@ from waiting import PATIENT_S
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.base import Pool
-from moevolve.search.pools.controlled import StopRequested
+from moevolve.search.pools.base import Pool, StopRequested
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from report_lab import finished
 from starlette.testclient import TestClient
 
-from moevolve.search.cli._logging import JsonFormatter
+from moevolve.search.cli.app import JsonFormatter
 from moevolve.search.config.files import load_run_config
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store

@@ -16,8 +16,8 @@ from moevolve.search.genomes.contract.rng import generator
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.settings.phases import START, MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
+from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.evolution import Evolution
-from moevolve.search.strategies.history import rank_key
 from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.search.strategies.schedule import Schedule
 from moevolve.store.records import FULL_MODEL, IndividualRecord

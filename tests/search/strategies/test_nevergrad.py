@@ -17,8 +17,7 @@ from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.settings.phases import MergePhase, NevergradSection, PrunePhase
-from moevolve.search.strategies.base import Strategy
-from moevolve.search.strategies.history import rank_key
+from moevolve.search.strategies.base import Strategy, rank_key
 from moevolve.search.strategies.nevergrad import NevergradPhase
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule

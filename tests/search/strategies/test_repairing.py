@@ -19,7 +19,7 @@ from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.launch import register
-from moevolve.search.strategies.history import rank_key
+from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
 from moevolve.store.records import IndividualRecord

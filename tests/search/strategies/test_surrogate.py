@@ -18,7 +18,7 @@ from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection, TunePhase
-from moevolve.search.strategies.history import rank_key
+from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.search.strategies.schedule import Schedule
 from moevolve.search.strategies.surrogate import LinearPosterior, Surrogate, targets_of

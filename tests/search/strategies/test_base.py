@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from search_samples import decided, history_row, many
 
 from moevolve.search.settings.phases import ThresholdParents, TopKParents
-from moevolve.search.strategies.history import Ranking, eligible, rank_key
+from moevolve.search.strategies.base import Ranking, eligible, rank_key
 from moevolve.store.records import IndividualRecord
 
 margins = st.sampled_from([0.0, 0.05, 0.1, 0.3, 1.0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moevolve.search.pools.controlled import ControlledPool, StopRequested
+from moevolve.search.pools.base import ControlledPool, StopRequested
 from moevolve.store.errors import LeaseLostError
 from moevolve.store.records import Control
 
