@@ -94,7 +94,7 @@ class Lease:
     """The right to write to a search, which ends when another process acquires the next epoch.
 
     Attributes:
-        owner: Name of the process that has the lease (`owners.this_process`).
+        owner: Name of the process that has the lease (`leases.this_process`).
         epoch: Number of times that the lease has been acquired.
     """
 

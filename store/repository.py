@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Engine, delete, func, select, update
 from moevolve.store import events, leases
 from moevolve.store import tables as models
 from moevolve.store.errors import NameTakenError, StoreError
-from moevolve.store.files import BUSY_SECONDS
 from moevolve.store.lineage import find_individual, find_search
 from moevolve.store.reader import StoreReader, retrying
 from moevolve.store.records import (
@@ -31,6 +30,7 @@ from moevolve.store.records import (
     SearchTaskRecord,
 )
 from moevolve.store.session import (
+    BUSY_SECONDS,
     insert_all,
     insert_new,
     lock_against_prune,
@@ -184,7 +184,7 @@ class Store(StoreReader):
 
         Args:
             search_id: Id of the search.
-            owner: Name of the process (`owners.this_process`).
+            owner: Name of the process (`leases.this_process`).
             seconds: Seconds until the lease expires, unless it is renewed.
             priority: New priority of the search; None keeps the previous one.
 

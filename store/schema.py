@@ -13,9 +13,8 @@ from sqlalchemy import Connection, Engine, inspect, select, text
 
 from moevolve.store import leases
 from moevolve.store.errors import LeaseHeldError, StoreError
-from moevolve.store.files import file_of
 from moevolve.store.records import Upgrade
-from moevolve.store.session import make_engine, transaction, use_wal, without_password
+from moevolve.store.session import file_of, make_engine, transaction, use_wal, without_password
 from moevolve.store.tables import searches
 
 # (table, index, numbers): rows of the table, then rows per distinct value of the index's first column, of its first two

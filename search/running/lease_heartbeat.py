@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from moevolve.store.errors import LeaseLostError, StoreError
-from moevolve.store.owners import is_on_another_machine, this_process
+from moevolve.store.leases import is_on_another_machine, this_process
 from moevolve.store.records import Control, Lease, Progress, ResourceRequest
 from moevolve.store.repository import Store
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
-from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.settings.phases import MergePhase, PhaseConfig
 from moevolve.search.strategies.base import DRAWS, Ranking, eligible, fixed_offspring, rank_key
 from moevolve.store.records import IndividualRecord

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moevolve.search.genomes.contract.base import Genome, Offspring
-from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.settings.phases import PhaseConfig, RepairPhase, TopKParents
 from moevolve.search.strategies.base import DRAWS, Ranking, eligible

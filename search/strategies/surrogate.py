@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring, SubsetSpace
-from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.settings.phases import PhaseConfig, SurrogateSection
 from moevolve.search.strategies.base import DRAWS
 from moevolve.search.strategies.evolution import Evolution

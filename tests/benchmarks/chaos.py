@@ -46,7 +46,7 @@ from killing import MOEVOLVE
 from postgres_server import Server, running_server
 from sqlalchemy import text
 
-from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.genomes.contract.operators import generator
 from moevolve.store.errors import NotRunningError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from moevolve.store.owners import this_process
+from moevolve.store.leases import this_process
 from moevolve.store.records import (
     EvaluationRecord,
     IndividualRecord,

@@ -1,6 +1,7 @@
-"""Evolutionary operators on plain arrays: layers, continuous matrices, subsets of experts, and balanced partitions.
+"""Evolutionary operators on plain arrays: layers, continuous matrices, subsets of experts, partitions, layers' sizes.
 
-Each operator draws from the generator that it is given.
+Randomness is counter-based: every individual has its own generator, from which operators draw, so the order of events
+changes nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,21 @@ from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+def generator(seed: int, index: int, stream: str = "individual") -> np.random.Generator:
+    """Return the generator of individual `index` in the search seeded `seed`.
+
+    It is Philox keyed by (seed, stream, index) through `SeedSequence`: the same on every platform.
+
+    Args:
+        seed: Seed of the search, >= 0.
+        index: Index of the individual, or of another thing that `stream` counts, >= 0.
+        stream: Name that keeps independent uses of one seed apart.
+    """
+    key = (*stream.encode(), index)
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy=seed, spawn_key=key)))
+
 
 Label = TypeVar("Label", bound=np.integer)
 
@@ -147,3 +163,49 @@ def balanced_swaps(rng: np.random.Generator, labels: NDArray[Label], rate: float
     child = labels.copy()
     child[hit] = labels[rng.permutation(hit)]
     return child
+
+
+_BISECTIONS = 200
+_SIZE_TOLERANCE = 1e-9
+
+
+def divided(
+    weights: NDArray[np.float64],
+    least: NDArray[np.float64],
+    most: NDArray[np.float64],
+    costs: NDArray[np.float64],
+    total: float,
+) -> NDArray[np.float64]:
+    """Find the sizes `clip(level * weights, least, most)` of cost `total` by bisection of the level.
+
+    All arrays have one shape.
+
+    Args:
+        weights: Relative sizes, above 0.
+        least, most: Bounds of each size.
+        costs: Cost per unit of each size.
+        total: Cost of all sizes together, between the costs of `least` and of `most`.
+    """
+    low, high = 0.0, float((most / weights).max())
+    for _ in range(_BISECTIONS):
+        level = (low + high) / 2
+        spent = float((np.clip(level * weights, least, most) * costs).sum())
+        low, high = (level, high) if spent <= total else (low, level)
+    return np.clip(high * weights, least, most)
+
+
+def rounded(ideal: NDArray[np.float64], total: int, least: int, most: int) -> NDArray[np.int64]:
+    """Round sizes to integers of sum `total` by the largest remainder method (ties: the lower layer).
+
+    Args:
+        ideal: Sizes within the bounds, [layers].
+        total: Sum of the integers, between `least` and `most` times the number of layers.
+        least, most: Bounds of each integer.
+    """
+    sizes = np.floor(ideal + _SIZE_TOLERANCE).astype(np.int64)
+    while (missing := total - int(sizes.sum())) != 0:
+        step = 1 if missing > 0 else -1
+        free = sizes < most if step > 0 else sizes > least
+        urgency = np.where(free, step * (ideal - sizes), -np.inf)
+        sizes[np.argsort(-urgency, kind="stable")[: min(abs(missing), int(free.sum()))]] += step
+    return sizes

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.shares import divided, rounded
+from moevolve.search.genomes.contract.operators import divided, rounded
 from moevolve.workers.contract.facts import ModelFacts
 
 _LIMIT = 8.0

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import ArrayGenome
-from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.tomoe.masks import (
     Projection,
     RegularisationTerms,

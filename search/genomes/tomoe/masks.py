@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.genomes.contract.operators import generator
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
 _GAIN = 5.0

@@ -14,7 +14,7 @@ from waiting import PATIENT_S
 
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat, brief_lease
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
-from moevolve.store.owners import this_process
+from moevolve.store.leases import this_process
 from moevolve.store.repository import Store
 
 

@@ -21,7 +21,7 @@ from moevolve.search.server.fitness_curves import FitnessCurve
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.pages.views import improvements, phase_at
 from moevolve.search.server.settings import ServerSettings
-from moevolve.store.owners import this_process
+from moevolve.store.leases import this_process
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 

@@ -21,7 +21,7 @@ from server_tokens import READ
 from waiting import PATIENT_S
 
 from moevolve.search.config.files import load_run_config, parse_stored_config
-from moevolve.store.owners import this_process
+from moevolve.store.leases import this_process
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 

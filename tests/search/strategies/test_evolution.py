@@ -12,7 +12,7 @@ import pytest
 from search_samples import decided, eep_space
 
 from moevolve.search.genomes.contract.base import Offspring
-from moevolve.search.genomes.contract.rng import generator
+from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.settings.phases import START, MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents

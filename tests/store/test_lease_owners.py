@@ -11,7 +11,7 @@ import pytest
 from store_samples import gone_owner
 from waiting import PATIENT_S
 
-from moevolve.store.owners import is_gone, is_on_another_machine, this_process
+from moevolve.store.leases import is_gone, is_on_another_machine, this_process
 
 
 def test_processes_of_this_machine_are_known_to_be_gone() -> None:
@@ -34,7 +34,7 @@ def test_processes_of_this_machine_are_known_to_be_gone() -> None:
 
 
 def test_an_owner_in_a_container_is_not_taken_for_gone() -> None:
-    code = "import sys, moevolve.store.owners as o; print(o.is_gone(sys.argv[1]))"
+    code = "import sys, moevolve.store.leases as o; print(o.is_gone(sys.argv[1]))"
     asked = [sys.executable, "-c", code, this_process()]
     done = subprocess.run(["unshare", "--pid", "--fork", *asked], capture_output=True, text=True, check=False)
     if done.returncode:
