@@ -74,21 +74,13 @@ class SurrogateSection(Section):
 
     In other phases evolution makes all children. See `moevolve.search.strategies.surrogate`.
 
-    The defaults come from pruning a small MoE (6 layers, 2 of 8 experts, 31 to 190 individuals): `signal` and `noise`
-    are near the maximum of the marginal likelihood, the others were tried.
-
     Attributes:
-        bred: Share of the children that evolution makes.
-        signal: Prior standard deviation of the model's prediction, for any number of features. The targets' own
-            standard deviation is between 1.4 and 2.
-        noise: Standard deviation of the targets around the model; mostly interactions, which a sum over parts lacks.
+        bred: Share of the children that evolution makes. The default was the best that was tried.
         memory: Number of newest individuals that the model is fitted to; bounds the time to make a child.
     """
 
     kind: Literal["surrogate"] = "surrogate"
     bred: float = Field(0.3, ge=0, le=1)
-    signal: float = Field(1.0, gt=0)
-    noise: float = Field(0.7, gt=0)
     memory: int = Field(1000, ge=2)
 
 
