@@ -13,7 +13,7 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.genomes.registry import AnyGenomeSection
-from moevolve.search.settings.phases import EvolutionSection, Phase, StrategySection, divides_neurons
+from moevolve.search.settings.phases import EvolutionSection, Phase, StrategySection
 from moevolve.search.settings.section import Section
 from moevolve.store.session import without_password
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
@@ -280,13 +280,6 @@ class RunConfig(Section):
             raise ValueError(
                 "phases: a prune or merge phase can't follow an allocate phase, whose genomes are no matrices"
             )
-        divided = any(map(divides_neurons, self.phases))
-        for position, phase in enumerate(self.phases):
-            if divided and phase.kind == "repair" and phase.repair.neurons is None:
-                raise ValueError(
-                    f"phases.{position}.repair.neurons: candidates of an allocate phase have widths, which only "
-                    "neurons of all experts fill; set it, or {}"
-                )
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from moevolve.search.genomes.eep.allocation import WidthBudget
 from moevolve.search.genomes.eep.baselines import BASELINES, expert_recipes
 from moevolve.search.genomes.eep.figures import EepFigures
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
-from moevolve.search.settings.phases import PhaseConfig
+from moevolve.search.settings.phases import PhaseConfig, divides_neurons
 from moevolve.workers.contract.edits import ROW_TOKENS, PerTaskRecipe, combined, recipe_parts
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
@@ -106,11 +106,13 @@ def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]
             f"genome.neuron_share: only allocate phases give kept experts other widths, and phases.{others[0]} is a "
             f"{phases[others[0]].kind} phase; use an allocate phase, or leave the share out"
         )
+    divided = any(map(divides_neurons, phases))
     for position, phase in enumerate(phases):
-        if section.neuron_share is not None and (phase.repair is None or phase.repair.neurons is None):
+        filled = phase.repair is not None and phase.repair.neurons is not None
+        if not filled and (section.neuron_share is not None or (divided and phase.kind == "repair")):
             raise UserError(
-                f"phases.{position}.repair.neurons: with genome.neuron_share the kept experts have widths that only "
-                "neurons of all experts fill; set it, or {}"
+                f"phases.{position}.repair.neurons: kept experts have other widths (genome.neuron_share, or widths of "
+                "an allocate phase), which only neurons of all experts fill; set it, or {}"
             )
     space = EepSpace.of(section, facts)
     return replace(space, recipe=combined(*expert_recipes(space, section, phases), space.recipe))

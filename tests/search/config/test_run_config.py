@@ -95,7 +95,6 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"phases": [{"kind": "merge", "evaluations": 3, "row_rate": 0.1}]}, "phases.0.row_rate: unknown key"),
         ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
         ({"phases": [ALLOCATING, PRUNING]}, "phases: a prune or merge phase can't follow an allocate phase"),
-        ({"phases": [ALLOCATING, MENDING]}, "phases.1.repair.neurons: candidates of an allocate phase have widths"),
         (
             {"phases": [ALLOCATING | {"widths": "even", "init": ["line"]}]},
             "phases.0: init: line gives layers different",

@@ -27,7 +27,10 @@ from moevolve.search.genomes.eep.allocation import (
 )
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.genomes.registry import make_space
+from moevolve.search.settings.phases import RepairPhase
 from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.methods.repair.edit import RepairRecipe
 
 LAYERS, EXPERTS = 5, 8
 
@@ -113,6 +116,14 @@ def test_a_share_needs_a_phase_that_gives_widths() -> None:
     make_space(section, mixtral(5, 8), (ALLOCATE,))
     with pytest.raises(UserError, match=r"genome\.neuron_share: only allocate phases .* phases\.0 is a prune phase"):
         make_space(section, mixtral(5, 8), (PRUNE, ALLOCATE))
+
+
+@pytest.mark.parametrize("share", [None, 0.125])
+def test_a_repair_of_experts_with_widths_needs_neurons_of_all_experts(share: float | None) -> None:
+    section, filling = EepSection(experts=2, neuron_share=share), RepairRecipe(neurons=NeuronRecipe())
+    make_space(section, mixtral(5, 8), (ALLOCATE, RepairPhase(evaluations=4, repair=filling)))
+    with pytest.raises(UserError, match=r"phases\.1\.repair\.neurons: kept experts have other widths"):
+        make_space(section, mixtral(5, 8), (ALLOCATE, RepairPhase(evaluations=4)))
 
 
 def test_coverage_is_the_same_in_all_layers() -> None:
