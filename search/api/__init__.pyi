@@ -8,6 +8,8 @@ from ._asking import evaluate as evaluate
 from ._asking import export as export
 from ._asking import import_eep as import_eep
 from ._asking import lineage as lineage
+from ._asking import open_reader as open_reader
+from ._asking import open_store as open_store
 from ._asking import pause as pause
 from ._asking import profile as profile
 from ._asking import prompts as prompts
@@ -31,8 +33,6 @@ from ._searching import submit as submit
 from ._sharing import plot as plot
 from ._sharing import report as report
 from ._sharing import serve as serve
-from ._stores import open_reader as open_reader
-from ._stores import open_store as open_store
 from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
 from .search.cluster.submit import Submitted as Submitted

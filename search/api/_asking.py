@@ -1,13 +1,14 @@
-"""Functions made from requests: each takes the fields of a request's record, most of them after a store."""
+"""Opening stores, and functions made from requests: each takes the fields of a request's record, most after a store."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ForwardRef, ParamSpec, TypeVar, get_args
 
-from moevolve._stores import service_of
 from moevolve.evaluators.errors import UserError
+from moevolve.search.operations.opening import is_server, refuse_server
 from moevolve.search.requests.models import (
     AnalyseRequest,
     AnswersRequest,
@@ -20,13 +21,59 @@ from moevolve.search.requests.models import (
 from moevolve.search.requests.record import Request, fields_of, one_line_errors
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.requests.searches import BestRequest, LineageRequest, SearchesRequest, ShowRequest
+from moevolve.search.service.service import LocalService, Service
 from moevolve.search.service.use_cases import USE_CASES, use_case_of
 from moevolve.store.reader import StoreReader
+from moevolve.store.repository import Store
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Request[Any])
 S = TypeVar("S")
 T = TypeVar("T")
+
+
+def open_store(url: str, *, create: bool = False) -> Store:
+    """Open a store; use it as a context manager, or call `close()`.
+
+    Args:
+        url: SQLAlchemy URL: `sqlite:///file.db`, `postgresql://user@host/name`.
+        create: Make the store if it doesn't exist.
+
+    Raises:
+        StoreError: the store can't be opened; the message says why.
+        UserError: the URL is a server's.
+    """
+    refuse_server(url)
+    return Store.open(url, create)
+
+
+def open_reader(url: str) -> StoreReader:
+    """Open a store only to read, also while others write to it; use it as a context manager, or call `close()`.
+
+    The file of a SQLite store may be in a folder that can't be written to.
+
+    Raises:
+        StoreError: the store can't be opened; the message says why.
+        UserError: the URL is a server's.
+    """
+    refuse_server(url)
+    return StoreReader.open(url)
+
+
+def service_of(store: str | StoreReader, writes: bool = False) -> AbstractContextManager[Service]:
+    """Make the service that answers requests: an open store's, which stays open, or that of a store's or server's URL.
+
+    Args:
+        store: The open store, or the URL.
+        writes: Open a store for writing.
+    """
+    if not isinstance(store, str):
+        return LocalService(store, keep_open=True)
+    if is_server(store):
+        from moevolve.search.server.client import RemoteService
+
+        return RemoteService(store)
+    return LocalService(open_store(store) if writes else open_reader(store))
 
 
 def ask(store: str | StoreReader | None, request: Request[T], on_stage: Callable[[str], None] | None = None) -> T:
@@ -54,50 +101,41 @@ def ask(store: str | StoreReader | None, request: Request[T], on_stage: Callable
 
 def asks(kind: Callable[P, Request[T]]) -> Callable[Concatenate[str | StoreReader | None, P], T]:
     """Make a function that asks for one kind of request, with the signature and documentation of its record."""
-
-    def ask_it(store: str | StoreReader | None, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with one_line_errors():
-            request = kind(*args, **kwargs)
-        return ask(store, request)
-
     (answer,) = get_args(kind.__orig_bases__[0])  # type: ignore[attr-defined]
     returns = answer.__forward_arg__ if isinstance(answer, ForwardRef) else answer
-    _describe(ask_it, kind, USE_CASES[kind].home.rpartition(":")[2], returns, "str | StoreReader")  # type: ignore[index]
-    return ask_it
+    name = USE_CASES[kind].home.rpartition(":")[2]  # type: ignore[index]
+    return _function_of(kind, ask, name, returns, "str | StoreReader")
 
 
 def takes(kind: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, T]]:
     """Turn a function of a request into one of the request's fields, documented by the request's record."""
-
-    def taking(function: Callable[[R], T]) -> Callable[P, T]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            with one_line_errors():
-                request = kind(*args, **kwargs)
-            return function(request)
-
-        _describe(call, kind, function.__name__, function.__annotations__["return"])
-        return call
-
-    return taking
+    return lambda function: _function_of(kind, function, function.__name__, function.__annotations__["return"])
 
 
 def takes_store(kind: Callable[P, R]) -> Callable[[Callable[[S, R], T]], Callable[Concatenate[S, P], T]]:
     """Turn a function of a store and a request into one of the store and the request's fields."""
-
-    def taking(function: Callable[[S, R], T]) -> Callable[Concatenate[S, P], T]:
-        def call(store: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            with one_line_errors():
-                request = kind(*args, **kwargs)
-            return function(store, request)
-
-        _describe(call, kind, function.__name__, function.__annotations__["return"], "str | Store")
-        return call
-
-    return taking
+    return lambda function: _function_of(
+        kind, function, function.__name__, function.__annotations__["return"], function.__annotations__["store"]
+    )
 
 
-def _describe(function: Callable[..., Any], kind: Any, name: str, returns: Any, store: str | None = None) -> None:
-    """Give a function the name, signature and docstring that `help` and editors show; `store` annotates the store."""
+def _function_of(kind: Any, answer: Callable[..., T], name: str, returns: Any, store: str | None = None) -> Any:
+    """Make a function of a request's fields that makes the request and has it answered.
+
+    Args:
+        kind: Record of the request.
+        answer: Takes the store, if there is one, and the request.
+        name: Name of the function, as `help` and editors show it.
+        returns: Annotation of the answer.
+        store: Annotation of the store that the function takes first; None for functions that take none.
+    """
+    stores = 0 if store is None else 1
+
+    def call(*args: Any, **kwargs: Any) -> T:
+        with one_line_errors():
+            request = kind(*args[stores:], **kwargs)
+        return answer(*args[:stores], request)
+
     fields = fields_of(kind)
     parameters = [
         each.replace(annotation=fields[each.name].annotation) for each in inspect.signature(kind).parameters.values()
@@ -108,9 +146,10 @@ def _describe(function: Callable[..., Any], kind: Any, name: str, returns: Any, 
         arguments = {"store": "URL of the store, or of a server; or an open store, which is left open."} | arguments
     said, _, errors = (inspect.getdoc(kind) or "").partition("\n\nRaises:")
     lines = [f"    {argument}: {text}" for argument, text in arguments.items()]
-    function.__name__ = name
-    function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
-    function.__doc__ = "\n".join([said, "", "Args:", *lines, "", f"Raises:{errors}"])
+    call.__name__ = name
+    call.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
+    call.__doc__ = "\n".join([said, "", "Args:", *lines, "", f"Raises:{errors}"])
+    return call
 
 
 analyse = asks(AnalyseRequest)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, InstanceOf
 
-from moevolve._asking import takes, takes_store
-from moevolve._stores import service_of
+from moevolve._asking import service_of, takes, takes_store
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import as_run_config, load_run_config, override_lines, settings_of
 from moevolve.search.config.run import RunConfig

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-import moevolve.db
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption
+import moevolve
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
+from moevolve.search.requests.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
 
 
-def upgrade(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Migrate a store to this version's schema; refused while one of its searches is running."""
-    done = moevolve.db.upgrade(store)
+@takes(UpgradeRequest)
+def upgrade(request: UpgradeRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    done = moevolve.ask(store, request)
     if as_json:
         print_json(done)
     elif done.before == done.after:
@@ -22,9 +21,9 @@ def upgrade(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> 
         output.print(f"upgraded from schema {done.before} to {done.after}")
 
 
-def check(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Check a store for damage; exit code 1 if there is any."""
-    found = moevolve.db.check(store)
+@takes(CheckRequest)
+def check(request: CheckRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    found = moevolve.ask(store, request)
     if as_json:
         print_json(found)
     else:
@@ -38,43 +37,24 @@ def check(store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> No
         raise typer.Exit(1)
 
 
-def prune(
-    searches: Annotated[
-        list[str] | None, typer.Option("--search", metavar="NAME", help="Delete this search, for good; repeatable.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
-) -> None:
-    """Delete searches, and evaluations and calibrations that no other search needs.
-
-    Without --search, only unneeded evaluations and calibrations are deleted.
-    """
-    done = moevolve.db.prune(*(searches or ()), store=store, dry_run=dry_run)
+@takes(PruneRequest)
+def prune(request: PruneRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    done = moevolve.ask(store, request)
     if as_json:
         print_json(done)
         return
+    deleted = "would delete" if request.dry_run else "deleted"
     output.print(
-        f"{'would delete' if dry_run else 'deleted'}: {done.searches} searches, {done.individuals:,} individuals, "
+        f"{deleted}: {done.searches} searches, {done.individuals:,} individuals, "
         f"{done.evaluations:,} evaluations, {done.calibrations:,} calibrations ({done.bytes:,} bytes of content)"
         f"{'; the file is smaller by that' if done.vacuumed else ''}",
         soft_wrap=True,
     )
 
 
-def copy(
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="Store to copy to, made if need be.")],
-    searches: Annotated[
-        list[str] | None, typer.Argument(metavar="[SEARCH]...", help="Names or ids; none copies all.")
-    ] = None,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
-) -> None:
-    """Copy searches with everything that belongs to them to another store, SQLite or PostgreSQL.
-
-    The copies rank and resume like the originals. Repeating it brings them up to date.
-    """
-    done = moevolve.db.copy(*(searches or ()), store=store, to=to)
+@takes(CopyRequest)
+def copy(request: CopyRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    done = moevolve.ask(store, request)
     if as_json:
         print_json(done)
         return

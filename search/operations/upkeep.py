@@ -1,47 +1,56 @@
-"""Pruning and copying stores, with the calibrations that searches need, which the store can't know by itself."""
+"""Maintaining stores, with the calibrations that searches need, which the store can't know by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.operations.opening import opened_store, refuse_server
 from moevolve.search.operations.subject import uncalibrated_space
+from moevolve.search.requests.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
 from moevolve.search.running.calibration import stored_fingerprint
 from moevolve.search.running.weights import describe_shapes
+from moevolve.store import schema
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import SearchRecord
+from moevolve.store.records import SearchRecord, Upgrade
 from moevolve.store.repository import Store
 from moevolve.store.session import without_password
+from moevolve.store.upkeep import check as checking
 from moevolve.store.upkeep import copy as copying
 from moevolve.store.upkeep import prune as pruning
+from moevolve.store.upkeep.check import CheckReport
 from moevolve.store.upkeep.copy import CopyReport
 from moevolve.store.upkeep.prune import PruneReport
 
 
-def prune(store: Store, searches: Sequence[str], dry_run: bool) -> PruneReport:
-    """Delete searches, and evaluations and calibrations that no other search needs.
-
-    Raises:
-        StoreError: there is no such search, or it is running. Nothing was deleted.
-    """
-    return pruning.prune(store, searches, lambda search: _calibrations(store, search), dry_run)
+def upgrade(store: str | StoreReader, _: UpgradeRequest) -> Upgrade:
+    """See `UpgradeRequest`. An open store has the newest schema already."""
+    url = store if isinstance(store, str) else store.url
+    refuse_server(url)
+    return schema.upgrade(url)
 
 
-def copy(source: StoreReader, target: Store, searches: Sequence[str]) -> CopyReport:
-    """Copy searches, or all if none is named.
+def check(store: StoreReader, _: CheckRequest) -> CheckReport:
+    """See `CheckRequest`."""
+    return checking.check(store)
 
-    Raises:
-        StoreError: there is no such search, or the target has another one of that name. Nothing was copied.
-        UserError: both are the same store.
-    """
-    if source.url == target.url:
-        raise UserError(f"{without_password(source.url)}: a store can't be copied to itself")
-    names = searches or [summary.search.name for summary in source.searches()]
-    return copying.copy(source, target, names, lambda search: _calibrations(source, search))
+
+def prune(store: Store, request: PruneRequest) -> PruneReport:
+    """See `PruneRequest`."""
+    return pruning.prune(store, request.searches, lambda search: _calibrations(store, search), request.dry_run)
+
+
+def copy(store: StoreReader, request: CopyRequest) -> CopyReport:
+    """See `CopyRequest`."""
+    with opened_store(request.to, create=True) as target:
+        if store.url == target.url:
+            raise UserError(f"{without_password(store.url)}: a store can't be copied to itself")
+        names = request.searches or [summary.search.name for summary in store.searches()]
+        return copying.copy(store, target, names, lambda search: _calibrations(store, search))
 
 
 def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.requests.answers import Analysis
 from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef
-from moevolve.search.requests.record import Request, record
+from moevolve.search.requests.record import Flag, Request, record
 
 if TYPE_CHECKING:  # the answers
     from moevolve.search.loop.final_table import FinalTable
@@ -96,16 +98,33 @@ class LineageRequest(Request["LineageGraph"]):
 
 
 @record
-class PlotRequest(Request[bytes]):
-    """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...)."""
-
+class _Drawing(Request[Any]):
     search: SearchRef
     _: KW_ONLY
     individual: Annotated[
         str | None,
         Field(max_length=LONGEST_NAME + 20, description="Draw this individual's genome instead of the best one's."),
     ] = None
+
+
+@record
+class PlotRequest(_Drawing, Request[bytes]):
+    """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...)."""
+
+    _: KW_ONLY
     form: Annotated[Literal["svg", "png", "pdf"], Field(description="Format of the picture.")] = "svg"
+
+
+@record
+class PlotFileRequest(_Drawing, Request[None]):
+    """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...).
+
+    Raises:
+        UserError: there is nothing to draw yet, or the file can't be written.
+        StoreError: there is no such store, search or individual.
+    """
+
+    path: Annotated[Path, Field(description="Picture to write (.png, .svg, .pdf)."), Flag("-o --output")]
 
 
 @record
@@ -115,3 +134,26 @@ class ReportRequest(Request[bytes]):
     search: SearchRef
     _: KW_ONLY
     limit: Annotated[int, Field(ge=1, le=1000, description="List this many of the best individuals.")] = 5
+
+
+@record
+class ReportFileRequest(ReportRequest):
+    """Write a page about a search: scores, figures, lineage, cost, how to repeat it. Nothing is evaluated.
+
+    The answer is the final table as the page has it; its `gaps` are the missing measurements.
+
+    Raises:
+        UserError: the analysis is of another search, or the file can't be written.
+        StoreError: there is no such store or search.
+    """
+
+    path: Annotated[Path, Field(description="HTML file to write."), Flag("-o --output", "FILE")]
+    _: KW_ONLY
+    analysis: Annotated[
+        Path | InstanceOf[Analysis] | None,
+        Field(
+            description="Folder that `analyse -o` wrote, to show too. Python also takes an analysis itself; a server "
+            "takes neither.",
+        ),
+        Flag("--analysis", "DIR", Path),
+    ] = None

@@ -29,6 +29,7 @@ from moevolve.search.requests.searches import (
     SearchRequest,
     ShowRequest,
 )
+from moevolve.search.requests.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class UseCase:
 
 _QUERIES = "moevolve.search.operations.queries"
 _STEER = "moevolve.search.running.steer"
+_UPKEEP = "moevolve.search.operations.upkeep"
 
 USE_CASES: dict[type[Request[Any]], UseCase] = {
     SearchesRequest: UseCase(f"{_QUERIES}:searches", "/searches"),
@@ -85,6 +87,10 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     StopRequest: UseCase(f"{_STEER}:stop", "/searches/{search}/stop", writes=True),
     CancelRequest: UseCase(f"{_STEER}:cancel", "/searches/{search}/cancel", writes=True),
     ScaleRequest: UseCase(f"{_STEER}:scale", "/searches/{search}/scale", writes=True),
+    UpgradeRequest: UseCase(f"{_UPKEEP}:upgrade", opens=True),
+    CheckRequest: UseCase(f"{_UPKEEP}:check"),
+    PruneRequest: UseCase(f"{_UPKEEP}:prune", writes=True),
+    CopyRequest: UseCase(f"{_UPKEEP}:copy"),
 }
 """Use cases by type of request."""
 

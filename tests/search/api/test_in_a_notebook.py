@@ -150,9 +150,9 @@ def test_a_store_that_was_opened_to_read_is_only_read(tmp_path: Path) -> None:
         moevolve.open_reader(url)
     with moevolve.open_store(url, create=True) as store, moevolve.open_reader(url) as reader:
         assert moevolve.searches(reader) == [] and moevolve.db.check(reader).problems == ()
-        assert moevolve.db.prune(store=store).searches == 0
+        assert moevolve.db.prune(store).searches == 0
         writer: Any = reader
         with pytest.raises(moevolve.StoreError, match=r"opened for reading only, .* moevolve\.open_store"):
-            moevolve.db.prune(store=writer)
+            moevolve.db.prune(writer)
         with pytest.raises(moevolve.StoreError, match="opened for reading only"):
             moevolve.pause(writer, "none")

@@ -56,7 +56,7 @@ def test_a_search_is_pruned_with_its_calibration(kinds: str, in_process: Any) ->
     said = in_process("db", "prune", "--search", "tomoe", "--dry-run", "--store", kinds).stdout
     assert said.startswith("would delete: 1 searches, 14 individuals") and "1 calibrations" in said
     assert file_of(kinds).stat().st_size == size
-    assert moevolve.db.prune("tomoe", store=kinds).calibrations == 1
+    assert moevolve.db.prune(kinds, searches=["tomoe"]).calibrations == 1
     assert [row.search.name for row in moevolve.searches(kinds)] == [kind for kind in KINDS if kind != "tomoe"]
     assert file_of(kinds).stat().st_size < size
     found = moevolve.db.check(kinds)
@@ -77,7 +77,7 @@ def test_one_file_for_a_colleague(all_kinds: str, tmp_path: Path, in_process: An
     assert moevolve.db.check(to).problems == ()
     refused = in_process("db", "copy", "--store", to, "--to", to)
     assert refused.returncode == 2 and "can't be copied to itself" in refused.stderr
-    assert moevolve.db.copy(store=all_kinds, to=to).searches == KINDS
+    assert moevolve.db.copy(all_kinds, to=to).searches == KINDS
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -98,7 +98,7 @@ def test_a_copy_of_a_search_in_the_middle_ends_as_the_search_does(tiny: Any, tmp
         register(setup, store)
         with pytest.raises(KeyboardInterrupt):
             execute(calibrated_setup(setup, store, local_pool(setup).calibrate), store, Observer(), pool)
-    moevolve.db.copy("calm", store=here, to=elsewhere)
+    moevolve.db.copy(here, ["calm"], to=elsewhere)
     ends = []
     for url in (here, elsewhere):
         with Store.open(url) as store:
