@@ -12,7 +12,7 @@ from abc import abstractmethod
 from functools import lru_cache
 
 from moevolve.evaluators.matching.base import Matcher
-from moevolve.evaluators.matching.letters import LetterMatcher
+from moevolve.evaluators.matching.general import LetterMatcher
 from moevolve.evaluators.types import Example
 
 _QUESTION = "Question:"

@@ -13,14 +13,15 @@ from moevolve.evaluators.matching.eep import (
     EepRecordMatcher,
     EepSquadMatcher,
 )
-from moevolve.evaluators.matching.letters import CapitalMatcher, OptionMatcher
-from moevolve.evaluators.matching.numbers import NumberMatcher
-from moevolve.evaluators.matching.words import (
+from moevolve.evaluators.matching.general import (
+    CapitalMatcher,
     ContainsMatcher,
     EmMatcher,
     ExactMatcher,
     F1Matcher,
     LabelMatcher,
+    NumberMatcher,
+    OptionMatcher,
     PrefixMatcher,
 )
 from moevolve.evaluators.types import Matching

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching.base import cut, settled_part
+from moevolve.evaluators.matching.general import squad_tokens, token_f1
 from moevolve.evaluators.matching.registry import MATCHERS, make_matcher
-from moevolve.evaluators.matching.words import squad_tokens, token_f1
 from moevolve.evaluators.types import Example, Matching
 
 LETTERS = Example("p", ("B",), ("A", "B", "C"))

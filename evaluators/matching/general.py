@@ -1,9 +1,10 @@
-"""Matchers for answers in words: equal, contained, or overlapping."""
+"""Matchers for answers in words (equal, contained, or overlapping), for the letter of a choice, and for numbers."""
 
 from __future__ import annotations
 
 import re
 import string
+from decimal import Decimal
 from functools import lru_cache
 
 from moevolve.evaluators.matching.base import Matcher
@@ -167,3 +168,84 @@ def _find(words: Words, phrase: Words) -> int:
 def _first_choice(words: Words, choices: tuple[str, ...]) -> tuple[int, Words] | None:
     found = [(at, -len(phrase), phrase) for phrase in map(_tokens, choices) if (at := _find(words, phrase)) >= 0]
     return None if not found else (min(found)[0], min(found)[2])
+
+
+_RESULT_MARK = "####"
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+
+
+class NumberMatcher(Matcher):
+    """The number after `####` (GSM8K's mark), or else the last number of the answer, equals a reference's.
+
+    Thousands separators, currency signs and trailing zeros are ignored: `$1,000.00` equals `1000`.
+    """
+
+    def _score(self, answer: str, example: Example) -> float:
+        found = _result(answer)
+        return float(found is not None and any(found == _result(reference) for reference in example.references))
+
+    def _settled(self, start: str, example: Example) -> bool:
+        _, mark, behind = start.partition(_RESULT_MARK)
+        found = _NUMBER.search(behind) if mark else None
+        # Digits could still follow a point or comma.
+        return found is not None and behind[found.end() :] not in ("", ".", ",")
+
+    def problem(self, example: Example) -> str | None:
+        for reference in example.references:
+            if _result(reference) is None:
+                return f"there is no number in the reference {reference!r}"
+        return super().problem(example)
+
+
+def _result(text: str) -> Decimal | None:
+    """The number after the first mark, or else the last number of the text."""
+    _, mark, behind = text.partition(_RESULT_MARK)
+    found = _NUMBER.findall(behind)[:1] if mark else []
+    found = found or _NUMBER.findall(text)[-1:]
+    return Decimal(found[0].replace(",", "").replace("$", "")) if found else None
+
+
+class LetterMatcher(Matcher):
+    """Base of matchers that find one letter and compare it with the references."""
+
+    needs_choices = True
+
+    def problem(self, example: Example) -> str | None:
+        for choice in example.choices:
+            if len(choice) != 1 or not choice.isupper():
+                return f"choices must be single capital letters, got {choice!r}"
+        return super().problem(example)
+
+
+class OptionMatcher(LetterMatcher):
+    """The first choice letter that stands alone: `A`, `A.`, `(B)`, `Answer: C`; not the `B` of `Both`."""
+
+    def _score(self, answer: str, example: Example) -> float:
+        found = _option_pattern(example.choices).search(answer)
+        return float(found is not None and found.group() in example.references)
+
+    def _settled(self, start: str, example: Example) -> bool:
+        found = _option_pattern(example.choices).search(start)
+        return found is not None and found.end() < len(start)  # else the next character could make it a word
+
+
+class CapitalMatcher(LetterMatcher):
+    """The first capital letter of the answer, even within a word.
+
+    This is OpenCompass's rule for its SuperGLUE prompts: `The answer is B` counts as `T`, and so as wrong.
+    """
+
+    def _score(self, answer: str, example: Example) -> float:
+        return float(_first_capital(answer) in example.references)
+
+    def _settled(self, start: str, example: Example) -> bool:
+        return _first_capital(start) is not None
+
+
+@lru_cache(maxsize=256)
+def _option_pattern(choices: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w)[{''.join(re.escape(choice) for choice in choices)}](?!\w)")
+
+
+def _first_capital(text: str) -> str | None:
+    return next((character for character in text if character.isupper()), None)
