@@ -26,8 +26,7 @@ from moevolve.search.config.files import (
 )
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import DEFAULT, KINDS
-from moevolve.search.settings.phases import START
-from moevolve.search.settings.section import Section
+from moevolve.search.settings.phases import START, Section
 
 BASELINE = "baseline"
 """Key that makes a method a one-shot baseline instead of a search."""

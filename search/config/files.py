@@ -19,7 +19,7 @@ from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import DEFAULT
-from moevolve.search.settings.section import Section
+from moevolve.search.settings.phases import Section
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 

@@ -13,8 +13,7 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.genomes.registry import AnyGenomeSection
-from moevolve.search.settings.phases import EvolutionSection, Phase, StrategySection
-from moevolve.search.settings.section import Section
+from moevolve.search.settings.phases import EvolutionSection, Phase, Section, StrategySection
 from moevolve.store.session import without_password
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.running.webhooks import WebhookSection
-from moevolve.search.settings.section import Section
+from moevolve.search.settings.phases import Section
 
 Scope = Literal["read", "write"]
 SCOPES: tuple[Scope, ...] = ("read", "write")

@@ -1,14 +1,19 @@
-"""Settings of phases: their operators and rates, rules of parent selection, and strategies."""
+"""The base of a configuration's sections, and those of phases: operators, rates, parent selection, strategies."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from moevolve.search.settings.section import Section
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.edit import RepairRecipe
+
+
+class Section(BaseModel):
+    """Base of all sections: values are immutable, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TopKParents(Section):

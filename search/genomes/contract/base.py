@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.costs import GenomeCosts
-from moevolve.search.settings.phases import PhaseConfig
-from moevolve.search.settings.section import Section
+from moevolve.search.settings.phases import PhaseConfig, Section
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit
 from moevolve.workers.contract.facts import ModelFacts
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_samples import eep_space, few
 
-from moevolve.search.genomes.eep import pairs
-from moevolve.search.genomes.eep.baselines import BASELINES
-from moevolve.search.genomes.eep.pairs import cheapest_to_drop
+from moevolve.search.genomes.eep import baselines
+from moevolve.search.genomes.eep.baselines import BASELINES, cheapest_to_drop
 from moevolve.workers.contract.edits import Calibration
 
 
@@ -41,7 +40,7 @@ def test_the_least_error_of_all_subsets_is_found(seed: int, experts: int, data: 
 
 
 def test_many_experts_are_dropped_greedily_and_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_EXHAUSTIVE", 0)
+    monkeypatch.setattr(baselines, "_EXHAUSTIVE", 0)
     optimal, worst = 0, 1.0
     for seed in range(40):
         outputs = outputs_of(seed, 60, 10)

@@ -16,8 +16,14 @@ from tomoe_samples import SAMPLE, tomoe_space
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.tomoe.baselines import flap, saliency
 from moevolve.search.genomes.tomoe.budget import WidthBudget
-from moevolve.search.genomes.tomoe.genome import SEEDS, ToMoeGenome
-from moevolve.search.genomes.tomoe.masks import Projection, regularisation_terms, standardised_log, top_mask
+from moevolve.search.genomes.tomoe.genome import (
+    SEEDS,
+    Projection,
+    ToMoeGenome,
+    regularisation_terms,
+    standardised_log,
+    top_mask,
+)
 from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
