@@ -95,7 +95,7 @@ def dense_model(
 
 
 def eep_space(
-    retained: int = 4,
+    retained: int | None = 4,
     groups: int | Literal["per_layer"] = 4,
     *,
     layers: int = 32,

@@ -1,4 +1,4 @@
-"""EEP candidates described by a few numbers: the width of each layer's kept experts, and how importance is computed.
+"""EEP candidates described by a few numbers: number and widths of the kept experts, and how importance is computed.
 
 Which experts are kept follows from their importance, so a search of these numbers has a handful of dimensions however
 many experts there are. Widths take effect with `repair.neurons`, which fills the kept experts with the most important
@@ -36,6 +36,8 @@ _FREQUENCY_EXPONENTS = (0.0, 0.0, 0.0)
 _TASK_SCALE = 3.0
 """Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
 a subset of experts is less sensitive than a width."""
+_HALVING_SCALE = 3.0
+"""Factor on `halvings`, so that the usual step of a number often changes how many experts are kept."""
 SUMS = "per_task_importance_sums"
 """Name of the calibration's sums of importance, float32 [tasks, layers, n, 3, 3]."""
 GRID = (0.0, 1.0, 2.0)
@@ -57,6 +59,8 @@ class AllocationGenome(ArrayGenome):
         space: Space of the genome.
         capacities: Logarithms of the layers' relative widths, float32 [layers], read-only; a common offset has no
             effect. [0] for equal widths.
+        halvings: A third of the logarithm to base 2 of n / n', rounded to the nearest of `EepSpace.counts`; float32
+            [1], read-only. [0] if the number n' of kept experts is fixed.
         tasks: A third of the logarithms of the weights of the tasks' calibration tokens in the sums of importance,
             float32 [tasks], read-only; [0] with one task. At 0 all tokens count alike.
         exponents: Exponents of routing weight and output norm, and of the number of tokens by whose power sums are
@@ -65,43 +69,53 @@ class AllocationGenome(ArrayGenome):
 
     space: EepSpace = field(repr=False, compare=False)
     capacities: NDArray[np.float32]
+    halvings: NDArray[np.float32]
     tasks: NDArray[np.float32]
     exponents: NDArray[np.float32]
 
     def __post_init__(self) -> None:
         layers = self.space.layers if len(self.capacities) else 0
-        shapes = {"capacities": (layers,), "tasks": (len(self.tasks),), "exponents": (3,)}
+        halvings = _halving_count(self.space)
+        shapes = {"capacities": (layers,), "halvings": (halvings,), "tasks": (len(self.tasks),), "exponents": (3,)}
         for name, shape in shapes.items():
             self._set_array(name, np.array(getattr(self, name), dtype=np.float32), shape)
 
     def to_bytes(self) -> bytes:
         """Return the header and the arrays as little-endian float32.
 
-        The header has the magic number, and as uint16 the numbers of capacities, tasks, kept experts and experts.
+        The header has the magic number, and as uint16 the numbers of capacities, tasks, kept experts (the largest one
+        if it is searched) and experts.
         """
         sizes = len(self.capacities), len(self.tasks), self.space.retained, self.space.experts
         return _HEADER.pack(MAGIC, *sizes) + self.vector.astype("<f4").tobytes()
 
     @cached_property
     def vector(self) -> NDArray[np.float64]:
-        """All numbers: float64 [capacities + tasks + 3]."""
-        return np.concatenate([self.capacities, self.tasks, self.exponents]).astype(np.float64)
+        """All numbers: float64 [capacities + halvings + tasks + 3]."""
+        return np.concatenate([self.capacities, self.halvings, self.tasks, self.exponents]).astype(np.float64)
 
     @property
     def task_weights(self) -> NDArray[np.float64]:
         """Weights of the tasks' calibration tokens, float64 [tasks]; [0] with one task."""
         return np.exp(_TASK_SCALE * np.clip(self.tasks.astype(np.float64), -3, 3))
 
+    @property
+    def retained(self) -> int:
+        """Number n' of kept experts per layer."""
+        if not len(self.halvings):
+            return self.space.retained
+        return min(self.space.counts, key=lambda count: abs(_halvings(self.space, count) - float(self.halvings[0])))
+
     @cached_property
     def widths(self) -> tuple[int, ...]:
         """Neurons of a kept expert of each layer."""
         capacities = self.capacities if len(self.capacities) else np.zeros(self.space.layers)
-        return WidthBudget.of(self.space).widths(capacities)
+        return WidthBudget.of(self.pruned.space).widths(capacities)
 
     @cached_property
     def pruned(self) -> EepGenome:
         """The kept experts, as a genome of the space in which every layer is a group of its own."""
-        space = self.space
+        space = self.space.keeping(self.retained)
         by_layer = replace(space, layer_groups=tuple(range(space.layers)))
         sums = space.statistics[SUMS].astype(np.float64)
         weights = self.task_weights if len(self.tasks) else np.ones(1)
@@ -120,7 +134,7 @@ class AllocationGenome(ArrayGenome):
     @cached_property
     def _edit(self) -> EepEdit:
         mapping, merging = self.pruned.canonical
-        space = self.space
+        space = self.pruned.space
         original = set(self.widths) == {space.facts.expert_neurons}
         widths = None if original else self.widths
         return EepEdit(mapping, merging, space.active, space.router_space, space.skip_rows, widths)
@@ -179,13 +193,9 @@ class WidthBudget:
             UserError: The share is less than one step for every kept expert.
         """
         neurons = space.facts.expert_neurons
-        # The quotient may fall short of a whole number by a rounding error.
-        share = space.retained / space.experts if space.neuron_share is None else space.neuron_share
-        mean = share * space.experts * neurons / space.retained + _EPS
-        powers = (1, 2, 4, 8, 16, 32, 64)
-        step = max(each for each in powers if neurons % each == 0 and (each <= 8 or 8 * each <= mean))
+        step, total = cls._step_and_total(space)
         widest = space.experts * neurons // (space.retained * step)
-        total = min(int(space.layers * mean) // step, space.layers * widest)
+        total = min(total, space.layers * widest)
         if total < space.layers:
             raise UserError(
                 f"genome.neuron_share: {space.neuron_share} of the neurons are less than {step} for each of "
@@ -194,6 +204,22 @@ class WidthBudget:
         even = total / space.layers
         most = max(min(widest, int(_WIDEST * even)), math.ceil(even))
         return cls(step, max(1, int(_NARROWEST * even)), most, space.layers, total)
+
+    @classmethod
+    def fits(cls, space: EepSpace) -> bool:
+        """Say whether the share of neurons is at least one step for every kept expert."""
+        _, total = cls._step_and_total(space)
+        return total >= space.layers
+
+    @staticmethod
+    def _step_and_total(space: EepSpace) -> tuple[int, int]:
+        """Return the step, and the largest sum of the layers' widths in steps."""
+        neurons = space.facts.expert_neurons
+        # The quotient may fall short of a whole number by a rounding error.
+        mean = space.share * space.experts * neurons / space.retained + _EPS
+        powers = (1, 2, 4, 8, 16, 32, 64)
+        step = max(each for each in powers if neurons % each == 0 and (each <= 8 or 8 * each <= mean))
+        return step, int(space.layers * mean) // step
 
     @property
     def neurons(self) -> int:
@@ -217,14 +243,24 @@ class WidthBudget:
 
 
 def even_genome(space: EepSpace, exponents: tuple[float, float, float] = REAP_EXPONENTS) -> AllocationGenome:
-    """REAP's choice of experts, unless there are other exponents, with the same width in all layers."""
-    arrays = np.zeros(space.layers), np.zeros(_task_count(space)), np.array(exponents)
+    """REAP's choice of experts, unless there are other exponents, with the same width in all layers.
+
+    If the number of kept experts is searched, it is the largest one.
+    """
+    halvings = np.full(_halving_count(space), _halvings(space, space.retained))
+    arrays = np.zeros(space.layers), halvings, np.zeros(_task_count(space)), np.array(exponents)
     return AllocationGenome(space, *(array.astype(np.float32) for array in arrays))
 
 
 def frequent_genome(space: EepSpace) -> AllocationGenome:
     """The experts that most tokens choose, with the same width in all layers."""
     return even_genome(space, _FREQUENCY_EXPONENTS)
+
+
+def fewest(genome: AllocationGenome) -> AllocationGenome:
+    """The same candidate with as few experts as the search may keep, which are as wide as original ones on average."""
+    space = genome.space
+    return replace(genome, halvings=np.full(_halving_count(space), _halvings(space, space.fewest), np.float32))
 
 
 def line_genome(space: EepSpace) -> AllocationGenome:
@@ -236,9 +272,9 @@ def line_genome(space: EepSpace) -> AllocationGenome:
 def coverage_genome(space: EepSpace) -> AllocationGenome:
     """REAP's choice of experts, with widths by how many experts of a layer hold the same share of its importance.
 
-    The share is found by bisection, so that as many experts are counted in all layers together as are kept. Importance
-    is the sum over tokens of routing weight times output norm; experts are counted from the most important one on, with
-    a fraction of the last.
+    The share is found by bisection, so that the experts counted in all layers together have as many neurons as are
+    kept. Importance is the sum over tokens of routing weight times output norm; experts are counted from the most
+    important one on, with a fraction of the last.
     """
     sums = space.statistics[SUMS].astype(np.float64).sum(axis=0)
     values = -np.sort(-expert_importance(sums, np.array([1.0, 1.0, 0.0])), axis=1)
@@ -248,15 +284,17 @@ def coverage_genome(space: EepSpace) -> AllocationGenome:
     for _ in range(_BISECTIONS):
         share = (low + high) / 2
         counts = np.array([np.interp(share, layer, places) for layer in held])
-        low, high = (share, high) if counts.sum() <= space.layers * space.retained else (low, share)
+        low, high = (share, high) if counts.sum() <= space.layers * space.share * space.experts else (low, share)
     return replace(even_genome(space), capacities=np.log(counts).astype(np.float32))
 
 
 def sample_allocation(rng: np.random.Generator, space: EepSpace, phase: AllocatePhase) -> Offspring[AllocationGenome]:
-    """Draw capacities and weights of tasks from a normal distribution, and exponents uniformly from their range."""
-    normal = rng.normal(0, _LOGIT_SPREAD, _capacity_count(space, phase) + _task_count(space))
-    exponents = rng.uniform(0, _MOST_EXPONENTS)
-    return Offspring(from_vector(space, np.concatenate([normal, exponents]), phase), "random", ())
+    """Draw capacities and weights of tasks from a normal distribution; numbers of experts and exponents uniformly."""
+    capacities = rng.normal(0, _LOGIT_SPREAD, _capacity_count(space, phase))
+    tasks = rng.normal(0, _LOGIT_SPREAD, _task_count(space))
+    halvings = [_halvings(space, int(rng.choice(space.counts))) for _ in range(_halving_count(space))]
+    vector = np.concatenate([capacities, halvings, tasks, rng.uniform(0, _MOST_EXPONENTS)])
+    return Offspring(from_vector(space, vector, phase), "random", ())
 
 
 def breed_allocation(
@@ -284,7 +322,7 @@ def as_allocation(genome: Genome, phase: AllocatePhase) -> AllocationGenome:
 
 
 def to_vector(genome: Genome, phase: AllocatePhase) -> NDArray[np.float64]:
-    """Capacities, weights of tasks and exponents of a genome in the form of a phase; see `AllocationGenome`."""
+    """All numbers of a genome in the form of a phase; see `AllocationGenome.vector`."""
     return as_allocation(genome, phase).vector
 
 
@@ -303,7 +341,8 @@ def allocation_from_bytes(space: EepSpace, data: bytes) -> AllocationGenome:
     _, capacities, tasks, retained, experts = head
     fits = (retained, experts) == (space.retained, space.experts) and capacities in (0, space.layers)
     known = space.calibration is None or (SUMS in space.statistics and tasks == _task_count(space))
-    if not fits or not known or len(data) != _HEADER.size + 4 * (capacities + tasks + 3):
+    numbers = capacities + _halving_count(space) + tasks + 3
+    if not fits or not known or len(data) != _HEADER.size + 4 * numbers:
         raise ValueError("these bytes are no EEP genome of this space")
     return _genome(space, np.frombuffer(data, dtype="<f4", offset=_HEADER.size), capacities)
 
@@ -311,11 +350,22 @@ def allocation_from_bytes(space: EepSpace, data: bytes) -> AllocationGenome:
 def _genome(space: EepSpace, vector: NDArray[np.floating], capacities: int) -> AllocationGenome:
     values = vector.astype(np.float32)
     exponents = np.clip(values[-3:], 0, _MOST_EXPONENTS)
-    return AllocationGenome(space, values[:capacities], values[capacities:-3], exponents)
+    halvings, tasks = np.split(values[capacities:-3], [_halving_count(space)])
+    halvings = np.clip(halvings, _halvings(space, space.retained), _halvings(space, space.fewest))
+    return AllocationGenome(space, values[:capacities], halvings, tasks, exponents)
 
 
 def _capacity_count(space: EepSpace, phase: AllocatePhase) -> int:
     return space.layers if phase.widths == "searched" else 0
+
+
+def _halvings(space: EepSpace, count: int) -> float:
+    return math.log2(space.experts / count) / _HALVING_SCALE
+
+
+def _halving_count(space: EepSpace) -> int:
+    """Number of genes for the number of kept experts: 1 if it is searched, else 0."""
+    return 1 if len(space.counts) > 1 else 0
 
 
 def _task_count(space: EepSpace) -> int:

@@ -15,7 +15,8 @@
 - `identity` keeps all experts.
 - `even`, `line` and `coverage` begin an allocate phase: REAP's choice of experts, with equal widths, widths that rise
   with depth, or widths by how many experts of a layer hold the same share of its importance; `frequent` is the choice
-  of `frequency` with equal widths.
+  of `frequency` with equal widths. Where the number of kept experts is searched, these keep the largest one, and `few`
+  and `few_line` are `even` and `line` with the smallest one.
 
 Layers of a group keep the same experts. Scores are then averaged after each layer's are divided by their sum, and
 squared errors are added after each layer's are divided by its squared output. One layer per group is the papers'
@@ -37,6 +38,7 @@ from moevolve.search.genomes.eep.allocation import (
     AllocationGenome,
     coverage_genome,
     even_genome,
+    fewest,
     frequent_genome,
     line_genome,
 )
@@ -222,6 +224,8 @@ BASELINES: dict[str, EepBaseline] = {
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
     "identity": EepBaseline(_identity, _PRUNING, keeps_all=True),
     "even": EepBaseline(_allocated("even", even_genome), ("allocate",)),
+    "few": EepBaseline(_allocated("few", lambda space: fewest(even_genome(space))), ("allocate",)),
+    "few_line": EepBaseline(_allocated("few_line", lambda space: fewest(line_genome(space))), ("allocate",)),
     "frequent": EepBaseline(_allocated("frequent", frequent_genome), ("allocate",)),
     "line": EepBaseline(_allocated("line", line_genome), ("allocate",)),
     "coverage": EepBaseline(_allocated("coverage", coverage_genome), ("allocate",)),

@@ -35,7 +35,8 @@ class EepCosts(GenomeCosts[EepSpace]):
         return self.space.retained
 
     def token_flops(self, phase: str) -> int:
-        space, outline = self.space, self.outline
+        # Of equally many neurons, few wide experts have the most that a token uses.
+        space, outline = self.space.keeping(self.space.fewest), self.outline
         fewer = float(outline.facts.active - space.active)
         if space.saved_neurons:
             fewer += space.active * space.saved_neurons / (space.layers * outline.facts.expert_neurons)

@@ -56,7 +56,8 @@ class EepSection(GenomeSection):
 
     Attributes:
         experts: Number of retained experts n' per MoE layer; equally many per routing group if the family has these.
-            None keeps all experts, with `neuron_share`.
+            None searches it in allocate phases, with `neuron_share`: from all n by halves down to the fewest that hold
+            the share as wide as original experts.
         active: Number of active experts k per token; None keeps the model's, or the most that a token can choose from.
         groups: Number of equal contiguous groups of layers that share coefficients, or `per_layer`.
         neuron_share: Share of the model's expert neurons that all kept experts have together, in allocate phases; None
@@ -94,7 +95,7 @@ class EepSection(GenomeSection):
     def _something_is_pruned(self) -> Self:
         if self.experts is None and self.neuron_share is None:
             raise ValueError(
-                "experts: give the number of experts to keep per layer, or neuron_share to keep all, but narrower"
+                "experts: give the number of experts to keep per layer, or neuron_share to search that number, too"
             )
         if self.active is not None and self.experts is not None and self.active > self.experts:
             raise ValueError(f"active {self.active} is more than the {self.experts} retained experts")
@@ -115,13 +116,14 @@ class EepSpace:
 
     Attributes:
         experts: Number of original experts n per MoE layer.
-        retained: Number of retained experts n' per MoE layer.
-        active: Number of active experts k per token after the edit.
+        retained: Number of retained experts n' per MoE layer; the largest one if it is searched.
+        active: Number of active experts k per token after the edit; the largest one if n' is searched.
         layer_groups: Index of every MoE layer's group, in order of depth.
         router_space: See `EepSection`.
         facts: Sizes and family of the model.
         dynamic_skipping: See `EepSection`.
         neuron_share: See `EepSection`.
+        counts: Numbers of retained experts to choose from, the largest first; () if their number isn't searched.
         recipe: Measurements for dynamic skipping and for baselines; None if there are none.
         calibration: Results of these measurements; None before calibration.
     """
@@ -136,6 +138,7 @@ class EepSpace:
     facts: ModelFacts = field(repr=False)
     dynamic_skipping: bool = False
     neuron_share: float | None = None
+    counts: tuple[int, ...] = ()
     recipe: CalibrationRecipe | None = None
     calibration: Calibration | None = field(default=None, repr=False, compare=False)
 
@@ -174,9 +177,17 @@ class EepSpace:
             neuron_share=section.neuron_share,
             recipe=recipe,
         )
+        if section.experts is None:
+            counts = _searched_counts(space, section)
+            return replace(space.keeping(counts[0]), counts=counts)
         if section.neuron_share is not None:
             WidthBudget.of(space)  # raises if the share is too small
         return space
+
+    def keeping(self, retained: int) -> EepSpace:
+        """Return the space of candidates that retain so many experts; a token uses no more than it can choose from."""
+        reach = self.facts.rule.groups.reach(retained)
+        return replace(self, retained=retained, active=min(self.active, reach))
 
     @property
     def groups(self) -> int:
@@ -186,6 +197,16 @@ class EepSpace:
     def layers(self) -> int:
         """Number of MoE layers."""
         return len(self.layer_groups)
+
+    @property
+    def share(self) -> float:
+        """Share of the model's expert neurons that candidates of allocate phases keep."""
+        return self.retained / self.experts if self.neuron_share is None else self.neuron_share
+
+    @property
+    def fewest(self) -> int:
+        """Smallest number of experts that a candidate retains."""
+        return min(self.counts, default=self.retained)
 
     @property
     def saved_neurons(self) -> int:
@@ -317,7 +338,8 @@ class EepSpace:
 
     def describe(self, genome: EepGenome | AllocationGenome) -> Description:
         if isinstance(genome, AllocationGenome):
-            return replace(self.describe(genome.pruned), summary=self._summary_of_allocation(genome))
+            summary = self._summary_of_allocation(genome)
+            return replace(genome.pruned.space.describe(genome.pruned), summary=summary)
         if genome.one_hot:
             summary = self._summary_of_pruning(genome)
         else:
@@ -353,7 +375,7 @@ class EepSpace:
 
     def _summary_of_allocation(self, genome: AllocationGenome) -> str:
         """Widths, exponents of importance, and relative weights of the tasks, as far as they are searched and few."""
-        parts = [f"keep {self.retained} of {self.experts}"]
+        parts = [f"keep {genome.retained} of {self.experts}"]
         if len(genome.capacities):
             few = len(genome.widths) <= _SUMMARY_WIDTHS
             widths = " ".join(map(str, genome.widths)) if few else f"{min(genome.widths)} to {max(genome.widths)}"
@@ -368,6 +390,25 @@ class EepSpace:
         if self.experts > len(_DIGITS) or self.groups * (self.retained + 1) > _SUMMARY_DIGITS:
             return f"keep {self.retained} of {self.experts}, {self.groups} groups"
         return "keep " + " ".join("".join(_DIGITS[expert] for expert in row) for row in self.kept(genome))
+
+
+def _searched_counts(space: EepSpace, section: EepSection) -> tuple[int, ...]:
+    """Halve n as long as the kept experts hold the share of neurons, and each has one step of width at least.
+
+    Raises:
+        UserError: The model's family can't route to any of these numbers of experts.
+    """
+    groups, least = space.facts.rule.groups, max(1.0, space.share * space.experts)
+    halves = (space.experts >> times for times in range(space.experts.bit_length()))
+    asked = section.active or 1
+    routable = [each for each in halves if each >= least and not groups.fault(each) and groups.reach(each) >= asked]
+    counts = tuple(each for each in routable if WidthBudget.fits(space.keeping(each)))
+    if not counts:
+        raise UserError(
+            f"genome.neuron_share: {space.share} of the neurons can't be divided among {space.experts} experts, nor "
+            "among half as many, and so on; give a larger share, or the number of kept experts (genome.experts)"
+        )
+    return counts
 
 
 def _check_family(section: EepSection, retained: int, facts: ModelFacts) -> int:

@@ -49,7 +49,8 @@ def test_overrides_come_last_and_may_choose_the_preset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_makes_a_run(name: str, tmp_path: Path) -> None:
-    assert load_run_config(written(tmp_path, preset=name)).phases
+    genome = {"neuron_share": 0.25} if name == "share" else {"experts": 4}
+    assert load_run_config(written(tmp_path, preset=name, genome=genome)).phases
 
 
 def test_the_papers_preset_has_its_iterations_after_the_random_ones(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import ALLOCATE, PRUNE, eep_space, few, many, mixtral
+from search_samples import ALLOCATE, PRUNE, deepseek, eep_space, few, many, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.allocation import (
@@ -21,6 +21,7 @@ from moevolve.search.genomes.eep.allocation import (
     coverage_genome,
     even_genome,
     expert_importance,
+    fewest,
     from_vector,
     line_genome,
     to_vector,
@@ -36,7 +37,7 @@ LAYERS, EXPERTS = 5, 8
 
 
 def space_of(
-    retained: int = 2,
+    retained: int | None = 2,
     width: int = 128,
     layers: int = LAYERS,
     experts: int = EXPERTS,
@@ -109,6 +110,55 @@ def test_more_and_narrower_experts_have_the_same_neurons() -> None:
     assert four.parameters(True)[0] - one.parameters(True)[0] == routers
     assert one.parameters(True)[1] - four.parameters(True)[1] == 3 * 3 * 4096 * 14336 * 3 // 4 - routers
     assert one.parameters(True) == eep_space(1, "per_layer", layers=3, active=1).parameters(True)
+
+
+@pytest.mark.parametrize(
+    ("share", "width", "counts"),
+    [
+        (0.125, 128, (8, 4, 2, 1)),
+        (0.3, 128, (8, 4)),  # two experts of eight have a quarter
+        (1.0, 128, (8,)),
+        (0.01, 1024, (8, 4, 2, 1)),  # fewer than one whole expert
+        (0.1, 24, (2, 1)),  # widths are multiples of 8: a tenth of 192 neurons is 2 x 8
+    ],
+)
+def test_searched_numbers_of_experts_are_halves_that_hold_the_share(
+    share: float, width: int, counts: tuple[int, ...]
+) -> None:
+    space = space_of(None, width, share=share)
+    assert space.counts == counts and (space.retained, space.fewest) == (counts[0], counts[-1])
+    for make in (even_genome, line_genome, coverage_genome):
+        assert make(space).retained == counts[0] and fewest(make(space)).retained == counts[-1]
+    neurons = share * EXPERTS * width * LAYERS
+    for count in counts:
+        widths = WidthBudget.of(space.keeping(count))
+        assert neurons - 8 * count < count * widths.neurons <= neurons + 1e-6, "all have the share, but for one step"
+
+
+def test_a_share_that_nobody_can_hold_is_refused() -> None:
+    with pytest.raises(UserError, match=r"genome\.neuron_share: 0\.01 of the neurons can't be divided among 8 experts"):
+        space_of(None, 24, share=0.01)
+
+
+def test_routing_groups_and_active_experts_limit_searched_numbers() -> None:
+    facts = replace(deepseek(3, 16, 4, 2), expert_neurons=128)
+    section = EepSection(neuron_share=0.125, groups="per_layer")
+    assert EepSpace.of(section, facts).counts == (16, 8), "each of four groups is ranked by its two best experts"
+    four = EepSection(neuron_share=0.125, active=4)
+    assert EepSpace.of(four, replace(mixtral(5, 8), expert_neurons=128)).counts == (8, 4)
+
+
+def test_a_search_of_the_number_of_experts_meets_all_of_them() -> None:
+    space = space_of(None, share=0.125)
+    drawn = Counter(space.sample(np.random.default_rng(seed), ALLOCATE).genome.retained for seed in range(400))
+    assert all(drawn[count] == pytest.approx(100, abs=30) for count in (8, 4, 2, 1))
+    genome, met = even_genome(space), set()
+    for seed in range(60):
+        genome = breed_allocation(np.random.default_rng(seed), ALLOCATE, (genome,)).genome
+        met.add(genome.retained)
+        assert genome.express().active == min(2, genome.retained)
+    assert met == {8, 4, 2, 1}
+    assert "keep 1 of 8, widths 128" in space.describe(fewest(even_genome(space))).summary
 
 
 def test_a_share_needs_a_phase_that_gives_widths() -> None:

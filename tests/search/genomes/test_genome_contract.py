@@ -24,7 +24,7 @@ from tomoe_samples import tomoe_space
 
 from moevolve.search.figures.style import drawing, to_svg
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace, Offspring, SubsetSpace
-from moevolve.search.genomes.eep.allocation import SUMS, AllocationGenome
+from moevolve.search.genomes.eep.allocation import SUMS, AllocationGenome, even_genome
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
@@ -99,7 +99,8 @@ def _eep(retained: int, groups: Any, **model: Any) -> Sample:
 
 
 def _check_allocation(genome: AllocationGenome, phase: PhaseConfig) -> None:
-    space, edit = genome.space, genome.express()
+    space, edit = genome.space.keeping(genome.retained), genome.express()
+    assert edit.expert_merging.shape[1] == genome.space.describe(genome).experts == genome.retained
     assert sum(genome.widths) == space.layers * space.facts.expert_neurons - space.saved_neurons
     original = set(genome.widths) == {space.facts.expert_neurons}
     assert edit.widths == (None if original else genome.widths)
@@ -107,13 +108,13 @@ def _check_allocation(genome: AllocationGenome, phase: PhaseConfig) -> None:
     assert (edit.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
 
 
-def _allocated_eep(retained: int, layers: int, experts: int, neuron_share: float | None = None) -> Sample:
+def _allocated_eep(retained: int | None, layers: int, experts: int, neuron_share: float | None = None) -> Sample:
     space = eep_space(retained, 3, layers=layers, experts=experts, neuron_share=neuron_share)
     sums = np.random.default_rng(1).uniform(0.1, 1, (layers, experts, 3, 3)).astype(np.float32)
     return Sample(
         space.calibrated(Calibration({SUMS: sums[None]})),
         (ALLOCATE,),
-        lambda genome: (genome.capacities, genome.exponents),
+        lambda genome: (genome.capacities, genome.halvings, genome.exponents),
         lambda genome, rng: genome,
         _check_allocation,
     )
@@ -227,6 +228,7 @@ SAMPLES = {
     "eep-allocated": _allocated_eep(4, 6, 8),
     "eep-allocated-one-expert": _allocated_eep(1, 5, 8),
     "eep-allocated-narrow": _allocated_eep(4, 5, 8, neuron_share=0.125),
+    "eep-allocated-any-number": _allocated_eep(None, 5, 16, neuron_share=0.125),
     "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
     "nanomoe-II": _nanomoe(variant="II", blocks=2, rank=4, layers="*_proj"),
     "nanomoe-III": _nanomoe(variant="III", blocks=2, rank=3, layers="layers.[02].mlp.*", fit=3),
@@ -420,6 +422,8 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
     outline = outline_of(base_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, genome = costs_of(kind.space, outline), start_of(kind)
     described = kind.space.describe(grown(kind, phase, 1, steps=6) if genome is None else genome)
+    if getattr(kind.space, "counts", ()):  # the largest of the numbers that are searched
+        described = kind.space.describe(even_genome(kind.space))  # type: ignore[arg-type]
     experts, active, parameters, active_parameters = costs.counts(phase.kind)
     assert (experts, active) == (described.experts, described.active)
     assert parameters in (None, described.parameters)
