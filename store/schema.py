@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, select, text
 
 from moevolve.store import leases
@@ -16,6 +13,13 @@ from moevolve.store.errors import LeaseHeldError, StoreError
 from moevolve.store.records import Upgrade
 from moevolve.store.session import file_of, make_engine, transaction, use_wal, without_password
 from moevolve.store.tables import searches
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+REVISIONS = ("moevolve_v1",)
+"""The revisions of `migrations/versions`, oldest first. Alembic could list them, but importing it takes a sixth of a
+command's start: only building and upgrading a store do."""
 
 # (table, index, numbers): rows of the table, then rows per distinct value of the index's first column, of its first two
 # columns, and so on. SQLite chooses bad plans without statistics, and those of a new store would mislead it.
@@ -118,6 +122,8 @@ def _upgrade(engine: Engine) -> Upgrade:
 
 
 def _migrate(connection: Connection) -> str:
+    from alembic import command
+
     command.upgrade(alembic_config(connection), newest_revision())
     write_typical_statistics(connection)
     return newest_revision()
@@ -129,16 +135,15 @@ def _lock(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
-@cache
 def newest_revision() -> str:
     """The newest schema revision, which this software reads and writes."""
-    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
-    assert head is not None
-    return head
+    return REVISIONS[-1]
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
     """Alembic's configuration, made in memory because the migrations are part of the package."""
+    from alembic.config import Config
+
     config = Config()
     # Alembic reads options through configparser, which interpolates a lone %.
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
@@ -166,8 +171,7 @@ def _revision(connection: Connection) -> str | None:
             "use a database of its own"
         )
     found = [str(row[0]) for row in connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}"))]
-    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
-    if len(found) == 1 and found[0] in known:
+    if len(found) == 1 and found[0] in REVISIONS:
         return found[0]
     raise StoreError(
         f"{where} has schema version {', '.join(found) or 'none'}, which this moevolve (up to {newest_revision()}) "

@@ -103,7 +103,9 @@ def _init_ray(workers: WorkersSection) -> None:
     options: dict[str, Any]
     if workers.address is None:
         cpus = max(int(get_num_cpus()), _cpus_needed(workers))
-        options = {"address": "local", "include_dashboard": False, "num_cpus": cpus}
+        # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
+        ahead = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
+        options = {"address": "local", "include_dashboard": False, "num_cpus": cpus, "_system_config": ahead}
     else:
         if workers.address != "auto":
             _check_listens(workers.address)

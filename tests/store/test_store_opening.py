@@ -35,15 +35,17 @@ def test_migrations_build_exactly_the_models(store: Store) -> None:
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_the_migrations_have_one_head() -> None:
-    assert ScriptDirectory.from_config(schema.alembic_config()).get_heads() == [schema.newest_revision()]
+def test_the_migrations_are_one_line_of_the_known_revisions() -> None:
+    scripts = ScriptDirectory.from_config(schema.alembic_config())
+    assert scripts.get_heads() == [schema.newest_revision()]
+    assert [script.revision for script in scripts.walk_revisions()] == list(reversed(schema.REVISIONS))
 
 
 def test_a_store_at_head_is_not_migrated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(url) as store:
         store.create_search(search(), [split()])
         assert store.is_new
-    monkeypatch.setattr(schema.command, "upgrade", lambda *_: pytest.fail("ran a migration"))
+    monkeypatch.setattr("alembic.command.upgrade", lambda *_: pytest.fail("ran a migration"))
     with Store.open(url, create=False) as store:
         assert store.search("alpha").name == "alpha" and not store.is_new
 
@@ -69,7 +71,7 @@ def test_no_store_is_upgraded_that_is_used(url: str, monkeypatch: pytest.MonkeyP
         store.acquire("id-gamma", gone_owner(), 60)
         monkeypatch.setattr(schema, "newest_revision", lambda: "moevolve_v99")
         ran: list[str] = []
-        monkeypatch.setattr(schema.command, "upgrade", lambda _, revision: ran.append(revision))
+        monkeypatch.setattr("alembic.command.upgrade", lambda _, revision: ran.append(revision))
         with pytest.raises(LeaseHeldError, match=r"\(alpha by driver of alpha, beta by driver of beta\): stop them"):
             schema.upgrade(url)
         assert not ran

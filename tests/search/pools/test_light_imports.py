@@ -41,10 +41,11 @@ def run(program: str, *arguments: str) -> list[str]:
     [
         ("moevolve.search.pools.ray_pool", "moevolve.search.pools.local", "moevolve.search.running.execute"),
         ("moevolve.search.server.app",),
+        ("moevolve.search.cli",),
     ],
 )
 def test_what_only_workers_need_is_imported_by_workers(modules: tuple[str, ...]) -> None:
-    assert run(f"import sys, {', '.join(modules)}; {LOADED}") == []
+    assert run(f"import sys, {', '.join(modules)}; {LOADED}; print(*{{'alembic'}} & sys.modules.keys())") == []
 
 
 @pytest.mark.slow
