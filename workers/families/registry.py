@@ -13,8 +13,12 @@ from moevolve.workers.families.deepseek import DEEPSEEK
 from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWEN3
 from moevolve.workers.families.mixture import (
     COHERE2_MOE,
+    ERNIE,
     GPT_OSS,
-    MINIMAX_M2,
+    GRANITE,
+    HUNYUAN,
+    JAMBA,
+    MELLUM,
     MIXTRAL,
     OLMOE,
     QWEN2_MOE,
@@ -22,6 +26,7 @@ from moevolve.workers.families.mixture import (
     QWEN3_MOE,
     QWEN3_NEXT,
 )
+from moevolve.workers.families.sigmoid import HY_V3, LAGUNA, LFM2_MOE, MINIMAX_M2
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -37,7 +42,15 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         OLMOE,
         *DEEPSEEK,
         MINIMAX_M2,
+        HY_V3,
+        LFM2_MOE,
+        LAGUNA,
         COHERE2_MOE,
+        MELLUM,
+        JAMBA,
+        *GRANITE,
+        ERNIE,
+        HUNYUAN,
         GPT_OSS,
         LLAMA,
         MISTRAL,
@@ -73,6 +86,12 @@ def expert_family(model_type: str) -> ExpertFamily | None:
     """Return the family of a model type; None if it isn't a supported mixture of experts."""
     family = FAMILIES.get(model_type)
     return family if isinstance(family, ExpertFamily) else None
+
+
+def block_name(model_type: str) -> str:
+    """Return the name of the feed-forward block in a decoder layer of a model type."""
+    family = expert_family(model_type)
+    return "mlp" if family is None else family.block
 
 
 def dense_family(model_type: str) -> DenseFamily | None:

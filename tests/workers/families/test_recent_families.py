@@ -36,13 +36,15 @@ Configs = Callable[..., ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 EXPERTS = 6
+DENSE_FIRST = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe")
+"""Families whose first layer is dense, without a setting of that name."""
 
 families = pytest.mark.parametrize("family", RECENT)
 
 
 def depth(family: str) -> int:
     """Number of MoE layers."""
-    dense = "first_k_dense_replace" in RECENT[family] or family == "mimo_v2_flash"
+    dense = "first_k_dense_replace" in RECENT[family] or family in DENSE_FIRST
     return 2 if dense and family != "solar_open" else 3
 
 
@@ -61,8 +63,9 @@ def test_logits_are_those_of_the_equations(
     from transformers import AutoModelForCausalLM
 
     model, layers = resident(family), depth(family)
+    # Parameters with gradients run other kernels of convolutions.
     with torch.no_grad():
-        stock = AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval()(tokens).logits
+        stock = AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval().requires_grad_(False)(tokens).logits
     assert torch.equal(logits(model, IdentityEdit(), tokens), stock)
     eye = np.repeat(np.eye(EXPERTS, dtype=np.float32)[None], layers, axis=0)
     assert_close(plain_family_logits(checkpoint(family), EepEdit(eye, eye, 2), tokens), stock)
@@ -121,7 +124,7 @@ def test_exports_load_with_transformers(
         exported = AutoModelForCausalLM.from_pretrained(tmp_path / name, trust_remote_code=name == "native").eval()
         with torch.no_grad():
             assert_close(exported(tokens).logits, logits(model, edit, tokens))
-        assert len(exported.model.layers[-1].mlp.experts.down_proj) == 4
+        assert {len(each) for name, each in exported.named_parameters() if name.endswith("experts.down_proj")} == {4}
 
 
 def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(tokens: Tensor, tmp_path: Path) -> None:
