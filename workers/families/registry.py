@@ -63,6 +63,33 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 """Family by model type, in the order in which messages list them."""
 
 
+_OUTPUT_NORM = "it normalises what its experts give before adding it, and a repair is linear in what a layer adds"
+_OWN_BLOCKS = "its experts aren't fused weights that a router's indices and weights choose from"
+
+NOT_DESCRIBED: dict[str, str] = {
+    "afmoe": _OUTPUT_NORM,
+    "axk1": _OUTPUT_NORM,
+    "deepseek_v4": "its first layers choose experts by a table of tokens instead of a router",
+    "flex_olmo": _OUTPUT_NORM,
+    "gemma4": _OUTPUT_NORM,
+    "gemma4_text": _OUTPUT_NORM,
+    "glm5_next": "its residual stream consists of several streams that every layer mixes",
+    "glm5_next_text": "its residual stream consists of several streams that every layer mixes",
+    "glm_moe_dsa": "its layers hand the tokens that an indexer chose to later layers, so they don't run one by one",
+    "jetmoe": _OWN_BLOCKS,
+    "kolibri1": "it adds its correction bias to logits instead of scores",
+    "llama4": "its router scales the experts' inputs instead of their outputs",
+    "llama4_text": "its router scales the experts' inputs instead of their outputs",
+    "longcat_flash": "its router also chooses experts without weights, which return their input",
+    "minimax": "it needs a cache of its own, which candidates can't share",
+    "mistral4": "transformers has no causal language model for its text part",
+    "nemotron_h": "its decoder layers hold either attention or experts, and the experts have no gates",
+    "phimoe": "its router chooses experts one after the other, and masks logits by their distance to the best",
+    "step3p7": "transformers has no causal language model for its text part",
+}
+"""Why mixtures of experts that `transformers` has aren't supported, by model type, as the rest of a sentence."""
+
+
 def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily:
     """Return the family of a model.
 
@@ -75,9 +102,10 @@ def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
+        why = NOT_DESCRIBED.get(config.model_type, "nothing here describes its feed-forward blocks and routers")
         known = ", ".join(f"{f.model_type} ({f.title})" for f in FAMILIES.values())
         raise UserError(
-            f"model {name}: model type {config.model_type!r} is not supported; use a checkpoint of one of: {known}"
+            f"model {name}: model type {config.model_type!r} is not supported: {why}; use a checkpoint of one of: {known}"
         )
     return family
 
