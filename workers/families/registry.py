@@ -64,7 +64,6 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 
 
 _OUTPUT_NORM = "it normalises what its experts give before adding it, and a repair is linear in what a layer adds"
-_OWN_BLOCKS = "its experts aren't fused weights that a router's indices and weights choose from"
 
 NOT_DESCRIBED: dict[str, str] = {
     "afmoe": _OUTPUT_NORM,
@@ -76,7 +75,7 @@ NOT_DESCRIBED: dict[str, str] = {
     "glm5_next": "its residual stream consists of several streams that every layer mixes",
     "glm5_next_text": "its residual stream consists of several streams that every layer mixes",
     "glm_moe_dsa": "its layers hand the tokens that an indexer chose to later layers, so they don't run one by one",
-    "jetmoe": _OWN_BLOCKS,
+    "jetmoe": "its attention consists of experts as well",
     "kolibri1": "it adds its correction bias to logits instead of scores",
     "llama4": "its router scales the experts' inputs instead of their outputs",
     "llama4_text": "its router scales the experts' inputs instead of their outputs",
@@ -105,7 +104,8 @@ def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily
         why = NOT_DESCRIBED.get(config.model_type, "nothing here describes its feed-forward blocks and routers")
         known = ", ".join(f"{f.model_type} ({f.title})" for f in FAMILIES.values())
         raise UserError(
-            f"model {name}: model type {config.model_type!r} is not supported: {why}; use a checkpoint of one of: {known}"
+            f"model {name}: model type {config.model_type!r} is not supported: {why}; "
+            f"use a checkpoint of one of: {known}"
         )
     return family
 

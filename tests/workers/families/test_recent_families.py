@@ -101,6 +101,24 @@ def test_scores_are_those_of_single_prompts(
         assert made.gold_logprobs == pytest.approx(golds, abs=2e-4)
 
 
+@pytest.mark.parametrize("family", ["granitemoehybrid", "laguna", "lfm2_moe"])
+def test_what_a_repair_changes_arrives_in_the_stream(family: str, resident: Residents, tokens: Tensor) -> None:
+    model, streams = resident(family), []
+    layer = model.model.model.layers[model.layers[0].index]
+    handle = layer.register_forward_hook(lambda _, __, output: streams.append(output.flatten(0, 1)))
+    with handle, torch.no_grad(), model.edited(edit_of_kind(depth(family), EXPERTS, "prune")):
+        output = model._applicator(EepEdit).outputs()[0]
+        with output.recording() as records:
+            model.model(tokens)
+        wanted = streams[0].clone()
+        for block in output.features(records[0]).blocks(1 << 30):
+            change = torch.randn(block.values.shape[1], wanted.shape[1], generator=torch.Generator().manual_seed(5))
+            wanted[block.tokens] += block.values @ output.add(block.columns, change)
+        model.model(tokens)
+        assert float((streams[1] - streams[0]).abs().max()) > 0.1
+        assert_close(streams[1], wanted)
+
+
 def words(ids: list[int]) -> str:
     """Decode tokens without special ones."""
     return " ".join(f"w{i}" for i in ids if i > 3)
