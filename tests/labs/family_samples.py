@@ -112,6 +112,13 @@ RECENT: dict[str, dict[str, Any]] = {
     # A small `index_topk` would leave its choice to ties, which `transformers` breaks by a token's place in a batch.
     "deepseek_v32": DEEPSEEK_V3
     | {"routed_scaling_factor": 1.5, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64},
+    "glm_moe_dsa": DEEPSEEK_V3
+    | {
+        "routed_scaling_factor": 1.5,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "index_topk": 64,
+    },
     "glm4_moe_lite": DEEPSEEK_V3 | {"routed_scaling_factor": 1.5},
     "dots1": GLM | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1},
     "solar_open": GLM | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1},

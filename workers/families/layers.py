@@ -181,7 +181,7 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
         return ()
     layers, scale = [], 1.0 if family.output_scale is None else family.output_scale(model.config)
     for index, decoder_layer in enumerate(model.model.layers):
-        block = getattr(decoder_layer, family.block, None)
+        block: Any = getattr(decoder_layer, family.block, None)
         if not (hasattr(block, family.router) and hasattr(block, "experts")):
             continue
         router = getattr(block, family.router)
