@@ -68,15 +68,18 @@ class RoutingRule:
         scores: Function that turns logits into scores.
         groups: Groups that limit a token's choice.
         scale: Factor on the weights.
+        corrected: True if a correction bias is added to a softmax for choosing.
     """
 
     renormalise: bool
     scores: Scores = "softmax"
     groups: RoutingGroups = field(default=RoutingGroups())
     scale: float = 1.0
+    corrected: bool = False
 
     @property
     def one_hot_folds(self) -> bool:
         """True if selecting experts' scores equals selecting their logits, so that a smaller router computes it."""
-        # The softmax over n experts differs from that over n' by a factor, which only rescaling cancels.
-        return self.renormalise or self.scores != "softmax"
+        # The softmax over n experts differs from that over n' by a factor. Rescaling cancels it in the weights, but
+        # with a correction bias it also changes which experts are chosen.
+        return self.scores != "softmax" or (self.renormalise and not self.corrected)

@@ -112,6 +112,13 @@ RECENT: dict[str, dict[str, Any]] = {
     # A small `index_topk` would leave its choice to ties, which `transformers` breaks by a token's place in a batch.
     "deepseek_v32": DEEPSEEK_V3
     | {"routed_scaling_factor": 1.5, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64},
+    "glm_moe_dsa": DEEPSEEK_V3
+    | {
+        "routed_scaling_factor": 1.5,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "index_topk": 64,
+    },
     "glm4_moe_lite": DEEPSEEK_V3 | {"routed_scaling_factor": 1.5},
     "dots1": GLM | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1},
     "solar_open": GLM | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1},
@@ -135,6 +142,66 @@ RECENT: dict[str, dict[str, Any]] = {
         "v_head_dim": 8,
         "sliding_window": 6,
     },
+    "mellum": {
+        "intermediate_size": 40,
+        "moe_intermediate_size": 24,
+        "num_experts": 6,
+        "head_dim": 8,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "hy_v3": {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": 6, "head_dim": 8},
+    "laguna": {
+        "intermediate_size": 40,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+        "num_experts": 6,
+        "head_dim": 8,
+        "moe_routed_scaling_factor": 1.5,
+    },
+    "granitemoe": {"intermediate_size": 24, "num_local_experts": 6, "residual_multiplier": 0.6},
+    "granitemoeshared": {
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "shared_intermediate_size": 20,
+        "residual_multiplier": 0.6,
+    },
+    "granitemoehybrid": {
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "shared_intermediate_size": 20,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "mamba_n_heads": 4,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+    },
+    "jamba": {
+        "intermediate_size": 24,
+        "num_experts": 6,
+        "expert_layer_period": 1,
+        "expert_layer_offset": 0,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 4,
+        "use_mamba_kernels": False,
+    },
+    "lfm2_moe": {
+        "intermediate_size": 40,
+        "moe_intermediate_size": 24,
+        "num_experts": 6,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "routed_scaling_factor": 1.5,
+    },
+    "ernie4_5_moe": {
+        "intermediate_size": 40,
+        "moe_intermediate_size": 24,
+        "moe_num_experts": 6,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 2,
+        "moe_num_shared_experts": 1,
+        "head_dim": 8,
+    },
+    "hunyuan_v1_moe": {"intermediate_size": 24, "num_experts": 6, "head_dim": 8},
     "kimi_linear": KIMI
     | {
         "num_local_experts": 6,
@@ -178,9 +245,9 @@ SAMPLES = {
 
 def randomise(name: str, tensor: Tensor) -> None:
     """Give what starts at zero or is tiny in these families a part to play."""
-    if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+    if name.endswith((".gate.weight", ".router.weight", ".wg.weight")):
         nn.init.normal_(tensor, std=0.4)
-    elif name.endswith(("e_score_correction_bias", "router.bias", "proj_bias", ".sinks")):
+    elif name.endswith(("e_score_correction_bias", "expert_bias", "router.bias", "proj_bias", ".sinks")):
         nn.init.normal_(tensor, std=0.25)
 
 
@@ -235,6 +302,18 @@ class PlainBlock(nn.Module):
             for name, tensor in block.experts.named_parameters()
         }
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        weights = {name.removesuffix("weight"): each for name, each in self.original.named_parameters()}
+        found = [weights[name] for name in ("gate.", "router.", "gate.wg.") if name in weights]
+        assert len(found) == 1
+        return found[0].double() @ hidden
+
+    @property
+    def correction(self) -> Tensor | None:
+        endings = ("e_score_correction_bias", "expert_bias")
+        state = self.original.state_dict().items()
+        return next((each.double().reshape(-1) for name, each in state if name.endswith(endings)), None)
+
     def mapped(self, logits: Tensor, score: Any) -> Tensor:
         return score(self.mapping @ logits) if self.edit.router_space == "logits" else self.mapping @ score(logits)
 
@@ -253,7 +332,7 @@ class PlainBlock(nn.Module):
         return list(zip(chosen.tolist(), torch.softmax(logits[chosen], dim=0), strict=True))
 
     def deepseek_v2(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
-        scores = self.mapped(self.original.gate.weight.double() @ hidden, lambda values: torch.softmax(values, dim=0))
+        scores = self.mapped(self.logits(hidden), lambda values: torch.softmax(values, dim=0))
         pool = list(range(len(scores)))
         if self.config.topk_method == "group_limited_greedy":
             pool = self.allowed(scores, best=1)
@@ -261,10 +340,9 @@ class PlainBlock(nn.Module):
         return [(i, scores[i] * self.config.routed_scaling_factor) for i in chosen]
 
     def deepseek_v3(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
-        gate = self.original.gate
-        scores = self.mapped(gate.weight.double() @ hidden, torch.sigmoid)
-        holder = gate if hasattr(gate, "e_score_correction_bias") else self.original
-        ranks = scores + self.mapping @ holder.e_score_correction_bias.double()
+        scores = self.mapped(self.logits(hidden), torch.sigmoid)
+        assert self.correction is not None
+        ranks = scores + self.mapping @ self.correction
         config, everyone = self.config, list(range(len(ranks)))
         limited = getattr(config, "topk_group", 1) < getattr(config, "n_group", 1)
         pool = self.allowed(ranks, best=2) if limited else everyone
@@ -273,19 +351,23 @@ class PlainBlock(nn.Module):
         total = sum(scores[i] for i in chosen) if rescales else 1.0
         even = rescales and total <= 1e-6
         weights = [torch.tensor(1 / len(chosen)) if even else scores[i] / total for i in chosen]
-        scale = getattr(config, "routed_scaling_factor", 1.0)
+        scale = getattr(config, "routed_scaling_factor", getattr(config, "router_scaling_factor", 1.0))
         return [(i, w * scale) for i, w in zip(chosen, weights, strict=True)]
 
     def sigmoid(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         """Of Cohere2-MoE: chosen by logits, weighted by sigmoids that are rescaled."""
-        scores = self.mapped(self.original.gate.weight.double() @ hidden, torch.sigmoid)
+        scores = self.mapped(self.logits(hidden), torch.sigmoid)
         chosen = torch.argsort(scores, descending=True)[: self.edit.active].tolist()
         return [(i, scores[i] / sum(scores[j] for j in chosen)) for i in chosen]
 
     def softmax(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
-        scores = self.mapped(self.original.gate.weight.double() @ hidden, lambda values: torch.softmax(values, dim=0))
-        chosen = torch.argsort(scores, descending=True)[: self.edit.active].tolist()
-        total = sum(scores[i] for i in chosen) if getattr(self.config, "norm_topk_prob", True) else 1.0
+        scores = self.mapped(self.logits(hidden), lambda values: torch.softmax(values, dim=0))
+        ranks = scores if self.correction is None else scores + self.mapping @ self.correction
+        chosen = torch.argsort(ranks, descending=True)[: self.edit.active].tolist()
+        rescales = getattr(self.config, "norm_topk_prob", self.config.model_type != "jamba")
+        total = sum(scores[i] for i in chosen) if rescales else 1.0
+        if rescales and total <= 1e-6:
+            return [(i, torch.tensor(1 / len(chosen))) for i in chosen]
         return [(i, scores[i] / total) for i in chosen]
 
     def routed(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
@@ -294,15 +376,15 @@ class PlainBlock(nn.Module):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
         if getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
             return self.sigmoid(hidden)
-        corrected = any(hasattr(each, "e_score_correction_bias") for each in (self.original, self.original.gate))
-        return self.deepseek_v3(hidden) if corrected else self.softmax(hidden)
+        softmax = self.correction is None or self.config.model_type == "ernie4_5_moe"
+        return self.softmax(hidden) if softmax else self.deepseek_v3(hidden)
 
     def shared(self, hidden_states: Tensor) -> Tensor | float:
         if hasattr(self.original, "shared_expert_gate"):
             return torch.sigmoid(self.original.shared_expert_gate(hidden_states)) * self.original.shared_expert(
                 hidden_states
             )
-        shared = getattr(self.original, "shared_experts", None)
+        shared = getattr(self.original, "shared_experts", getattr(self.original, "shared_mlp", None))
         return 0.0 if shared is None else shared(hidden_states)
 
     def expert(self, index: int, hidden: Tensor) -> Tensor:
@@ -322,7 +404,7 @@ class PlainBlock(nn.Module):
         out = torch.stack(rows).to(flat.dtype).reshape(hidden_states.shape)
         if self.config.model_type == "gpt_oss":
             return out, None
-        return out + self.shared(hidden_states)
+        return getattr(self.config, "moe_routed_scaling_factor", 1.0) * out + self.shared(hidden_states)
 
 
 @torch.no_grad()
@@ -330,8 +412,14 @@ def plain_family_logits(directory: Any, edit: EepEdit, ids: Tensor) -> Tensor:
     """Logits of an edited checkpoint, computed with `PlainBlock`s."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory).eval()
-    sparse = [layer for layer in model.model.layers if hasattr(layer.mlp, "experts")]
-    for i, layer in enumerate(sparse):
-        layer.mlp = PlainBlock(layer.mlp, edit.router_mapping[i], edit.expert_merging[i], edit, model.config)
+    model = AutoModelForCausalLM.from_pretrained(directory).eval().requires_grad_(False)
+    sparse = [
+        (layer, name)
+        for layer in model.model.layers
+        for name, block in layer.named_children()
+        if hasattr(block, "experts")
+    ]
+    for i, (layer, name) in enumerate(sparse):
+        block = getattr(layer, name)
+        setattr(layer, name, PlainBlock(block, edit.router_mapping[i], edit.expert_merging[i], edit, model.config))
     return model(ids).logits

@@ -19,10 +19,10 @@ from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.formats.unpacked import plain_tensors, unpacked_tensors
 from moevolve.workers.checkpoints.headers import stored_tensors
 from moevolve.workers.checkpoints.parts import load_part, restore_buffers
-from moevolve.workers.checkpoints.state import EXPERTS, empty_model
+from moevolve.workers.checkpoints.state import empty_model, experts_prefix
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
-from moevolve.workers.families.registry import FAMILIES, dense_family
+from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -314,16 +314,18 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     settings, packed, dtype = _opened(config)
-    tokenizer = load_tokenizer(config)
+    tokenizer, family = load_tokenizer(config), expert_family(settings.model_type)
+    assert family is not None
     tensors = plain_tensors(stored_tensors(checkpoint_folder(config))) if packed is None else packed.tensors(dtype)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
     model = empty_model(kind, settings, dtype, **_backends(config, settings))
     experts = StoredExperts(model, tensors)
-    frame = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    frame = {name: tensor for name, tensor in tensors.items() if not family.stores_experts(name)}
     info = load_part(model, get_model_conversion_mapping(model), frame, torch.device("cpu"), dtype)
     model.tie_weights()
     trouble = [*info.mismatched_keys, *info.conversion_errors, *info.error_msgs]
-    left = [name for name, each in model.state_dict().items() if each.is_meta and EXPERTS not in name]
+    elsewhere = experts_prefix(model)
+    left = [name for name, each in model.state_dict().items() if each.is_meta and elsewhere not in name]
     if trouble or left:
         what = f"transformers can't load {trouble[0]}" if trouble else f"there is no tensor for {left[0]}"
         raise UserError(f"model {config.path}: its weights don't load: {what}")

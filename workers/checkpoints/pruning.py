@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
@@ -34,15 +34,18 @@ class KeptTensor:
         name: Its name in the pruned checkpoint.
         source: Tensor that it is copied from.
         rows: Indices along the source's first dimension, in order; None for the whole tensor.
+        lead: Dimensions of size 1 that precede those of the source.
     """
 
     name: str
     source: StoredTensor
     rows: tuple[int, ...] | None = None
+    lead: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.source.shape if self.rows is None else (len(self.rows), *self.source.shape[1:])
+        rows = self.source.shape[:1] if self.rows is None else (len(self.rows),)
+        return (*self.lead, *rows, *self.source.shape[1:])
 
     @property
     def nbytes(self) -> int:
@@ -127,9 +130,10 @@ class Pruning:
             yield from (KeptTensor(each, tensor) for each in self._names(name))
             return
         router = f".{self._family.router}."
-        if _FUSED.fullmatch(name):
+        weights = "weight", "bias", self._family.weight, self._family.stored_weight
+        if self._is_fused(name):
             yield self._sliced(tensor, self._selection.experts[ordinal])
-        elif name.endswith((f"{router}weight", f"{router}bias", *_CORRECTION_BIASES)):
+        elif name.endswith((*(router + each for each in weights if each), *_CORRECTION_BIASES)):
             yield self._sliced(tensor, self._selection.routers[ordinal])
         elif router in name:
             raise UserError(
@@ -139,17 +143,23 @@ class Pruning:
         else:
             yield KeptTensor(name, tensor)
 
+    def _is_fused(self, name: str) -> bool:
+        return self._family.stores_experts(name) and (".experts." not in name or _FUSED.fullmatch(name) is not None)
+
     def _sliced(self, tensor: StoredTensor, rows: tuple[int, ...]) -> KeptTensor:
+        lead: tuple[int, ...] = ()
+        if tensor.shape == (1, self._experts):  # ERNIE's correction bias
+            lead, tensor = (1,), replace(tensor, shape=tensor.shape[1:])
         if not tensor.shape or tensor.shape[0] != self._experts:
             raise UserError(
                 f"{tensor.file}: tensor {tensor.name} has shape {list(tensor.shape)}, where {self._experts} experts "
                 "should come first; fetch the file again"
             )
-        return KeptTensor(tensor.name, tensor, None if rows == tuple(range(self._experts)) else rows)
+        return KeptTensor(tensor.name, tensor, None if rows == tuple(range(self._experts)) else rows, lead)
 
     def _find_stem(self) -> str:
         """Return the beginning of the decoder layers' names, up to the index."""
-        found = (_LAYER.fullmatch(name) for name in self._tensors if ".experts." in name)
+        found = (_LAYER.fullmatch(name) for name in self._tensors if self._family.stores_experts(name))
         counts = Counter(match["stem"] for match in found if match and not _MTP_STEM.search(match["stem"]))
         if len(counts) == 1:
             return next(iter(counts))
@@ -184,7 +194,7 @@ class Pruning:
                 continue
             if match is not None:
                 parts[layer["layer"]][match["rest"] or ""][int(match["expert"])] = tensor
-            elif _FUSED.fullmatch(name):
+            elif self._is_fused(name):
                 fused.add(layer["layer"])
         found = sorted(map(int, {*parts, *fused}))
         if found != sorted(self._ordinals):

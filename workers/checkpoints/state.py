@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from moevolve.workers.contract.methods import Resident
-from moevolve.workers.families.base import ExpertFamily
 from moevolve.workers.families.decoder import decoder_layers
-from moevolve.workers.families.registry import FAMILIES
+from moevolve.workers.families.registry import block_name, expert_family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-EXPERTS = "mlp.experts."
-"""Prefix of the names of routed experts' tensors within a decoder layer."""
+
+def experts_prefix(model: PreTrainedModel) -> str:
+    """Return the prefix of the names of routed experts' tensors within a decoder layer."""
+    return f"{block_name(model.config.model_type)}.experts."
 
 
 def empty_model(
@@ -57,14 +58,13 @@ def layer_state(resident: Resident, index: int) -> dict[str, Tensor]:
 
     Routed experts are left out, because edits may keep them elsewhere.
     """
-    routers = {each.router for each in FAMILIES.values() if isinstance(each, ExpertFamily)}
-    wrapped = tuple(f"mlp.{router}.inner." for router in routers)
+    family, experts = expert_family(resident.model.config.model_type), experts_prefix(resident.model)
     state = {}
     for name, tensor in decoder_layers(resident.model)[index].state_dict().items():
-        if name.startswith(EXPERTS):
+        if name.startswith(experts):
             continue
-        infix = next((each for each in wrapped if name.startswith(each)), None)
-        state[name if infix is None else name.replace(infix, infix.removesuffix("inner."))] = tensor
+        router = "" if family is None else f"{family.block}.{family.router}."
+        state[name.replace(f"{router}inner.", router) if router else name] = tensor
     return state
 
 

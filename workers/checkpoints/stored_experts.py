@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import EXPERT
-from moevolve.workers.checkpoints.state import EXPERTS, SavedNames, layers_prefix
+from moevolve.workers.checkpoints.state import SavedNames, experts_prefix, layers_prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +47,7 @@ class StoredExperts:
     def __init__(self, model: PreTrainedModel, tensors: Mapping[str, Any]) -> None:
         self._tensors = tensors
         self._names = SavedNames(model)
-        self._layers = layers_prefix(model)
+        self._layers, self._experts = layers_prefix(model), experts_prefix(model)
         self._whole: tuple[int, dict[str, Tensor]] | None = None
         self._pieces: dict[tuple[int, str], list[_Piece]] = {}
 
@@ -101,7 +101,7 @@ class StoredExperts:
     def _found(self, index: int, name: str, tensor: Tensor) -> list[_Piece]:
         """Stored tensors that make up one expert of a fused tensor; one piece without `rest` if it is stored fused."""
         if (index, name) not in self._pieces:
-            full, rows = f"{self._layers}{index}.{EXPERTS}{name}", tensor.shape[1]
+            full, rows = f"{self._layers}{index}.{self._experts}{name}", tensor.shape[1]
             # Numbered rows show where `transformers` takes the stored tensors from.
             numbered = torch.arange(rows).view(1, rows, *[1] * (tensor.ndim - 2))
             pieces = []

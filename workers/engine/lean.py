@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moevolve.workers.families.registry import block_name
+
 
 class _Selection:
     """Hooks that run a block on some positions only and set the outputs of the others to zero."""
@@ -41,14 +43,15 @@ def lean_blocks(model: nn.Module, shape: Sequence[int], mask: Tensor | None, rea
     Other hooks on these blocks see only the selected positions, as [1, positions, hidden].
 
     Args:
-        model: Causal language model whose decoder has `layers`, each with a feed-forward block `mlp` that takes hidden
+        model: Causal language model whose decoder has `layers`, each with a feed-forward block that takes hidden
             states [rows, columns, hidden] as its first argument. Layers without one aren't changed.
         shape: Rows and columns of the pass.
         mask: 1 for tokens and 0 for padding, int64 [rows, columns]; None if nothing is padded.
         read: Places whose logits are read, none of them padding, int64 [places]; see `Columns.places`.
     """
     layers = getattr(model.get_decoder(), "layers", ())  # type: ignore[operator]
-    blocks = [getattr(layer, "mlp", None) for layer in layers]
+    name = block_name(getattr(model.config, "model_type", ""))
+    blocks = [getattr(layer, name, None) for layer in layers]
     rows, columns = shape
     real = None if mask is None else mask.reshape(-1).nonzero().squeeze(1)
     handles = []

@@ -22,7 +22,7 @@ from moevolve.workers.checkpoints.shards import ShardReader, checksum
 from moevolve.workers.checkpoints.state import SavedNames, empty_model, frame_state, layers_prefix
 from moevolve.workers.contract.card import Agreement, CheckpointForm, Disagreement
 from moevolve.workers.export.folder import VerificationError
-from moevolve.workers.families.decoder import decoder_layers
+from moevolve.workers.families.decoder import carries, decoder_layers, state_of
 from moevolve.workers.model.resident import ResidentModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -74,7 +74,7 @@ def _record(resident: ResidentModel, tokens: Tensor) -> Activations:
     decoder, layers = model.get_decoder(), decoder_layers(model)
     states: list[Tensor] = []
     hooks = [layer.register_forward_pre_hook(lambda _, args: states.append(args[0].cpu())) for layer in layers]
-    hooks.append(layers[-1].register_forward_hook(lambda _, __, output: states.append(output.cpu())))
+    hooks.append(layers[-1].register_forward_hook(lambda _, __, output: states.append(state_of(output).cpu())))
     hooks.append(decoder.register_forward_hook(lambda _, __, output: states.append(output.last_hidden_state.cpu())))
     try:
         logits = model(input_ids=tokens.to(resident.device), use_cache=False).logits.cpu()
@@ -295,8 +295,8 @@ class _ExportedModel:
 
     def run_layer(self, index: int, inputs: Sequence[Tensor], arguments: Sequence[_Arguments]) -> list[Tensor]:
         """Run a decoder layer on the hidden states of every sequence."""
-        pairs = zip(inputs, arguments, strict=True)
-        return [self.layers[index](state.to(self._device), *args, **kwargs) for state, (args, kwargs) in pairs]
+        layer, pairs = self.layers[index], zip(inputs, arguments, strict=True)
+        return [state_of(layer(state.to(self._device), *args, **kwargs)) for state, (args, kwargs) in pairs]
 
     def run_head(self, expected: Sequence[Activations]) -> list[Tensor]:
         """Compute the logits from the resident model's output of the decoder."""
@@ -318,10 +318,12 @@ class _ExportedModel:
 def _recording(layers: Sequence[nn.Module], recorded: list[tuple[Tensor, _Arguments]], last: Tensor) -> Iterator[None]:
     """Context manager in which layers record their arguments and return their input; the last one returns `last`."""
 
-    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         recorded.append((hidden_states, (args, kwargs)))
-        return last if len(recorded) == len(layers) else hidden_states
+        given = last if len(recorded) == len(layers) else hidden_states
+        return (given, None) if carrying else given
 
+    carrying = any(map(carries, layers))
     for layer in layers:
         layer.forward = forward
     try:

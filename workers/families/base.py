@@ -1,7 +1,7 @@
 """The description of a model family, that is, of one `transformers` model type. Needs neither torch nor transformers.
 
 Other code works with these descriptions and never names a family. Every family's decoder must have its layers in a
-plain list `layers`, and each layer its feed-forward block in `mlp` (but see `DenseFamily.inline`).
+plain list `layers`, and each layer its feed-forward block in one module (but see `DenseFamily.inline`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ RuleFactory = Callable[["nn.Module", "PretrainedConfig"], RoutingRule]
 ConfigResizer = Callable[["PretrainedConfig", RoutingRule, int], None]
 """Changes further fields of a config that depend on the number of experts. Its arguments are the config, the model's
 routing rule and the number of active experts k."""
+
+OutputScale = Callable[["PretrainedConfig"], float]
+"""Derives from a config the factor on what a layer's routed experts give before it is added to the residual stream."""
 
 CORRECTION_BIAS = "e_score_correction_bias"
 """Name of the float32 buffer [n] that some routers add to their scores for choosing experts, not for weighting them."""
@@ -54,28 +57,44 @@ class ExpertFamily(Family):
     """How one model type stores its experts and routes tokens. Its MoE blocks have the modules `router` and `experts`.
 
     Attributes:
-        casts_weights: True if routing weights are cast to the router's dtype before they multiply the experts' outputs;
-            False if they stay float32.
+        casts_weights: True if routing weights are cast to the hidden states' dtype before they multiply the experts'
+            outputs; False if they stay float32.
         rule: Derives the routing rule of a router.
+        block: Name of the feed-forward block in a decoder layer.
         experts_field: Config field with the number of experts.
         width_field: Config field with the number of neurons per expert.
         router: Name of the router in a MoE block.
+        weight: Name of the weight [n, hidden] in the router.
+        correction: Name of the correction bias in the router, or with `correction_in_block` in the block.
         tensors: Names of the fused expert parameters; shapes [n, 2I, H] and [n, H, I] in families without biases.
         float32_router: True if router logits are computed in float32 whatever the router's dtype.
         correction_in_block: True if the MoE block has the correction bias, and passes it to the router.
+        stored: Ends of the names of fused experts in checkpoints, where these names don't contain `.experts.`.
+        stored_weight: Name of `weight` in checkpoints, if it is another.
+        output_scale: Factor on the routed experts' sum; None for 1.
         resize_extras: Changes config fields that depend on the number of experts, besides `experts_field` and
             `num_experts_per_tok`; None if there are none.
     """
 
     casts_weights: bool
     rule: RuleFactory = softmax_rule
+    block: str = "mlp"
     experts_field: str = "num_experts"
     width_field: str = "moe_intermediate_size"
     router: str = "gate"
+    weight: str = "weight"
+    correction: str = CORRECTION_BIAS
     tensors: tuple[str, ...] = ("gate_up_proj", "down_proj")
     float32_router: bool = False
     correction_in_block: bool = False
+    stored: tuple[str, ...] = ()
+    stored_weight: str | None = None
+    output_scale: OutputScale | None = None
     resize_extras: ConfigResizer | None = None
+
+    def stores_experts(self, name: str) -> bool:
+        """Whether a tensor of a checkpoint belongs to routed experts, by its name."""
+        return ".experts." in name or name.endswith(self.stored)
 
     def resize(self, config: PretrainedConfig, rule: RoutingRule, experts: int, active: int) -> None:
         """Change the numbers of experts in a config, in place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,21 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+CARRIED = "prev_topk_indices"
+"""Argument of layers that return hidden states and which tokens an indexer chose (GLM-5): that choice of the layer
+before."""
+
+
+def carries(layer: nn.Module) -> bool:
+    """Return whether a decoder layer hands an indexer's choice to the next layer; see `CARRIED`."""
+    return CARRIED in inspect.signature(type(layer).forward).parameters
+
+
+def state_of(output: Any) -> Any:
+    """Return the hidden states that a decoder layer returns, alone or before other values."""
+    return output[0] if isinstance(output, tuple) else output
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
@@ -30,7 +46,7 @@ def skipped(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterato
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         for i, layer in enumerate(layers):
-            layer.forward = _identity(state if i == len(layers) - 1 else None)
+            layer.forward = _identity(state if i == len(layers) - 1 else None, carries(layer))
         yield
     finally:
         for layer, forward in zip(layers, before, strict=True):
@@ -40,8 +56,9 @@ def skipped(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterato
                 layer.forward = forward
 
 
-def _identity(state: Tensor | None) -> Callable[..., Tensor]:
-    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return hidden_states if state is None else state
+def _identity(state: Tensor | None, carrying: bool) -> Callable[..., Any]:
+    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        given = hidden_states if state is None else state
+        return (given, kwargs.get(CARRIED)) if carrying else given
 
     return forward

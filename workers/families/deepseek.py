@@ -45,6 +45,17 @@ def deepseek_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
     )
 
 
+def glm5_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of GLM-5: that of DeepSeek-V3.
+
+    Raises:
+        UserError: Layers use what an earlier layer's indexer chose, so none runs on hidden states alone.
+    """
+    if "shared" in config.indexer_types:
+        raise UserError("a glm_moe_dsa model whose layers share an indexer's choice (indexer_types) isn't supported")
+    return deepseek_v3_rule(router, config)
+
+
 def _groups(config: PretrainedConfig, best: int) -> RoutingGroups:
     count, chosen = int(config.n_group or 1), int(config.topk_group or 1)
     # Choosing from all groups is the same as having one group.
@@ -85,6 +96,7 @@ DEEPSEEK = (
     _deepseek("deepseek_v3", "DeepSeek-V3"),
     _deepseek("deepseek_v32", "DeepSeek-V3.2"),
     _deepseek("glm4_moe", "GLM-4-MoE"),
+    _deepseek("glm_moe_dsa", "GLM-5", glm5_rule),
     _deepseek("glm4_moe_lite", "GLM-4.7-Flash"),
     # The linear attention of these passes its state from a sequence of a row to the next.
     _deepseek("kimi_linear", "Kimi-Linear", experts_field="num_experts", packs=False),

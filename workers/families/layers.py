@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.families.base import CORRECTION_BIAS, DenseFamily, ExpertFamily
+from moevolve.workers.families.base import DenseFamily, ExpertFamily
 from moevolve.workers.families.registry import dense_family, family_of
 
 if TYPE_CHECKING:
@@ -26,9 +26,10 @@ class MoELayer:
     Attributes:
         index: Index of the decoder layer.
         block: Module that holds the router and the experts.
-        router: Original router, with `weight` [n, hidden].
+        router: Original router; see `router_weight`.
         experts: Module of the fused experts; see `ExpertFamily.tensors`.
         rule: Routing rule of the router.
+        output_scale: Factor on the routed experts' sum before it is added to the residual stream.
     """
 
     index: int
@@ -37,6 +38,7 @@ class MoELayer:
     experts: nn.Module
     rule: RoutingRule
     family: ExpertFamily
+    output_scale: float = 1.0
 
     @property
     def gate(self) -> nn.Module:
@@ -47,9 +49,8 @@ class MoELayer:
 
     @property
     def router_weight(self) -> Tensor:
-        weight = self.router.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        """Weight [n, hidden] of the router."""
+        return self.router.get_parameter(self.family.weight)
 
     @property
     def router_bias(self) -> Tensor | None:
@@ -58,8 +59,21 @@ class MoELayer:
 
     @property
     def correction_bias(self) -> Tensor | None:
-        """Bias that the router adds to its scores for choosing only, float32 [n]; None if it has none."""
-        return getattr(self.block if self.family.correction_in_block else self.router, CORRECTION_BIAS, None)
+        """Bias that the router adds to its scores for choosing only, [n]; None if it has none."""
+        bias = self._correction
+        return None if bias is None else bias.reshape(-1)
+
+    @property
+    def _correction(self) -> Tensor | None:
+        holder = self.block if self.family.correction_in_block else self.router
+        path, _, name = self.family.correction.rpartition(".")
+        return getattr(holder.get_submodule(path), name, None)
+
+    @property
+    def router_parameters(self) -> int:
+        """Number of the router's parameters per expert; most families' correction bias is a buffer, not a parameter."""
+        biases = (self.router_bias, self._correction)
+        return int(self.router_weight.shape[1]) + sum(isinstance(each, nn.Parameter) for each in biases)
 
     @property
     def renormalise(self) -> bool:
@@ -72,7 +86,7 @@ class MoELayer:
         return int(self.router_weight.shape[0])
 
     def route(self, hidden: Tensor) -> Any:
-        """Run the original router on hidden states; returns what it returns."""
+        """Run the original router on hidden states [tokens, hidden]; returns what it returns."""
         correction = (self.correction_bias,) if self.family.correction_in_block else ()
         return self.router(hidden, *correction)
 
@@ -165,9 +179,9 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
     family = family_of(model.config, name)
     if not isinstance(family, ExpertFamily):
         return ()
-    layers = []
+    layers, scale = [], 1.0 if family.output_scale is None else family.output_scale(model.config)
     for index, decoder_layer in enumerate(model.model.layers):
-        block = decoder_layer.mlp
+        block: Any = getattr(decoder_layer, family.block, None)
         if not (hasattr(block, family.router) and hasattr(block, "experts")):
             continue
         router = getattr(block, family.router)
@@ -176,7 +190,7 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
                 f"model {name}: the experts of layer {index} are packed ({type(block.experts).__name__}), and only "
                 "plain numbers can be pruned and merged; load it dequantised"
             )
-        layers.append(MoELayer(index, block, router, block.experts, family.rule(router, model.config), family))
+        layers.append(MoELayer(index, block, router, block.experts, family.rule(router, model.config), family, scale))
     if not layers:
         raise UserError(
             f"model {name}: none of its {len(model.model.layers)} layers (model type {family.model_type}) holds "

@@ -1,4 +1,4 @@
-"""The families of mixtures of experts without routing groups: Mixtral, Qwen's, OLMoE, GPT-OSS and others."""
+"""Families with a softmax, or with sigmoids as their configs say: Mixtral, Qwen's, OLMoE, GPT-OSS and others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.families.base import ExpertFamily
+from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,22 +49,6 @@ GPT_OSS = ExpertFamily(
 )
 
 
-def minimax_m2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of MiniMax-M2: sigmoids with a correction bias, rescaled."""
-    return RoutingRule(renormalise=True, scores="sigmoid")
-
-
-MINIMAX_M2 = ExpertFamily(
-    "minimax_m2",
-    "MiniMax-M2",
-    casts_weights=False,
-    rule=minimax_m2_rule,
-    experts_field="num_local_experts",
-    width_field="intermediate_size",
-    correction_in_block=True,
-)
-
-
 def cohere2_moe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule of Cohere2-MoE: the top-k of the logits, weighted by their softmax or by sigmoids.
 
@@ -81,4 +65,78 @@ def cohere2_moe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
 
 COHERE2_MOE = ExpertFamily(
     "cohere2_moe", "Cohere2-MoE", casts_weights=True, rule=cohere2_moe_rule, width_field="intermediate_size"
+)
+
+
+def unscaled_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Jamba: softmax over all experts, and the top-k as it is."""
+    return RoutingRule(renormalise=False)
+
+
+def hunyuan_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Hunyuan-MoE: softmax over all experts, then the top-k, rescaled.
+
+    Raises:
+        UserError: Layers differ in their numbers of experts or of active ones.
+    """
+    if not (isinstance(config.num_experts, int) and isinstance(config.moe_topk, int)):
+        raise UserError("a hunyuan_v1_moe model whose layers have different numbers of experts isn't supported")
+    return RoutingRule(renormalise=True)
+
+
+MELLUM = ExpertFamily("mellum", "Mellum", casts_weights=True)
+JAMBA = ExpertFamily(
+    "jamba",
+    "Jamba",
+    casts_weights=True,
+    rule=unscaled_rule,
+    width_field="intermediate_size",
+    block="feed_forward",
+    router="router",
+    packs=False,
+)
+# The softmax over the chosen ones is the softmax over all of them, rescaled.
+GRANITE = tuple(
+    ExpertFamily(
+        model_type,
+        title,
+        casts_weights=True,
+        experts_field="num_local_experts",
+        width_field="intermediate_size",
+        block="block_sparse_moe",
+        router="router",
+        stored=(".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight"),
+        stored_weight="layer.weight",
+        output_scale=lambda config: float(config.residual_multiplier),
+        packs=packs,
+    )
+    for model_type, title, packs in (
+        ("granitemoe", "Granite-MoE", True),
+        ("granitemoeshared", "Granite-MoE with shared experts", True),
+        ("granitemoehybrid", "Granite 4", False),
+    )
+)
+
+
+def ernie_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of ERNIE-4.5: softmax over all experts, chosen with a correction bias, rescaled."""
+    return RoutingRule(renormalise=True, corrected=True)
+
+
+ERNIE = ExpertFamily(
+    "ernie4_5_moe",
+    "ERNIE-4.5",
+    casts_weights=True,
+    rule=ernie_rule,
+    experts_field="moe_num_experts",
+    correction=f"moe_statics.{CORRECTION_BIAS}",  # a parameter [1, n]
+    float32_router=True,
+)
+HUNYUAN = ExpertFamily(
+    "hunyuan_v1_moe",
+    "Hunyuan-MoE",
+    casts_weights=True,
+    rule=hunyuan_rule,
+    width_field="intermediate_size",
+    weight="wg.weight",
 )

@@ -13,8 +13,12 @@ from moevolve.workers.families.deepseek import DEEPSEEK
 from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWEN3
 from moevolve.workers.families.mixture import (
     COHERE2_MOE,
+    ERNIE,
     GPT_OSS,
-    MINIMAX_M2,
+    GRANITE,
+    HUNYUAN,
+    JAMBA,
+    MELLUM,
     MIXTRAL,
     OLMOE,
     QWEN2_MOE,
@@ -22,6 +26,7 @@ from moevolve.workers.families.mixture import (
     QWEN3_MOE,
     QWEN3_NEXT,
 )
+from moevolve.workers.families.sigmoid import HY_V3, LAGUNA, LFM2_MOE, MINIMAX_M2
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -37,7 +42,17 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         OLMOE,
         *DEEPSEEK,
         MINIMAX_M2,
+        HY_V3,
+        LFM2_MOE,
+        LAGUNA,
         COHERE2_MOE,
+        MELLUM,
+        JAMBA,
+        GRANITE[0],
+        GRANITE[1],
+        GRANITE[2],
+        ERNIE,
+        HUNYUAN,
         GPT_OSS,
         LLAMA,
         MISTRAL,
@@ -48,6 +63,31 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
     )
 }
 """Family by model type, in the order in which messages list them."""
+
+
+_OUTPUT_NORM = "it normalises what its experts give before adding it, and a repair is linear in what a layer adds"
+
+NOT_DESCRIBED: dict[str, str] = {
+    "afmoe": _OUTPUT_NORM,
+    "axk1": _OUTPUT_NORM,
+    "deepseek_v4": "its first layers choose experts by a table of tokens instead of a router",
+    "flex_olmo": _OUTPUT_NORM,
+    "gemma4": _OUTPUT_NORM,
+    "gemma4_text": _OUTPUT_NORM,
+    "glm5_next": "its residual stream consists of several streams that every layer mixes",
+    "glm5_next_text": "its residual stream consists of several streams that every layer mixes",
+    "jetmoe": "its attention consists of experts as well",
+    "kolibri1": "it adds its correction bias to logits instead of scores",
+    "llama4": "its router scales the experts' inputs instead of their outputs",
+    "llama4_text": "its router scales the experts' inputs instead of their outputs",
+    "longcat_flash": "its router also chooses experts without weights, which return their input",
+    "minimax": "it needs a cache of its own, which candidates can't share",
+    "mistral4": "transformers has no causal language model for its text part",
+    "nemotron_h": "its decoder layers hold either attention or experts, and the experts have no gates",
+    "phimoe": "its router chooses experts one after the other, and masks logits by their distance to the best",
+    "step3p7": "transformers has no causal language model for its text part",
+}
+"""Why mixtures of experts that `transformers` has aren't supported, by model type, as the rest of a sentence."""
 
 
 def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily:
@@ -62,9 +102,11 @@ def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
+        why = NOT_DESCRIBED.get(config.model_type, "nothing here describes its feed-forward blocks and routers")
         known = ", ".join(f"{f.model_type} ({f.title})" for f in FAMILIES.values())
         raise UserError(
-            f"model {name}: model type {config.model_type!r} is not supported; use a checkpoint of one of: {known}"
+            f"model {name}: model type {config.model_type!r} is not supported: {why}; "
+            f"use a checkpoint of one of: {known}"
         )
     return family
 
@@ -73,6 +115,12 @@ def expert_family(model_type: str) -> ExpertFamily | None:
     """Return the family of a model type; None if it isn't a supported mixture of experts."""
     family = FAMILIES.get(model_type)
     return family if isinstance(family, ExpertFamily) else None
+
+
+def block_name(model_type: str) -> str:
+    """Return the name of the feed-forward block in a decoder layer of a model type."""
+    family = expert_family(model_type)
+    return "mlp" if family is None else family.block
 
 
 def dense_family(model_type: str) -> DenseFamily | None:

@@ -77,7 +77,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
         expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
         neuron_parameters=_neuron_parameters(first, settings) if first else 0,
-        router_parameters_per_expert=_router_parameters_per_expert(first) if first else 0,
+        router_parameters_per_expert=first.router_parameters if first else 0,
         dtype=dtype_of(config, settings),
         notes=_notes(model, layers) + ((f"unpacked from {packed.name} while it loads",) if packed else ()),
         dense=_dense_facts(model, settings),
@@ -99,11 +99,6 @@ def _neuron_parameters(layer: MoELayer, settings: PretrainedConfig) -> int:
     # The bias of the output projection belongs to an expert as a whole.
     sizes = [tensor[0].numel() for name, tensor in layer.expert_tensors().items() if name != "down_proj_bias"]
     return sum(sizes) // int(getattr(settings, layer.family.width_field))
-
-
-def _router_parameters_per_expert(layer: MoELayer) -> int:
-    # The correction bias is a buffer, not a parameter.
-    return int(layer.router_weight.shape[1]) + (layer.router_bias is not None)
 
 
 def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, ...]:

@@ -143,11 +143,11 @@ def _weight_bytes(model: PreTrainedModel) -> int:
 
 
 def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
-    from moevolve.workers.families.registry import expert_family
+    from moevolve.workers.families.registry import block_name, expert_family
     from moevolve.workers.profiling.costs import matrix_flops
 
     config: Any = model.config
-    total, block = matrix_flops(layer, config), getattr(layer, "mlp", None)
+    total, block = matrix_flops(layer, config), getattr(layer, block_name(config.model_type), None)
     if block is None:
         return LayerOutline(total, 0, 0)
     family = expert_family(config.model_type)

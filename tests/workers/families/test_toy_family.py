@@ -156,7 +156,9 @@ def edit_of(kind: str) -> EepEdit:
 
 def test_without_its_line_it_is_refused(toy: Configs) -> None:
     for name in ("toy_moe", "toy_dense"):
-        with pytest.raises(UserError, match=f"model type '{name}' is not supported; .* mixtral .Mixtral., .*, phi"):
+        with pytest.raises(
+            UserError, match=f"model type '{name}' is not supported: .*describes.* mixtral .Mixtral., .*, phi"
+        ):
             describe_model(toy(name))
 
 

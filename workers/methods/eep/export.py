@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.checkpoints.native import native_config, write_native
-from moevolve.workers.checkpoints.state import EXPERTS, empty_model, layer_state, loaded_parameters, ordinal_of
+from moevolve.workers.checkpoints.state import empty_model, experts_prefix, layer_state, loaded_parameters, ordinal_of
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.facts import ModelFacts
@@ -106,24 +106,45 @@ class EepExporter:
                 yield from state.items()
                 return
             moe = resident.layers[ordinal]
-            router = f"mlp.{moe.family.router}."
-            stock = _router_tensors(moe)
-            changed = _mapping(edit, ordinal) if maps else stock
-            if moe.family.correction_in_block:
-                # The block's has n' entries in every form; a router of our own has one besides.
-                kept, full = stock.pop(CORRECTION_BIAS), state[f"mlp.{CORRECTION_BIAS}"]
-                state[f"mlp.{CORRECTION_BIAS}"] = kept
-                if routes:
-                    changed[CORRECTION_BIAS] = full if maps else kept
-            state |= {router + name: tensor for name, tensor in changed.items()}
-            yield from state.items()
+            yield from (state | _router_state(moe, state, _mapping(edit, ordinal) if maps else {}, routes)).items()
             experts = dict(_experts(resident, ordinal))
             if form == "stock":
                 experts = _filled(ExpertNeurons(moe.experts, experts), width)
             for name, tensor in experts.items():
-                yield EXPERTS + name, tensor
+                yield experts_prefix(source) + name, tensor
 
         return Blueprint(model, layer)
+
+
+def _router_state(
+    layer: MoELayer, state: dict[str, Tensor], mapping: dict[str, Tensor], routes: bool
+) -> dict[str, Tensor]:
+    """Tensors of an exported router, by name within the decoder layer.
+
+    Args:
+        layer: Layer with the edit applied.
+        state: Tensors of the decoder layer, from which those that a router of our own replaces are taken out.
+        mapping: Tensors of a router that keeps all rows; empty if it keeps those of the new experts.
+        routes: True if the router is of our own.
+    """
+    family = layer.family
+    block, router = f"{family.block}.", f"{family.block}.{family.router}."
+    bias = (block if family.correction_in_block else router) + family.correction
+    names = {"weight": router + family.weight, "bias": f"{router}bias", CORRECTION_BIAS: bias}
+    kept = _router_tensors(layer)
+    if CORRECTION_BIAS in kept:
+        kept[CORRECTION_BIAS] = kept[CORRECTION_BIAS].view(*state[bias].shape[:-1], -1).to(state[bias].dtype)
+    if not routes:
+        return {names[name]: tensor for name, tensor in kept.items()}
+    full = {name: state.pop(names[name]) for name in kept}
+    changed = {
+        router + name: tensor.reshape(-1) if name == CORRECTION_BIAS else tensor
+        for name, tensor in (full if mapping else kept).items()
+    }
+    if family.correction_in_block and CORRECTION_BIAS in kept:
+        # The block's has n' entries in every form; a router of our own has one besides.
+        changed[bias] = kept[CORRECTION_BIAS]
+    return changed | {router + name: tensor for name, tensor in mapping.items()}
 
 
 def form_obstacle(edit: Edit, rule: RoutingRule) -> str | None:

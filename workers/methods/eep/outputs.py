@@ -74,7 +74,8 @@ class ExpertOutputs:
             handle.remove()
 
     def features(self, recorded: Recorded) -> ExpertFeatures:
-        return ExpertFeatures(self._neurons(), self._edit.retained, *recorded)
+        hidden, weights, chosen = recorded
+        return ExpertFeatures(self._neurons(), self._edit.retained, hidden, self._added(weights), chosen)
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
         neurons = self._neurons()
@@ -122,7 +123,10 @@ class ExpertOutputs:
         used = scale > 0
         hidden, weights, chosen = (each[used] for each in recorded)
         # Scaling both sides of a regression by the root weighs its squares.
-        routing, residual = (weights.float() * scale[used, None], chosen), residual[used] * scale[used, None]
+        routing, residual = (
+            (self._added(weights).float() * scale[used, None], chosen),
+            residual[used] * scale[used, None],
+        )
         source, current = self._original_neurons(), self._neurons()
         ids = selection.neurons
         ids = prune_neurons(source, current, ids, hidden, routing, residual, ridge_lambda, recipe, memory)
@@ -143,6 +147,10 @@ class ExpertOutputs:
                 yield
             finally:
                 self._router.plan = plan
+
+    def _added(self, weights: Tensor) -> Tensor:
+        """Routing weights times the factor with which the layer adds its experts' sum to the residual stream."""
+        return weights if self._layer.output_scale == 1 else weights * self._layer.output_scale
 
     def _neurons(self) -> ExpertNeurons:
         return ExpertNeurons(self._layer.experts, self._layer.expert_tensors())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +57,7 @@ class EditableRouter(nn.Module):
     def __init__(self, layer: MoELayer) -> None:
         super().__init__()
         self.inner = layer.router
+        self.weight_name = layer.family.weight
         self.rule = layer.rule
         self.casts_weights = layer.family.casts_weights
         self.float32 = layer.family.float32_router
@@ -83,7 +83,7 @@ class EditableRouter(nn.Module):
         logits, weights, chosen = self.route_to_kept(plan, hidden_states)
         if plan.positions is not None:
             chosen = plan.positions[chosen]
-        return logits, weights.to(logits.dtype) if self.casts_weights else weights, chosen
+        return logits, weights.to(hidden_states.dtype) if self.casts_weights else weights, chosen
 
     def route_to_kept(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
         """Route tokens by a plan to kept experts 0 to n' - 1, with routing weights in float32."""
@@ -104,8 +104,7 @@ class EditableRouter(nn.Module):
         """Logits of all n experts, or of the n' kept ones if the mapping is folded in: [tokens, n or n']."""
         weight, bias = plan.folded, plan.folded_bias
         if weight is None:
-            inner: Any = self.inner
-            weight, bias = inner.weight, getattr(inner, "bias", None)
+            weight, bias = self.inner.get_parameter(self.weight_name), getattr(self.inner, "bias", None)
         hidden = hidden_states.reshape(-1, weight.shape[1])
         if self.float32:
             hidden, weight = hidden.float(), weight.float()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from moevolve.workers.checkpoints.native import native_config, write_native
-from moevolve.workers.checkpoints.state import EXPERTS, empty_model, layer_state, loaded_parameters, ordinal_of
+from moevolve.workers.checkpoints.state import empty_model, experts_prefix, layer_state, loaded_parameters, ordinal_of
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident
@@ -66,7 +66,7 @@ class NanoMoeExporter:
             ordinal = ordinal_of(resident, index)
             if ordinal is not None:
                 for name, tensor in resident.original_experts(ordinal).items():
-                    yield EXPERTS + name, tensor
+                    yield experts_prefix(source) + name, tensor
 
         return Blueprint(empty_model(model_class, _config(source, model_class, edit), source.dtype), layer)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.families.decoder import decoder_layers, skipped
+from moevolve.workers.families.decoder import decoder_layers, skipped, state_of
 from moevolve.workers.methods.shared.outputs import Recorded
 from moevolve.workers.methods.shared.passes import PaddedBatch, padded_batches
 
@@ -111,8 +111,8 @@ class ResidualStreams:
         """
         found: list[Tensor] = []
 
-        def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            found.append(output if after else args[0])
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            found.append(state_of(output) if after else args[0])
 
         first = self._layers[:layer]
         with ExitStack() as stack:

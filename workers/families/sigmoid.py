@@ -1,0 +1,84 @@
+"""Families that choose experts by sigmoids with a correction bias, without routing groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingRule
+from moevolve.workers.families.base import ExpertFamily
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
+
+
+def minimax_m2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of MiniMax-M2: sigmoids with a correction bias, rescaled."""
+    return RoutingRule(renormalise=True, scores="sigmoid")
+
+
+MINIMAX_M2 = ExpertFamily(
+    "minimax_m2",
+    "MiniMax-M2",
+    casts_weights=False,
+    rule=minimax_m2_rule,
+    experts_field="num_local_experts",
+    width_field="intermediate_size",
+    correction_in_block=True,
+)
+
+
+def hy_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Hunyuan 3: sigmoids with a correction bias, rescaled, times a factor."""
+    return RoutingRule(renormalise=True, scores="sigmoid", scale=float(config.router_scaling_factor))
+
+
+HY_V3 = ExpertFamily(
+    "hy_v3",
+    "Hunyuan 3",
+    casts_weights=False,
+    rule=hy_v3_rule,
+    float32_router=True,
+    correction_in_block=True,
+)
+
+
+def lfm2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of LFM2-MoE: sigmoids, as its config says with a correction bias and rescaled, times a factor."""
+    # Its 1e-6 on the divisor is neglected.
+    return RoutingRule(
+        renormalise=bool(config.norm_topk_prob), scores="sigmoid", scale=float(config.routed_scaling_factor)
+    )
+
+
+LFM2_MOE = ExpertFamily(
+    "lfm2_moe",
+    "LFM2-MoE",
+    casts_weights=True,
+    rule=lfm2_rule,
+    block="feed_forward",
+    correction="expert_bias",
+    correction_in_block=True,
+    packs=False,  # its convolutions pass over the ends of sequences
+)
+
+
+def laguna_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Laguna: sigmoids with a correction bias, rescaled.
+
+    Raises:
+        UserError: Logits are capped, so a mapping of logits isn't one of router rows.
+    """
+    if config.moe_router_logit_softcapping:
+        raise UserError("a laguna model that caps its router's logits (moe_router_logit_softcapping) isn't supported")
+    return RoutingRule(renormalise=True, scores="sigmoid")
+
+
+LAGUNA = ExpertFamily(
+    "laguna",
+    "Laguna",
+    casts_weights=True,
+    rule=laguna_rule,
+    output_scale=lambda config: float(config.moe_routed_scaling_factor),
+)
