@@ -48,7 +48,7 @@ def pruned(kind: str) -> Any:
 
 def repaired(base: Any, strength: Any) -> RepairedEdit:
     # The target of a local fit is what six experts give, so the factor of four isn't 1.
-    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(0.1,))
+    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(0.1, 1.0, 10.0, 100.0))
     return RepairedEdit(base, recipe, rows_of(sequences_of([12] * 24)))
 
 
@@ -90,10 +90,12 @@ def test_a_repair_writes_the_down_projections_anew(
     assert names and all("down_proj" in name and ".experts." in name for name in names)
     assert "requantised" in (tmp_path / "out" / "README.md").read_text()
     wanted, read = experts_of(config, edit), experts_of(replace(config, path=str(tmp_path / "out")), None)
+    differences = []
     for one, other in zip(wanted, read, strict=True):
         assert torch.equal(one["gate_up_proj"], other["gate_up_proj"])
-        difference = (one["down_proj"] - other["down_proj"]).norm() / one["down_proj"].norm()
-        assert 0 < difference < (0.05 if kind == "fp8" else 0.2)
+        differences.append(float((one["down_proj"] - other["down_proj"]).norm() / one["down_proj"].norm()))
+    # A layer whose fit doesn't help is left alone.
+    assert 0 < max(differences) < (0.05 if kind == "fp8" else 0.2)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4", "nvfp4", "modelopt", "awq", "gptq"])
