@@ -29,6 +29,11 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         return
     parts = part_names([moevolve.show(store, request.individual).search.genome_kind])
     verified = f"all {report.copied} tensors are equal to the source's, byte for byte"
+    if report.anew:
+        verified = (
+            f"{report.copied} tensors are equal to the source's, byte for byte, and {report.anew} were written anew"
+            + (f", up to {report.difference:.1%} from the evaluated model's" if report.difference else "")
+        )
     if report.agreement is not None:
         verified = (
             f"all {report.agreement.parts} parts agree with the model within "
@@ -53,9 +58,9 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
 def _export_coefficients(request: ExportRequest, store: str, as_json: bool) -> None:
     if request.form is not None:
         raise moevolve.UserError(f"--form {request.form}: a coefficient file has no form; leave it out")
-    for option in ("model", "device", "dtype", "mtp"):
+    for option in ("model", "device", "dtype", "mtp", "requantise"):
         given = getattr(request, option)
-        if given is not None:
+        if given not in (None, False):
             raise moevolve.UserError(f"--{option} {given}: a coefficient file needs no weights; leave it out")
     moevolve.export_coefficients(store, request.individual, request.directory)
     if as_json:

@@ -21,7 +21,7 @@ from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.source import export_source, plan_source
+from moevolve.workers.export.source import changes_weights, export_source, plan_source
 
 
 def export(store: Store, request: ExportRequest) -> ExportReport:
@@ -34,27 +34,41 @@ def export(store: Store, request: ExportRequest) -> ExportReport:
     detail = subject.detail
     card, directory, model = _card(store, detail), Path(request.directory), subject.config.model
     if request.form == "source" or (request.form is None and _copied(request, model, subject.edit)):
-        for option in ("device", "dtype"):
-            if getattr(request, option) is not None:
-                raise UserError(f"--{option}: the source form copies bytes and runs nothing; leave it out")
-        report = export_source(model, subject.edit, directory, card, request.mtp or "drop")
+        if changes_weights(subject.edit) is not None:
+            model = placed(model, request.device, request.dtype)
+        else:
+            for option in ("device", "dtype", "requantise"):
+                if getattr(request, option):
+                    raise UserError(f"--{option}: the individual is exported by copying bytes alone; leave it out")
+        report = export_source(model, subject.edit, directory, card, request.mtp or "drop", request.requantise)
     elif request.mtp is not None:
         raise UserError(f"--mtp {request.mtp}: only the source form can have such layers; add --form source")
+    elif request.requantise:
+        raise UserError("--requantise: only the source form keeps the source's format; add --form source")
     else:
         placement = placed(model, request.device, request.dtype)
         report = export_model(placement, subject.edit, directory, card, request.form)
-    checks = json.dumps({"copied": report.copied} if report.agreement is None else asdict(report.agreement))
+    checks = json.dumps(_source_checks(report) if report.agreement is None else asdict(report.agreement))
     store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
     return report
 
 
+def _source_checks(report: ExportReport) -> dict[str, float]:
+    counts: dict[str, float] = {"copied": report.copied}
+    return counts | ({"anew": report.anew, "difference": report.difference} if report.anew else {})
+
+
 def _copied(request: ExportRequest, model: ModelConfig, edit: Edit) -> bool:
     """Whether an export without a given form copies its tensors: of quantised checkpoints, if nothing prevents it."""
+    if request.requantise:
+        return True
     if request.device is not None or request.dtype is not None:
         return False
     if packing(model, load_config(model)) is None:
         return request.mtp is not None
     try:
+        if changes_weights(edit) is not None:
+            return False
         plan_source(model, edit)
     except UserError:
         return False

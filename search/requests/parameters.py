@@ -64,6 +64,13 @@ Mtp = Annotated[
         "them out, `prune` keeps the same experts of them as of the last MoE layer, `keep` copies them whole."
     ),
 ]
+Requantise = Annotated[
+    bool,
+    Field(
+        description="Write quantised tensors that the individual changes (by repair or merging) anew in the "
+        "checkpoint's format; all others are copied byte for byte."
+    ),
+]
 ModelSettings = Annotated[
     Overrides, Field(description="Change settings of the search's `model.*` or `engine.*` for this once."), SETTINGS
 ]

@@ -20,6 +20,7 @@ from moevolve.workers.families.registry import FAMILIES as FAMILY_TYPES
 TESTS = Path(__file__).parents[1] / "workers"
 CHECKPOINTS, EXPORTS, IN_FAMILIES = TESTS / "checkpoints", TESTS / "export", TESTS / "families"
 READ, DISK, SAME, ROTATED, PRUNED = "read, scored", "from disk", "kept: bytes", "rotated: logits", "pruned: logits"
+SCALED, REQUANTISED = "factor in scales", "requantise"
 FACTS, EDITS, SCORES, FORMS = "facts", "edits", "answers", "exports"
 
 FORMATS = {
@@ -32,6 +33,9 @@ FORMATS = {
     "test_keeping_all_experts_gives_equal_files": SAME,
     "test_rotated_experts_compute_the_same": ROTATED,
     "test_a_pruned_checkpoint_computes_what_the_search_measured": PRUNED,
+    "test_a_factor_goes_into_the_scales": SCALED,
+    "test_a_repair_writes_the_down_projections_anew": REQUANTISED,
+    "test_numbers_are_rounded_to_the_nearest": REQUANTISED,
     "test_a_pruned_file_computes_what_the_search_measured": PRUNED,
 }
 """Verbs of formats by test."""
@@ -94,12 +98,12 @@ def main() -> int:
     collector = Collector()
     files = [
         *(CHECKPOINTS / name for name in ("test_unpacking.py", "test_gguf.py", "test_stored_experts.py")),
-        *(EXPORTS / name for name in ("test_source.py", "test_gguf.py")),
+        *(EXPORTS / name for name in ("test_source.py", "test_gguf.py", "test_anew.py")),
         *(IN_FAMILIES / name for name in ("test_recent_families.py", "test_family_edits.py", "test_family_loading.py")),
     ]
     wanted = " or ".join([*FORMATS, *OF_FAMILIES])
     code = pytest.main(["-q", "--no-header", "-k", wanted, *map(str, files)], plugins=[collector])
-    print_table("format", collector.formats, (READ, DISK, SAME, ROTATED, PRUNED))
+    print_table("format", collector.formats, (READ, DISK, SAME, ROTATED, PRUNED, SCALED, REQUANTISED))
     print_table("family", collector.families, (FACTS, EDITS, SCORES, FORMS, DISK))
     return int(code)
 

@@ -35,12 +35,18 @@ class KeptTensor:
         source: Tensor that it is copied from.
         rows: Indices along the source's first dimension, in order; None for the whole tensor.
         lead: Dimensions of size 1 that precede those of the source.
+        anew: Tensor of the same dtype and shape to copy instead, if an edit changes its values.
     """
 
     name: str
     source: StoredTensor
     rows: tuple[int, ...] | None = None
     lead: tuple[int, ...] = ()
+    anew: StoredTensor | None = None
+
+    def chunks(self) -> Iterator[bytes]:
+        """Read the bytes to write, at most 16 MiB at a time."""
+        return self.source.chunks(self.rows) if self.anew is None else self.anew.chunks()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -182,7 +188,7 @@ class Pruning:
         match = _LAYER.fullmatch(name)
         if match is not None and match["stem"] == self._stem:
             return int(match["layer"]) >= self._decoder_layers
-        return _MTP_STEM.search(name) is not None
+        return is_mtp_stem(name)
 
     def _check_experts(self) -> None:
         """Check that every MoE layer has all its experts, and that they have the same tensors."""
@@ -222,3 +228,8 @@ class Pruning:
                 f"{odd.file}: tensor {odd.name} is {odd.dtype} {list(odd.shape)}, and other experts' are {dtype} "
                 f"{list(shape)}; fetch the file again"
             )
+
+
+def is_mtp_stem(name: str) -> bool:
+    """Whether a name is that of a layer for MTP beside the decoder's layers."""
+    return _MTP_STEM.search(name) is not None

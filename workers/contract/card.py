@@ -8,7 +8,7 @@ from typing import Literal
 
 CheckpointForm = Literal["stock", "native", "source"]
 """A `stock` checkpoint loads with a model class of `transformers`; a `native` one contains its own modelling code. A
-`source` checkpoint has the source checkpoint's format: its tensors are copied byte for byte, quantised or not."""
+`source` checkpoint has the source checkpoint's format: tensors that the edit leaves alone are copied byte for byte."""
 
 MtpLayers = Literal["drop", "prune", "keep"]
 """What becomes of layers for multi-token prediction (MTP), which speculative decoding uses and `transformers` doesn't
@@ -156,7 +156,9 @@ class ExportReport:
         parameters: Number of parameters of the exported model.
         size_bytes: Total size of the files.
         agreement: Comparison of the files with the edited model; None in the source form.
-        copied: In the source form, the number of tensors, all of which were read back and found equal to the source's.
+        copied: In the source form, the number of tensors that were read back and found equal to the source's.
+        anew: In the source form, the number of tensors that were written anew, read back and found as they were packed.
+        difference: Largest difference of a tensor that was packed anew from the edited model's, relative to the latter.
     """
 
     directory: Path
@@ -167,6 +169,8 @@ class ExportReport:
     size_bytes: int
     agreement: Agreement | None = field(repr=False)
     copied: int = 0
+    anew: int = 0
+    difference: float = 0.0
 
 
 class ExportError(RuntimeError):

@@ -229,13 +229,17 @@ class Exporter(Protocol):
 
 @runtime_checkable
 class PruningExporter(Exporter, Protocol):
-    """An exporter of edits that may do no more than leave experts out, so that no weights are needed to export them."""
+    """An exporter of edits that leave experts out, for which no weights are needed where they do no more than that."""
+
+    def merges(self, edit: Edit) -> str | None:
+        """What an edit changes besides leaving experts out, so that its export needs weights; None if nothing."""
+        ...
 
     def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
-        """Return the experts that an edit keeps.
+        """Return the experts that an edit keeps; of merged ones and of mixed router rows the one that counts most.
 
         Raises:
-            UserError: The edit changes weights or routing in another way, or doesn't fit the model.
+            UserError: No smaller model of the family computes the same, or the edit doesn't fit the model.
         """
         ...
 

@@ -118,7 +118,7 @@ def _write_file(
     writer.write_ti_data_to_file()
     checksums = {}
     for tensor in tensors:
-        data = b"".join(tensor.source.chunks(tensor.rows))
+        data = b"".join(tensor.chunks())
         checksums[tensor.name] = zlib.crc32(data)
         writer.write_tensor_data(np.frombuffer(data, np.uint8), tensor_endianess=reader.endianess)
     writer.close()

@@ -13,13 +13,14 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf
+from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
 from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file, load_config
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
@@ -28,12 +29,14 @@ from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.facts import ModelFacts, parameters_after
 from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.anew import Rewritten, rewrite
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
 from moevolve.workers.families.base import ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.describe import describe_config, meta_model
+from moevolve.workers.model.resident import ResidentModel
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
@@ -66,6 +69,22 @@ class SourceExport:
     changes: Mapping[str, int] = field(default_factory=dict)
 
 
+def changes_weights(edit: Edit) -> str | None:
+    """What an edit changes besides leaving experts out, so that its source form needs the model; None if nothing.
+
+    Raises:
+        UserError: The edit divides a dense model into experts, so it has no source form.
+    """
+    return "it is repaired" if underlying(edit) is not edit else _exporter(edit).merges(edit)
+
+
+def _exporter(edit: Edit) -> PruningExporter:
+    exporter = exporter_of(edit)
+    if not isinstance(exporter, PruningExporter):
+        raise UserError("a dense model divided into experts can't be written in its checkpoint's format")
+    return exporter
+
+
 def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> SourceExport:
     """Check that an edited model can be written in its checkpoint's format, and choose what to write.
 
@@ -75,15 +94,14 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
         mtp: What becomes of layers for multi-token prediction.
 
     Raises:
-        UserError: The edit does more than leave experts out, the checkpoint can't be read, or its files disagree with
-            each other or with its config.
+        UserError: No checkpoint of the source's class expresses the edit, the checkpoint can't be read, or its files
+            disagree with each other or with its config.
     """
-    exporter = exporter_of(edit)
-    if underlying(edit) is not edit or not isinstance(exporter, PruningExporter):
-        does = "is repaired" if underlying(edit) is not edit else "divides a dense model into experts"
-        raise UserError(f"only an individual that leaves experts out can be copied from its checkpoint: it {does}")
+    exporter, changed = _exporter(edit), changes_weights(edit)
     facts = describe_config(meta_model(model), model)
-    selection = exporter.selection(edit, facts)
+    selection = exporter.selection(underlying(edit), facts)
+    if changed is not None and mtp == "prune":
+        raise UserError(f"--mtp prune: {changed}, which can't be done to layers for MTP; choose drop or keep")
     folder = checkpoint_folder(model)
     family = FAMILIES[facts.family]
     assert isinstance(family, ExpertFamily)
@@ -96,6 +114,10 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
         counts = {name: fields[name] for name in _MTP_FIELDS if name in fields}
         fields |= _resized(fields, config, family, facts, selection) | dict.fromkeys(counts, 0)
     if file is not None:
+        if changed is not None:
+            raise UserError(
+                f"{changed}, and changed weights can't be written into a GGUF file; export it with --form stock"
+            )
         kept, changes = kept_gguf(file, facts, selection, layers, mtp)
         return SourceExport(folder, facts, selection, kept, settings, file, changes)
     pruning = Pruning(stored_tensors(folder), family, facts.moe_layers, facts.experts, layers, selection, mtp)
@@ -110,7 +132,12 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
 
 
 def export_source(
-    model: ModelConfig, edit: Edit, directory: Path, card: ExportCard, mtp: MtpLayers = "drop"
+    model: ModelConfig,
+    edit: Edit,
+    directory: Path,
+    card: ExportCard,
+    mtp: MtpLayers = "drop",
+    requantise: bool = False,
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
@@ -119,13 +146,14 @@ def export_source(
 
     Args:
         model: Checkpoint and settings.
-        edit: Edit to export, which may do no more than leave experts out.
+        edit: Edit to export. If it changes weights, the model is loaded.
         directory: Folder of the checkpoint, which must be empty or not exist.
         card: Provenance for the model card.
         mtp: What becomes of layers for multi-token prediction.
+        requantise: Whether quantised tensors that the edit changes are packed anew.
 
     Raises:
-        UserError: See `plan_source`; or the directory is taken, or the disk is full.
+        UserError: See `plan_source` and `rewrite`; or the directory is taken, or the disk is full.
         ExportError: A written tensor differs from the source's.
     """
     with new_checkpoint(directory, card.title) as part:
@@ -134,18 +162,45 @@ def export_source(
         _copy_files(plan.folder, part)
         for name, content in plan.settings.items():
             (part / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        scratch, found = part / ".anew", Rewritten()
+        if changes_weights(edit) is not None:
+            plan, found = _rewritten(plan, model, edit, scratch, requantise)
+            check_room(part, sum(tensor.nbytes for tensor in plan.kept))
         checksums = _write_tensors(plan, part)
+        scratch.unlink(missing_ok=True)
         written = stored_tensors(part) if plan.gguf is None else stored_gguf(open_parts(part / plan.gguf.name))
         _compare(written, plan.kept, checksums)
-        exporter = exporter_of(edit)
-        assert isinstance(exporter, PruningExporter)
-        summary = exporter.selection_summary(edit, plan.facts, _note(plan))
+        summary = _exporter(edit).selection_summary(underlying(edit), plan.facts, _note(plan))
+        summary = replace(summary, rows=(*summary.rows, *found.rows()))
         parameters = parameters_after(plan.facts, plan.selection.retained)
         write_card(part, card, CardFacts(summary, "source", parameters, edit.phenotype_hash))
+    anew = sum(each.anew is not None for each in plan.kept)
     report = ExportReport(
-        part, "source", summary.experts, summary.active, parameters, 0, agreement=None, copied=len(plan.kept)
+        part,
+        "source",
+        summary.experts,
+        summary.active,
+        parameters,
+        0,
+        agreement=None,
+        copied=len(plan.kept) - anew,
+        anew=anew,
+        difference=found.difference,
     )
     return finished(report, directory)
+
+
+def _rewritten(
+    plan: SourceExport, model: ModelConfig, edit: Edit, scratch: Path, requantise: bool
+) -> tuple[SourceExport, Rewritten]:
+    """Load the model, apply the edit, and write what it changes to a scratch file; see `rewrite`."""
+    resident, exporter, base = ResidentModel.load(model), _exporter(edit), underlying(edit)
+    settings = plan.settings["config.json"].get("quantization_config")
+    packed = None if settings is None else packed_format(str(settings["quant_method"]), settings, model.path)
+    with resident.edited(edit):
+        blueprint = exporter.build(resident, base, "stock", scratch.parent)
+        kept, found = rewrite(resident, blueprint, plan.kept, packed, scratch, requantise)
+    return replace(plan, kept=kept), found
 
 
 def _note(plan: SourceExport) -> str:
@@ -155,7 +210,8 @@ def _note(plan: SourceExport) -> str:
     else:
         packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
         values = f"quantised ({packed})" if packed else f"in {plan.facts.dtype}"
-    return f"In the format of the base model: its tensors, {values}, are copied byte for byte."
+    but = " except for those named above" if any(tensor.anew is not None for tensor in plan.kept) else ""
+    return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}."
 
 
 def _text_fields(settings: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -230,7 +286,7 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
         stream.write(header)
         for tensor in ordered:
             checksum = 0
-            for chunk in tensor.source.chunks(tensor.rows):
+            for chunk in tensor.chunks():
                 checksum = zlib.crc32(chunk, checksum)
                 stream.write(chunk)
             checksums[tensor.name] = checksum

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp
+from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp, Requantise
 from moevolve.search.running.steer import unpause
 from moevolve.search.server.dependencies import RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
@@ -25,6 +25,7 @@ class ExportOptions(BaseModel):
     Attributes:
         form: Kind of checkpoint; None chooses as the command line does.
         mtp: What becomes of layers for multi-token prediction; None leaves them out.
+        requantise: Write quantised tensors that the individual changes anew in the checkpoint's format.
         device: Device that runs the model; None takes the search's.
         dtype: Dtype of the parameters; None takes the search's.
     """
@@ -32,6 +33,7 @@ class ExportOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     form: ExportForm = None
     mtp: Mtp = None
+    requantise: Requantise = False
     device: ModelDevice = None
     dtype: ModelDtype = None
 
@@ -90,6 +92,6 @@ def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
         raise UserError("this server has no folder for exports; see `exports` in its settings")
     found = server.store.individual(ref)
     target = server.settings.exports.resolve() / found.ref.replace(":", "-")
-    given = asked.model_dump(exclude_none=True).items()
-    options = [word for name, value in given for word in (f"--{name}", value)]
+    given = asked.model_dump(exclude_defaults=True).items()
+    options = [word for name, value in given for word in (f"--{name}", *([] if value is True else [value]))]
     return server.processes.start(found.ref, ["export", found.ref, str(target), *options])

@@ -127,7 +127,7 @@ def test_four_bit_experts_are_unpacked_one_after_the_other_to_the_same_numbers()
     assert matrix.name == "experts.up" and sorted(matrix.parts.values()) == names
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mxfp4, "convert_moe_packed_tensors", seen)
-        found = matrix.unpack({"blocks": blocks, "scales": scales}, torch.bfloat16)
+        found = matrix.codec.unpack({"blocks": blocks, "scales": scales}, torch.bfloat16)
     assert torch.equal(found, at_once) and most == 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,8 +11,67 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 
-Unpack = Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
-"""Computes a matrix, or a layer's fused experts, in a given dtype from its parts by their last names."""
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How far numbers may be from what was packed: half a step of the largest number of their block.
+
+    Attributes:
+        share: Half a step divided by the block's largest absolute value, with what the rounding of scales adds.
+        block: Rows and columns of a block, which are the last two dimensions; None for the whole matrix.
+    """
+
+    share: float
+    block: tuple[int, int] | None = None
+
+    def holds(self, meant: Tensor, found: Tensor) -> bool:
+        """Compare unpacked numbers with those that were packed, both [..., rows, columns]."""
+        error, largest = (blocks_largest(each.float(), self.block) for each in (found.float() - meant.float(), meant))
+        return bool((error <= self.share * largest + torch.finfo(torch.float32).tiny).all())
+
+
+class Codec(Protocol):
+    """How the numbers of a matrix, or of a layer's fused experts, are stored in tensors, its parts by last name."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the numbers are stored one by one as they are, so that writing them anew quantises nothing."""
+        ...
+
+    @property
+    def rounding(self) -> Rounding:
+        """How far the result of `pack` is from its argument."""
+        ...
+
+    def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Compute the matrix in a given dtype."""
+        ...
+
+    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Round other numbers to the nearest that the format has, with scales from the largest ones.
+
+        Args:
+            values: Matrix to store, in the shape that `unpack` gives and of a floating-point dtype.
+            like: Parts of a matrix of this shape. What `values` don't determine is taken from them, such as scales of
+                activations.
+
+        Returns:
+            The parts of `values`, of the names, shapes and dtypes of `like`.
+
+        Raises:
+            UserError: There is no packer for this kind of the format.
+        """
+        ...
+
+    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
+        """Multiply a matrix by a positive factor, by changing no more than floating-point scales.
+
+        A scale takes the factor up to its own rounding: 2^-9 in bfloat16, 2^-11 in float16, 2^-24 in float32.
+
+        Returns:
+            The parts; None if scales are powers of two, which can't take any factor.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +81,32 @@ class PackedMatrix:
     Attributes:
         name: Name of the tensor in an unquantised checkpoint.
         parts: Names of the tensors that make it up, by their last names, for example `weight_scale_inv`.
-        unpack: See `Unpack`.
+        codec: See `Codec`.
     """
 
     name: str
     parts: Mapping[str, str]
-    unpack: Unpack = field(repr=False)
+    codec: Codec = field(repr=False)
+
+
+class Plain:
+    """See `Codec`. Numbers in a dtype of torch, in one part."""
+
+    plain = True
+    rounding = Rounding(2**-8)
+
+    def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """See `Codec`."""
+        return next(iter(parts.values())).to(dtype)
+
+    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Codec`. Numbers that are the same in the dtype of `values` stay as they are."""
+        ((name, before),) = like.items()
+        return {name: torch.where(before.to(values.dtype) == values, before, values.to(before.dtype))}
+
+    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
+        """See `Codec`. There are no scales."""
+        return None
 
 
 class PackedFormat(Protocol):
@@ -92,3 +171,28 @@ def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype:
         raise ValueError(f"there are {list(scales.shape)} scales, and its shape {[rows, columns]} needs {wanted}")
     by_row = scales.float().repeat_interleave(block[0], 0)[:rows]
     return (values.float() * by_row.repeat_interleave(block[1], 1)[:, :columns]).to(dtype)
+
+
+def blocks_largest(values: Tensor, block: tuple[int, int] | None) -> Tensor:
+    """Return the largest absolute value of every block, [..., ceil(rows / block rows), ceil(columns / block columns)].
+
+    Args:
+        values: Numbers, [..., rows, columns].
+        block: Rows and columns of a block, of which the last ones may be smaller; None for the whole of `values`.
+    """
+    if block is None or values.ndim < 2:
+        return values.abs().amax()
+    rows, columns = values.shape[-2:]
+    padded = torch.nn.functional.pad(values.abs(), (0, -columns % block[1], 0, -rows % block[0]))
+    return padded.unflatten(-1, (-1, block[1])).amax(-1).unflatten(-2, (-1, block[0])).amax(-2)
+
+
+def power_of_two(values: Tensor) -> Tensor:
+    """Round positive numbers up to a power of two; zeros become 1."""
+    mantissa, exponent = torch.frexp(values.double())
+    return torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).to(exponent.dtype)).float()
+
+
+def spread_scales(scales: Tensor, group: int) -> Tensor:
+    """Repeat the scale of every group of a row's numbers for each of them: [rows, groups] to [rows, columns]."""
+    return scales.repeat_interleave(group, -1)

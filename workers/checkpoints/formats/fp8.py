@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import PackedMatrix, matrix_parts, scaled_blocks
+from moevolve.workers.checkpoints.formats.base import (
+    PackedMatrix,
+    Rounding,
+    blocks_largest,
+    matrix_parts,
+    power_of_two,
+    scaled_blocks,
+)
+
+_LARGEST = 448.0
+"""Largest number of E4M3."""
 
 
 class Fp8Blocks:
@@ -23,11 +33,35 @@ class Fp8Blocks:
         if not block:
             raise UserError("fp8 weights without weight_block_size aren't supported; use ones with block scales")
         self._block = int(block[0]), int(block[1])
+        # DeepSeek-V3.1's scales are powers of two, although their dtype is float32.
+        self._powers = settings.get("scale_fmt") == "ue8m0"
+        self.rounding = Rounding(1 / 16, self._block)
+
+    plain = False
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
         """See `PackedFormat`."""
         for module, parts in matrix_parts(names, "weight_scale_inv", ["weight"]):
-            yield PackedMatrix(f"{module}.weight", parts, self._unpack)
+            yield PackedMatrix(f"{module}.weight", parts, self)
 
-    def _unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """See `Codec`."""
         return scaled_blocks(parts["weight"], parts["weight_scale_inv"], self._block, dtype)
+
+    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Codec`. A block's largest number becomes 448, or more than 224 where scales are powers of two."""
+        kept = like["weight_scale_inv"].dtype
+        scales = blocks_largest(values.float(), self._block) / _LARGEST
+        if self._powers or kept == torch.float8_e8m0fnu:
+            scales = power_of_two(scales)
+        scales = torch.where(scales > 0, scales, 1.0).to(kept)
+        inverse = scaled_blocks(torch.ones_like(values), scales, self._block, torch.float32)
+        codes = (values.float() / inverse).clamp(-_LARGEST, _LARGEST).to(like["weight"].dtype)
+        return {**like, "weight": codes, "weight_scale_inv": scales}
+
+    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
+        """See `Codec`."""
+        scales = parts["weight_scale_inv"]
+        if self._powers or scales.dtype == torch.float8_e8m0fnu:
+            return None
+        return {**parts, "weight_scale_inv": (scales.double() * factor).to(scales.dtype)}

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import PackedMatrix, matrix_parts
+from moevolve.workers.checkpoints.formats.base import PackedMatrix, Rounding, matrix_parts
 
 
 class Awq:
     """See `PackedFormat`. A matrix has `qweight`, `qzeros` and `scales`, in the order that AutoAWQ's GEMM reads."""
+
+    plain = False
+    rounding = Rounding(0.0)
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         bits, version = settings.get("bits", 4), str(settings.get("version", "gemm")).lower()
@@ -26,9 +29,10 @@ class Awq:
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
         """See `PackedFormat`."""
         for module, parts in matrix_parts(names, "qweight", ["qzeros", "scales"]):
-            yield PackedMatrix(f"{module}.weight", parts, self._unpack)
+            yield PackedMatrix(f"{module}.weight", parts, self)
 
-    def _unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """See `Codec`."""
         from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 
         codes, zeros = AutoAWQConverter.reverse_awq_order(
@@ -39,9 +43,20 @@ class Awq:
         shifted = (codes & 15) - (zeros & 15).repeat_interleave(group, 0)
         return (shifted.float() * parts["scales"].float().repeat_interleave(group, 0)).T.to(dtype)
 
+    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Codec`; not supported."""
+        raise UserError("AWQ weights can't be written anew; export the individual with --form stock")
+
+    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
+        """See `Codec`. Scales are float16 as a rule."""
+        return {**parts, "scales": (parts["scales"].double() * factor).to(parts["scales"].dtype)}
+
 
 class Gptq:
     """See `PackedFormat`. A matrix has `qweight`, `qzeros`, `scales` and the group of every input, `g_idx`."""
+
+    plain = False
+    rounding = Rounding(0.0)
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._bits = int(settings.get("bits", 4))
@@ -53,9 +68,10 @@ class Gptq:
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
         """See `PackedFormat`."""
         for module, parts in matrix_parts(names, "qweight", ["qzeros", "scales", "g_idx"]):
-            yield PackedMatrix(f"{module}.weight", parts, self._unpack)
+            yield PackedMatrix(f"{module}.weight", parts, self)
 
-    def _unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """See `Codec`."""
         from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 
         scales, group_of = parts["scales"].float(), parts["g_idx"].long()
@@ -64,3 +80,11 @@ class Gptq:
         codes = unpack_from_int32(parts["qweight"], self._bits, shape, packed_dim=0)
         zeros = unpack_from_int32(parts["qzeros"], self._bits, scales.shape, packed_dim=1).float() + self._less
         return ((codes.float() - zeros[group_of]) * scales[group_of]).T.to(dtype)
+
+    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Codec`; not supported."""
+        raise UserError("GPTQ weights can't be written anew; export the individual with --form stock")
+
+    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
+        """See `Codec`. Scales are float16 as a rule."""
+        return {**parts, "scales": (parts["scales"].double() * factor).to(parts["scales"].dtype)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import PackedFormat, Unpack
+from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, Plain
 from moevolve.workers.checkpoints.headers import StoredTensor
 from moevolve.workers.checkpoints.shards import read_tensor
 
@@ -22,21 +22,21 @@ class UnpackedTensor:
     Attributes:
         name: Name in an unquantised checkpoint.
         parts: Stored tensors by last name.
-        unpack: See `Unpack`; None for a tensor that isn't quantised.
-        dtype: Dtype that quantised tensors are unpacked to; others keep theirs.
+        codec: See `Codec`.
+        dtype: Dtype that quantised tensors are unpacked to; plain ones keep theirs.
     """
 
     name: str
     parts: Mapping[str, StoredTensor]
-    unpack: Unpack | None = field(repr=False)
+    codec: Codec = field(repr=False)
     dtype: torch.dtype
 
     def __getitem__(self, everything: EllipsisType) -> Tensor:
         parts = {last: read_tensor(stored) for last, stored in self.parts.items()}
-        if self.unpack is None:
+        if self.codec.plain:
             return next(iter(parts.values()))
         try:
-            return self.unpack(parts, self.dtype)
+            return self.codec.unpack(parts, self.dtype)
         except (ValueError, RuntimeError, IndexError) as error:
             file = next(iter(self.parts.values())).file
             raise UserError(f"{file}: tensor {self.name} can't be unpacked: {error}; fetch the file again") from error
@@ -58,7 +58,7 @@ def unpacked_tensors(
     found, used = {}, set()
     for matrix in packed.matrices(stored.keys()):
         parts = {last: stored[name] for last, name in matrix.parts.items()}
-        found[matrix.name] = UnpackedTensor(matrix.name, parts, matrix.unpack, dtype)
+        found[matrix.name] = UnpackedTensor(matrix.name, parts, matrix.codec, dtype)
         used |= set(matrix.parts.values())
     plain = plain_tensors({name: tensor for name, tensor in stored.items() if name not in used})
     return plain | found
@@ -66,4 +66,4 @@ def unpacked_tensors(
 
 def plain_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, UnpackedTensor]:
     """Return tensors that aren't quantised, by name; see `UnpackedTensor`."""
-    return {name: UnpackedTensor(name, {"": tensor}, None, torch.float32) for name, tensor in stored.items()}
+    return {name: UnpackedTensor(name, {"": tensor}, Plain(), torch.float32) for name, tensor in stored.items()}

@@ -64,6 +64,14 @@ class EepExporter:
         note = _form_note(form, _maps(resident, edit, form), bool(thresholds))
         return _summary(resident.layers[0].family.title, edit, before, loaded_parameters(resident), note, rows)
 
+    def merges(self, edit: Edit) -> str | None:
+        """See `PruningExporter`."""
+        if not isinstance(edit, EepEdit):
+            return None
+        if not edit.one_hot_merging.all():
+            return "it merges experts"
+        return None if edit.one_hot_mapping.all() else "its router mapping mixes router rows"
+
     def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
         """See `PruningExporter`."""
         if isinstance(edit, IdentityEdit):
@@ -76,15 +84,11 @@ class EepExporter:
                 f"{len(facts.moe_layers)} of {facts.experts}; use the model it was searched on"
             )
         obstacle = eep_fault(facts.rule, edit) or form_obstacle(edit, facts.rule)
-        if obstacle is None and not edit.one_hot_merging.all():
-            obstacle = "it merges experts"
-        if obstacle is None and not edit.one_hot_mapping.all():
-            obstacle = "its router mapping mixes router rows"
         if obstacle is None and edit.widths is not None and set(edit.widths) != {facts.expert_neurons}:
             obstacle = "it leaves neurons out"
         if obstacle is not None:
-            raise UserError(f"only an individual that leaves experts out can be copied from its checkpoint: {obstacle}")
-        kept = [matrix.argmax(axis=2).tolist() for matrix in (edit.router_mapping, edit.expert_merging)]
+            raise UserError(f"the individual can't be written in its checkpoint's format: {obstacle}")
+        kept = [abs(matrix).argmax(axis=2).tolist() for matrix in (edit.router_mapping, edit.expert_merging)]
         routers, experts = (tuple(map(tuple, rows)) for rows in kept)
         return ExpertSelection(routers, experts, edit.active)
 

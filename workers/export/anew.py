@@ -1,0 +1,222 @@
+"""Tensors of a source export that an edit changes: cast or packed anew, or multiplied by a factor in their scales.
+
+The edited model's tensors come layer by layer, as for a stock checkpoint. Each is compared with what the source stores
+for it. What is equal is copied from the source later; what differs is written to a scratch file, and copied from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO
+
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, PackedMatrix, Plain
+from moevolve.workers.checkpoints.headers import StoredTensor
+from moevolve.workers.checkpoints.pruning import KeptTensor, is_mtp_stem
+from moevolve.workers.checkpoints.shards import read_tensor
+from moevolve.workers.checkpoints.state import EXPERTS, SavedNames, layers_prefix
+from moevolve.workers.contract.methods import Blueprint, Resident
+from moevolve.workers.export.folder import VerificationError
+from moevolve.workers.families.base import CORRECTION_BIAS
+
+_PLACE = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<place>\d+\..+)")
+_FACTOR_ERROR = 2**-7
+"""Largest accepted relative difference of a number whose scale took a factor; a bfloat16 scale is rounded by 2^-9."""
+
+
+@dataclass
+class Rewritten:
+    """What was written anew.
+
+    Attributes:
+        packed, scaled, cast: Names of tensors that were packed in their format, of those whose scales took a factor,
+            and of those that were stored as they are in the tensor's dtype.
+        difference: Largest difference between a tensor that was packed and the edited model's, relative to the latter,
+            both as the root of the sum of squares.
+    """
+
+    packed: set[str] = field(default_factory=set)
+    scaled: set[str] = field(default_factory=set)
+    cast: set[str] = field(default_factory=set)
+    difference: float = 0.0
+
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """Rows of the model card."""
+        found = []
+        if self.packed:
+            found.append(
+                (
+                    "requantised",
+                    f"{patterns(self.packed)}; up to {self.difference:.1%} from the weights that were evaluated",
+                )
+            )
+        for title, names in (("factor in the scales of", self.scaled), ("new values", self.cast)):
+            if names:
+                found.append((title, patterns(names)))
+        return tuple(found)
+
+
+def patterns(names: set[str]) -> str:
+    """Count names that differ in numbers only: `24 of model.layers.*.mlp.experts.*.down_proj.weight`."""
+    counts: dict[str, int] = defaultdict(int)
+    for name in names:
+        counts[re.sub(r"\.\d+(?=\.)", ".*", name)] += 1
+    return ", ".join(f"{count} of {pattern}" for pattern, count in sorted(counts.items()))
+
+
+def rewrite(
+    resident: Resident,
+    blueprint: Blueprint,
+    kept: Sequence[KeptTensor],
+    packed: PackedFormat | None,
+    scratch: Path,
+    requantise: bool,
+) -> tuple[list[KeptTensor], Rewritten]:
+    """Write the tensors that an edit changes to a scratch file.
+
+    Args:
+        resident: Resident model with the edit applied.
+        blueprint: Its stock checkpoint.
+        kept: Tensors of the export.
+        packed: Format of quantised tensors; None if there are none.
+        scratch: File to write to.
+        requantise: Whether quantised tensors may be packed anew.
+
+    Returns:
+        The tensors of the export, of which changed ones are read from the scratch file, and a summary.
+
+    Raises:
+        UserError: Quantised tensors would have to be packed anew and may not, or can't; or a tensor of the experts
+            isn't in the source under the name that `transformers` gives.
+        VerificationError: Unpacked numbers are further from the edited model's than rounding explains.
+    """
+    with scratch.open("wb") as stream:
+        writer = _Writer(kept, packed, scratch, stream, requantise)
+        names, prefix = SavedNames(blueprint.model), layers_prefix(blueprint.model)
+        for layer in resident.layers:
+            changeable = EXPERTS, f"mlp.{layer.family.router}.", f"mlp.{CORRECTION_BIAS}"
+            for name, tensor in blueprint.layer(layer.index):
+                if name.startswith(changeable):
+                    for saved, values in names.saved(f"{prefix}{layer.index}.{name}", tensor).items():
+                        writer.write(saved, values.detach().cpu(), required=name.startswith(EXPERTS))
+    found = writer.found
+    if found.packed and not requantise:
+        raise UserError(
+            f"the individual changes weights that the source has quantised, and {patterns(found.packed)} would have to "
+            "be written anew; add --requantise, or export it with --form stock"
+        )
+    return [replace(each, anew=writer.anew.get(each.name)) for each in kept], found
+
+
+class _Writer:
+    """Compares tensors with the source's, and appends what differs to a file."""
+
+    def __init__(
+        self, kept: Sequence[KeptTensor], packed: PackedFormat | None, file: Path, stream: IO[bytes], requantise: bool
+    ) -> None:
+        self._kept = {each.name: each for each in kept}
+        matrices = [] if packed is None else list(packed.matrices(self._kept.keys()))
+        used = {part for matrix in matrices for part in matrix.parts.values()}
+        plain = Plain()
+        matrices += [PackedMatrix(name, {"": name}, plain) for name in self._kept if name not in used]
+        # Checkpoints with images and the like have the text model's layers under a longer name than its class.
+        self._matrices = {place: matrix for matrix in matrices for place in _places(matrix.name)}
+        self._file, self._stream, self._requantise = file, stream, requantise
+        self.anew: dict[str, StoredTensor] = {}
+        self.found = Rewritten()
+
+    def write(self, name: str, values: Tensor, required: bool) -> None:
+        matrix = next((self._matrices[place] for place in _places(name) if place in self._matrices), None)
+        if matrix is None:
+            if required:
+                raise UserError(
+                    f"tensor {name} isn't in the checkpoint's files under this name; export the individual with "
+                    "--form stock"
+                )
+            return
+        parts = {last: _read(self._kept[part]) for last, part in matrix.parts.items()}
+        changed = dict(parts)
+        fused = values.ndim == 3
+        for unit in [slice(i, i + 1) for i in range(len(values))] if fused else [slice(None)]:
+            before = {last: part[unit] if fused else part for last, part in parts.items()}
+            after = self._changed(matrix, before, values[unit])
+            for last, part in after.items():
+                if fused:
+                    if changed[last] is parts[last]:
+                        changed[last] = parts[last].clone()
+                    changed[last][unit] = part
+                else:
+                    changed[last] = part
+        for last, part in changed.items():
+            if part is not parts[last] and not torch.equal(_raw(part), _raw(parts[last])):
+                self._append(matrix.parts[last], part, parts[last])
+
+    def _changed(self, matrix: PackedMatrix, parts: Mapping[str, Tensor], values: Tensor) -> dict[str, Tensor]:
+        """Return the parts of a matrix with other values; empty if it has these already."""
+        codec, before = matrix.codec, matrix.codec.unpack(parts, values.dtype)
+        if torch.equal(before, values):
+            return {}
+        factor = None if codec.plain else _factor(before, values)
+        scaled = None if factor is None else codec.scaled(parts, factor)
+        if scaled is not None:
+            found = codec.unpack(scaled, torch.float32)
+            if bool(((found - values.float()).abs() <= _FACTOR_ERROR * values.float().abs()).all()):
+                self.found.scaled.add(matrix.name)
+                return scaled
+        if codec.plain:
+            self.found.cast.add(matrix.name)
+            return codec.pack(values, parts)
+        self.found.packed.add(matrix.name)
+        return self._packed(matrix.name, codec, parts, values) if self._requantise else {}
+
+    def _packed(self, name: str, codec: Codec, parts: Mapping[str, Tensor], values: Tensor) -> dict[str, Tensor]:
+        packed = codec.pack(values, parts)
+        found, meant = codec.unpack(packed, torch.float32), values.float()
+        if not codec.rounding.holds(meant, found):
+            raise VerificationError(f"tensor {name} can't be packed: unpacked again, it differs by more than rounding")
+        difference = float((found - meant).norm() / meant.norm().clamp_min(torch.finfo(torch.float32).tiny))
+        self.found.difference = max(self.found.difference, difference)
+        return packed
+
+    def _append(self, name: str, part: Tensor, like: Tensor) -> None:
+        if (part.dtype, part.shape) != (like.dtype, like.shape):
+            raise ValueError(f"tensor {name} was packed as {part.dtype} {list(part.shape)}")
+        data = _raw(part).numpy().tobytes()
+        kept = self._kept[name]
+        self.anew[name] = StoredTensor(name, self._file, kept.source.dtype, kept.shape, self._stream.tell(), len(data))
+        self._stream.write(data)
+
+
+def _places(name: str) -> Iterator[str]:
+    """Index of the layer and name within it, by which tensors are found; nothing for layers for MTP."""
+    match = _PLACE.fullmatch(name)
+    if match is not None and not is_mtp_stem(match["stem"]):
+        yield match["place"]
+
+
+def _read(kept: KeptTensor) -> Tensor:
+    tensor = read_tensor(kept.source)
+    return tensor if kept.rows is None else tensor[list(kept.rows)]
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _factor(before: Tensor, values: Tensor) -> float | None:
+    """Factor by which a matrix differs from another up to rounding in its dtype; None if it differs in another way."""
+    energy = float(before.double().square().sum())
+    factor = float((before.double() * values.double()).sum()) / energy if energy else 0.0
+    if not 0 < factor < float("inf"):
+        return None
+    meant = before.double() * factor
+    # The factor is applied as a change that is added, which rounds three times.
+    holds = (values.double() - meant).abs() <= 4 * torch.finfo(values.dtype).eps * meant.abs()
+    return factor if bool(holds.all()) else None
