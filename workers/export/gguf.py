@@ -69,6 +69,9 @@ def kept_gguf(
             )
         kept.append(KeptTensor(name, tensor, None if rows == tuple(range(facts.experts)) else rows))
     changes = {"expert_count": selection.retained, "expert_used_count": selection.active}
+    if facts.rule.groups.count == 1:
+        # Groups that don't limit the choice need not divide the experts that are left. llama.cpp wants them to.
+        changes |= {"expert_group_count": 1, "expert_group_used_count": 1} if selection.retained < facts.experts else {}
     if predicting and mtp == "drop":
         changes |= {"nextn_predict_layers": 0, "block_count": layers}
     return kept, {f"{architecture}.{key}": value for key, value in changes.items()}

@@ -30,7 +30,7 @@ from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
-from moevolve.workers.families.base import ExpertFamily
+from moevolve.workers.families.base import MTP_FIELDS, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.describe import describe_config, meta_model
@@ -38,9 +38,6 @@ from moevolve.workers.model.describe import describe_config, meta_model
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 _NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE)
-
-_MTP_FIELDS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
-"""Config fields with the number of MTP layers, as DeepSeek and GLM, MiniMax, Qwen and MiMo name them."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
     if (folder / "config.json").is_file():
         settings["config.json"] = _json(folder / "config.json")
         fields = _text_fields(settings["config.json"], config)
-        counts = {name: fields[name] for name in _MTP_FIELDS if name in fields}
+        counts = {name: fields[name] for name in MTP_FIELDS if name in fields}
         fields |= _resized(fields, config, family, facts, selection) | dict.fromkeys(counts, 0)
     if file is not None:
         kept, changes = kept_gguf(file, facts, selection, layers, mtp)
