@@ -21,6 +21,7 @@ from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
+from moevolve.workers.export.mask import export_mask
 from moevolve.workers.export.source import export_source, plan_source
 
 
@@ -37,9 +38,17 @@ def export(store: Store, request: ExportRequest) -> ExportReport:
         for option in ("device", "dtype"):
             if getattr(request, option) is not None:
                 raise UserError(f"--{option}: the source form copies bytes and runs nothing; leave it out")
-        report = export_source(model, subject.edit, directory, card, request.mtp or "drop")
+        multiple = request.pad_experts or 1
+        report = export_source(model, subject.edit, directory, card, request.mtp or "drop", multiple)
     elif request.mtp is not None:
         raise UserError(f"--mtp {request.mtp}: only the source form can have such layers; add --form source")
+    elif request.pad_experts is not None:
+        raise UserError(f"--pad-experts {request.pad_experts}: only the source form is padded; add --form source")
+    elif request.form == "mask":
+        for option in ("device", "dtype"):
+            if getattr(request, option) is not None:
+                raise UserError(f"--{option}: a mask is written without running anything; leave it out")
+        report = export_mask(model, subject.edit, directory, card)
     else:
         placement = placed(model, request.device, request.dtype)
         report = export_model(placement, subject.edit, directory, card, request.form)
@@ -53,7 +62,7 @@ def _copied(request: ExportRequest, model: ModelConfig, edit: Edit) -> bool:
     if request.device is not None or request.dtype is not None:
         return False
     if packing(model, load_config(model)) is None:
-        return request.mtp is not None
+        return request.mtp is not None or request.pad_experts is not None
     try:
         plan_source(model, edit)
     except UserError:

@@ -22,6 +22,7 @@ from moevolve.search.requests.parameters import (
     ModelSettings,
     Mtp,
     Overrides,
+    PadExperts,
     SearchOfFull,
     Split,
     Task,
@@ -143,6 +144,7 @@ class ExportRequest(Request["ExportReport"]):
     _: KW_ONLY
     form: ExportForm = None
     mtp: Mtp = None
+    pad_experts: PadExperts = None
     model: ModelPath = None
     device: ModelDevice = None
     dtype: ModelDtype = None

@@ -54,7 +54,8 @@ ExportForm = Annotated[
     Field(
         description="`source` copies the kept experts' bytes, in the checkpoint's own format; `stock` is a plain "
         "`transformers` checkpoint; `native` has its own modelling code. If this is left out, an individual that only "
-        "leaves experts of a quantised checkpoint out is `source`, others are `stock` where that is exact."
+        "leaves experts of a quantised checkpoint out is `source`, others are `stock` where that is exact. `mask` "
+        "writes only router biases, with which the checkpoint never chooses a pruned expert."
     ),
 ]
 Mtp = Annotated[
@@ -62,6 +63,14 @@ Mtp = Annotated[
     Field(
         description="What the `source` form does with layers for multi-token prediction: `drop` (if left out) leaves "
         "them out, `prune` keeps the same experts of them as of the last MoE layer, `keep` copies them whole."
+    ),
+]
+PadExperts = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="Pad the number of experts of the `source` form to a multiple of this with experts that the "
+        "router's bias keeps from being chosen; only for families with such a bias.",
     ),
 ]
 ModelSettings = Annotated[

@@ -8,9 +8,10 @@ expert as first dimension. In both a pruned model's tensors are bytes of the ori
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
@@ -25,6 +26,14 @@ _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias")
 """Ends of names of correction biases, which checkpoints have in the router or beside it."""
 _MTP_STEM = re.compile(r"(^|\.)(mtp|nextn)(\.|$)")
 
+MASK = -1e4
+"""Bias of an expert that is never chosen: representable in 16 bits, and far below any sum of a score and a bias."""
+_MASK_BYTES = {
+    "F32": struct.pack("<f", MASK),
+    "F16": struct.pack("<e", MASK),
+    "BF16": struct.pack("<f", MASK)[2:],
+}
+
 
 @dataclass(frozen=True, slots=True)
 class KeptTensor:
@@ -34,11 +43,35 @@ class KeptTensor:
         name: Its name in the pruned checkpoint.
         source: Tensor that it is copied from.
         rows: Indices along the source's first dimension, in order; None for the whole tensor.
+        masked: Positions, along its first dimension, of numbers that are `MASK` instead of the source's. The tensor is
+            then a bias [experts] that routers add before they choose.
     """
 
     name: str
     source: StoredTensor
     rows: tuple[int, ...] | None = None
+    masked: tuple[int, ...] = ()
+
+    def chunks(self) -> Iterator[bytes]:
+        """Read the tensor's bytes.
+
+        Raises:
+            UserError: Numbers are masked, and the tensor isn't one of floating-point numbers.
+        """
+        chunks = self.source.chunks(self.rows)
+        if not self.masked:
+            yield from chunks
+            return
+        value = _MASK_BYTES.get(self.source.dtype)
+        if value is None or len(self.shape) != 1:
+            raise UserError(
+                f"{self.source.file}: bias {self.source.name} is {self.source.dtype} {list(self.source.shape)}, and "
+                f"only vectors of {', '.join(_MASK_BYTES)} can be masked; export the individual without"
+            )
+        data = bytearray(b"".join(chunks))
+        for position in self.masked:
+            data[position * len(value) : (position + 1) * len(value)] = value
+        yield bytes(data)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,8 +162,11 @@ class Pruning:
         router = f".{self._family.router}."
         if _FUSED.fullmatch(name):
             yield self._sliced(tensor, self._selection.experts[ordinal])
-        elif name.endswith((f"{router}weight", f"{router}bias", *_CORRECTION_BIASES)):
+        elif name.endswith(f"{router}weight"):
             yield self._sliced(tensor, self._selection.routers[ordinal])
+        elif name.endswith((f"{router}bias", *_CORRECTION_BIASES)):
+            masked = self._selection.masked[ordinal] if self._selection.masked else ()
+            yield replace(self._sliced(tensor, self._selection.routers[ordinal]), masked=masked)
         elif router in name:
             raise UserError(
                 f"{tensor.file}: tensor {name} belongs to a quantised router, whose rows can't be told apart; "

@@ -30,6 +30,7 @@ from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
+from moevolve.workers.export.masking import check_masked, padded
 from moevolve.workers.families.base import MTP_FIELDS, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.registry import exporter_of
@@ -63,24 +64,35 @@ class SourceExport:
     changes: Mapping[str, int] = field(default_factory=dict)
 
 
-def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> SourceExport:
-    """Check that an edited model can be written in its checkpoint's format, and choose what to write.
-
-    Args:
-        model: Checkpoint and settings.
-        edit: Edit to export.
-        mtp: What becomes of layers for multi-token prediction.
+def selected(model: ModelConfig, edit: Edit) -> tuple[ModelFacts, ExpertSelection]:
+    """Return facts about a model, and the experts of it that an edit keeps.
 
     Raises:
-        UserError: The edit does more than leave experts out, the checkpoint can't be read, or its files disagree with
-            each other or with its config.
+        UserError: The edit does more than leave experts out, or the model can't be described.
     """
     exporter = exporter_of(edit)
     if underlying(edit) is not edit or not isinstance(exporter, PruningExporter):
         does = "is repaired" if underlying(edit) is not edit else "divides a dense model into experts"
         raise UserError(f"only an individual that leaves experts out can be copied from its checkpoint: it {does}")
     facts = describe_config(meta_model(model), model)
-    selection = exporter.selection(edit, facts)
+    return facts, exporter.selection(edit, facts)
+
+
+def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multiple: int = 1) -> SourceExport:
+    """Check that an edited model can be written in its checkpoint's format, and choose what to write.
+
+    Args:
+        model: Checkpoint and settings.
+        edit: Edit to export.
+        mtp: What becomes of layers for multi-token prediction.
+        multiple: Pad the number of experts to a multiple of this; see `padded`.
+
+    Raises:
+        UserError: The edit does more than leave experts out, the checkpoint can't be read, or its files disagree with
+            each other or with its config.
+    """
+    facts, selection = selected(model, edit)
+    selection = padded(selection, facts.rule, multiple)
     folder = checkpoint_folder(model)
     family = FAMILIES[facts.family]
     assert isinstance(family, ExpertFamily)
@@ -94,8 +106,11 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
         fields |= _resized(fields, config, family, facts, selection) | dict.fromkeys(counts, 0)
     if file is not None:
         kept, changes = kept_gguf(file, facts, selection, layers, mtp)
+        check_masked(kept, selection)
         return SourceExport(folder, facts, selection, kept, settings, file, changes)
     pruning = Pruning(stored_tensors(folder), family, facts.moe_layers, facts.experts, layers, selection, mtp)
+    kept = pruning.kept()
+    check_masked(kept, selection)
     if mtp != "drop" and pruning.has_mtp:
         fields |= counts
     if "quantization_config" in settings["config.json"]:
@@ -103,11 +118,16 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
         settings["config.json"]["quantization_config"] = renamed
     if (folder / "hf_quant_config.json").is_file():
         settings["hf_quant_config.json"] = pruning.renamed(_json(folder / "hf_quant_config.json"))
-    return SourceExport(folder, facts, selection, pruning.kept(), settings)
+    return SourceExport(folder, facts, selection, kept, settings)
 
 
 def export_source(
-    model: ModelConfig, edit: Edit, directory: Path, card: ExportCard, mtp: MtpLayers = "drop"
+    model: ModelConfig,
+    edit: Edit,
+    directory: Path,
+    card: ExportCard,
+    mtp: MtpLayers = "drop",
+    multiple: int = 1,
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
@@ -120,20 +140,21 @@ def export_source(
         directory: Folder of the checkpoint, which must be empty or not exist.
         card: Provenance for the model card.
         mtp: What becomes of layers for multi-token prediction.
+        multiple: Pad the number of experts to a multiple of this; see `padded`.
 
     Raises:
         UserError: See `plan_source`; or the directory is taken, or the disk is full.
         ExportError: A written tensor differs from the source's.
     """
     with new_checkpoint(directory, card.title) as part:
-        plan = plan_source(model, edit, mtp)
+        plan = plan_source(model, edit, mtp, multiple)
         check_room(part, sum(tensor.nbytes for tensor in plan.kept))
         _copy_files(plan.folder, part)
         for name, content in plan.settings.items():
             (part / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         checksums = _write_tensors(plan, part)
         written = stored_tensors(part) if plan.gguf is None else stored_gguf(open_parts(part / plan.gguf.name))
-        _compare(written, plan.kept, checksums)
+        compare_bytes(written, plan.kept, checksums)
         exporter = exporter_of(edit)
         assert isinstance(exporter, PruningExporter)
         summary = exporter.selection_summary(edit, plan.facts, _note(plan))
@@ -152,7 +173,9 @@ def _note(plan: SourceExport) -> str:
     else:
         packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
         values = f"quantised ({packed})" if packed else f"in {plan.facts.dtype}"
-    return f"In the format of the base model: its tensors, {values}, are copied byte for byte."
+    added = len(plan.selection.masked[0]) if plan.selection.masked else 0
+    padding = f" {added} experts of every layer only make their number round, and are never chosen." if added else ""
+    return f"In the format of the base model: its tensors, {values}, are copied byte for byte.{padding}"
 
 
 def _text_fields(settings: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -213,7 +236,9 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
     original, begin = read_header(source)
     # A file of which everything is kept under its name gets the same bytes, header included.
     names = original.keys() - {"__metadata__"}
-    whole = len(tensors) == len(names) and all(each.rows is None and each.name == each.source.name for each in tensors)
+    whole = len(tensors) == len(names) and all(
+        each.rows is None and not each.masked and each.name == each.source.name for each in tensors
+    )
     if whole:
         ordered = sorted(tensors, key=lambda each: each.source.start)
         with source.open("rb") as stream:
@@ -221,20 +246,21 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
     else:
         # Without gaps, tensors start at multiples of their element's size if larger elements come first.
         ordered = sorted(tensors, key=lambda each: -each.source.alignment)
-        header = _header(original.get("__metadata__"), ordered)
+        header = header_of(original.get("__metadata__"), ordered)
     checksums = {}
     with target.open("wb") as stream:
         stream.write(header)
         for tensor in ordered:
             checksum = 0
-            for chunk in tensor.source.chunks(tensor.rows):
+            for chunk in tensor.chunks():
                 checksum = zlib.crc32(chunk, checksum)
                 stream.write(chunk)
             checksums[tensor.name] = checksum
     return checksums
 
 
-def _header(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
+def header_of(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
+    """Return the header of a safetensors file with some tensors, without gaps and in this order."""
     entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     position = 0
     for tensor in tensors:
@@ -246,7 +272,9 @@ def _header(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
     return len(content).to_bytes(8, "little") + content
 
 
-def _compare(written: Mapping[str, StoredTensor], kept: Sequence[KeptTensor], checksums: Mapping[str, int]) -> None:
+def compare_bytes(
+    written: Mapping[str, StoredTensor], kept: Sequence[KeptTensor], checksums: Mapping[str, int]
+) -> None:
     """Read the written tensors back and compare them with what was read from the source.
 
     Raises:

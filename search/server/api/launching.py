@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp
+from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp, PadExperts
 from moevolve.search.running.steer import unpause
 from moevolve.search.server.dependencies import RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
@@ -25,6 +25,7 @@ class ExportOptions(BaseModel):
     Attributes:
         form: Kind of checkpoint; None chooses as the command line does.
         mtp: What becomes of layers for multi-token prediction; None leaves them out.
+        pad_experts: What divides the number of experts after padding; None pads nothing.
         device: Device that runs the model; None takes the search's.
         dtype: Dtype of the parameters; None takes the search's.
     """
@@ -32,6 +33,7 @@ class ExportOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
     form: ExportForm = None
     mtp: Mtp = None
+    pad_experts: PadExperts = None
     device: ModelDevice = None
     dtype: ModelDtype = None
 
