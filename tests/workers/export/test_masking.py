@@ -13,7 +13,7 @@ import pytest
 import torch
 from edit_checks import Residents, assert_close, logits
 from family_samples import edit_of_kind
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
@@ -49,11 +49,8 @@ def each_of(family: str) -> int:
 def applied(config: ModelConfig, mask: Path, folder: Path) -> Path:
     """Apply a mask as its README says, without moevolve."""
     shutil.copytree(config.path, folder)
-    (folder / "model.safetensors").rename(folder / "weights.safetensors")
-    shutil.copy(mask / "mask.safetensors", folder)
-    names = dict.fromkeys(load_file(folder / "weights.safetensors"), "weights.safetensors")
-    names |= dict.fromkeys(load_file(mask / "mask.safetensors"), "mask.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names, "metadata": {}}))
+    tensors = load_file(folder / "model.safetensors") | load_file(mask / "mask.safetensors")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     settings = json.loads((folder / "config.json").read_text())
     settings["num_experts_per_tok"] = json.loads((mask / "mask.json").read_text())["num_experts_per_tok"]
     (folder / "config.json").write_text(json.dumps(settings))
@@ -138,8 +135,6 @@ def test_what_no_bias_can_mask_is_refused(model_config: Configs, tmp_path: Path)
 
 
 def test_a_bias_in_bfloat16_is_masked(model_config: Configs, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     made = model_config("gpt_oss")
     config = replace(made, path=str(shutil.copytree(made.path, tmp_path / "made")))
     file = Path(config.path) / "model.safetensors"
