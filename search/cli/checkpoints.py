@@ -44,6 +44,9 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, {verified}",
         soft_wrap=True,
     )
+    if report.form == "mask":
+        output.print(f"{Path(report.directory) / 'README.md'} says how to apply it", soft_wrap=True)
+        return
     files = sorted(file.name for file in Path(report.directory).glob("*.gguf"))
     if files:
         output.print(f"load {Path(report.directory) / files[0]} with llama.cpp, or as model.path", soft_wrap=True)
@@ -58,10 +61,12 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
 def _export_coefficients(request: ExportRequest, store: str, as_json: bool) -> None:
     if request.form is not None:
         raise moevolve.UserError(f"--form {request.form}: a coefficient file has no form; leave it out")
-    for option in ("model", "device", "dtype", "mtp", "requantise"):
+    for option in ("model", "device", "dtype", "mtp", "pad_experts", "requantise"):
         given = getattr(request, option)
         if given not in (None, False):
-            raise moevolve.UserError(f"--{option} {given}: a coefficient file needs no weights; leave it out")
+            raise moevolve.UserError(
+                f"--{option.replace('_', '-')} {given}: a coefficient file needs no weights; leave it out"
+            )
     moevolve.export_coefficients(store, request.individual, request.directory)
     if as_json:
         print_json({"file": request.directory})

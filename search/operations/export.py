@@ -21,7 +21,11 @@ from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
+from moevolve.workers.export.mask import export_mask
 from moevolve.workers.export.source import changes_weights, export_source, plan_source
+
+_SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
+"""Options that only the source form has a use for."""
 
 
 def export(store: Store, request: ExportRequest) -> ExportReport:
@@ -37,20 +41,26 @@ def export(store: Store, request: ExportRequest) -> ExportReport:
         if changes_weights(subject.edit) is not None:
             model = placed(model, request.device, request.dtype)
         else:
-            for option in ("device", "dtype", "requantise"):
-                if getattr(request, option):
-                    raise UserError(f"--{option}: the individual is exported by copying bytes alone; leave it out")
-        report = export_source(model, subject.edit, directory, card, request.mtp or "drop", request.requantise)
-    elif request.mtp is not None:
-        raise UserError(f"--mtp {request.mtp}: only the source form can have such layers; add --form source")
-    elif request.requantise:
-        raise UserError("--requantise: only the source form keeps the source's format; add --form source")
+            _refuse(request, "the individual is exported by copying bytes alone", "device", "dtype", "requantise")
+        mtp, multiple = request.mtp or "drop", request.pad_experts or 1
+        report = export_source(model, subject.edit, directory, card, mtp, multiple, request.requantise)
+    elif request.form == "mask":
+        _refuse(request, "a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
+        report = export_mask(model, subject.edit, directory, card)
     else:
+        _refuse(request, "only the source form (--form source) has a use for it", *_SOURCE_ALONE)
         placement = placed(model, request.device, request.dtype)
         report = export_model(placement, subject.edit, directory, card, request.form)
     checks = json.dumps(_source_checks(report) if report.agreement is None else asdict(report.agreement))
     store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
     return report
+
+
+def _refuse(request: ExportRequest, reason: str, *options: str) -> None:
+    """Raise an error that names the first of these options that is given."""
+    for option in options:
+        if getattr(request, option) not in (None, False):
+            raise UserError(f"--{option.replace('_', '-')}: {reason}; leave it out")
 
 
 def _source_checks(report: ExportReport) -> dict[str, float]:
@@ -65,7 +75,7 @@ def _copied(request: ExportRequest, model: ModelConfig, edit: Edit) -> bool:
     if request.device is not None or request.dtype is not None:
         return False
     if packing(model, load_config(model)) is None:
-        return request.mtp is not None
+        return request.mtp is not None or request.pad_experts is not None
     try:
         if changes_weights(edit) is not None:
             return False

@@ -22,6 +22,7 @@ from moevolve.search.requests.parameters import (
     ModelSettings,
     Mtp,
     Overrides,
+    PadExperts,
     Requantise,
     SearchOfFull,
     Split,
@@ -145,6 +146,7 @@ class ExportRequest(Request["ExportReport"]):
     form: ExportForm = None
     mtp: Mtp = None
     requantise: Requantise = False
+    pad_experts: PadExperts = None
     model: ModelPath = None
     device: ModelDevice = None
     dtype: ModelDtype = None

@@ -54,7 +54,8 @@ ExportForm = Annotated[
     Field(
         description="`source` copies the kept experts' bytes, in the checkpoint's own format; `stock` is a plain "
         "`transformers` checkpoint; `native` has its own modelling code. If this is left out, an individual that only "
-        "leaves experts of a quantised checkpoint out is `source`, others are `stock` where that is exact."
+        "leaves experts of a quantised checkpoint out is `source`, others are `stock` where that is exact. `mask` "
+        "writes only router biases, with which the checkpoint never chooses a pruned expert."
     ),
 ]
 Mtp = Annotated[
@@ -69,6 +70,14 @@ Requantise = Annotated[
     Field(
         description="Write quantised tensors that the individual changes (by repair or merging) anew in the "
         "checkpoint's format; all others are copied byte for byte."
+    ),
+]
+PadExperts = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="Pad the number of experts of the `source` form to a multiple of this with experts that the "
+        "router's bias keeps from being chosen; only for families with such a bias.",
     ),
 ]
 ModelSettings = Annotated[

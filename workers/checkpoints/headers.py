@@ -84,13 +84,13 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """
     index = directory / INDEX_FILE
     if not index.is_file():
-        return {tensor.name: tensor for tensor in _file_tensors(directory / SINGLE_FILE)}
+        return {tensor.name: tensor for tensor in file_tensors(directory / SINGLE_FILE)}
     found: dict[str, StoredTensor] = {}
     weight_map = _weight_map(index)
     for name in sorted(set(weight_map.values())):
         if not (directory / name).is_file():
             raise UserError(f"{index} names {name}, and there is no such file; fetch it again")
-        for tensor in _file_tensors(directory / name):
+        for tensor in file_tensors(directory / name):
             if tensor.name in found:
                 raise UserError(
                     f"tensor {tensor.name} is both in {found[tensor.name].file} and in {tensor.file}; "
@@ -114,7 +114,12 @@ def _weight_map(index: Path) -> dict[str, str]:
     return {str(name): file for name, file in weight_map.items()}
 
 
-def _file_tensors(file: Path) -> list[StoredTensor]:
+def file_tensors(file: Path) -> list[StoredTensor]:
+    """Read the header of a safetensors file; returns its tensors in order of position.
+
+    Raises:
+        UserError: The file is missing, ends early or has an invalid header.
+    """
     header, begin = read_header(file)
     size = file.stat().st_size
     tensors = []

@@ -8,6 +8,7 @@ expert as first dimension. In both a pruned model's tensors are bytes of the ori
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,14 @@ _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias")
 """Ends of names of correction biases, which checkpoints have in the router or beside it."""
 _MTP_STEM = re.compile(r"(^|\.)(mtp|nextn)(\.|$)")
 
+MASK = -1e4
+"""Bias of an expert that is never chosen: representable in 16 bits, and far below any sum of a score and a bias."""
+_MASK_BYTES = {
+    "F32": struct.pack("<f", MASK),
+    "F16": struct.pack("<e", MASK),
+    "BF16": struct.pack("<f", MASK)[2:],
+}
+
 
 @dataclass(frozen=True, slots=True)
 class KeptTensor:
@@ -36,6 +45,8 @@ class KeptTensor:
         rows: Indices along the source's first dimension, in order; None for the whole tensor.
         lead: Dimensions of size 1 that precede those of the source.
         anew: Tensor of the same dtype and shape to copy instead, if an edit changes its values.
+        masked: Positions, along its first dimension, of numbers that are `MASK` instead of the source's. The tensor is
+            then a bias [experts] that routers add before they choose.
     """
 
     name: str
@@ -43,10 +54,28 @@ class KeptTensor:
     rows: tuple[int, ...] | None = None
     lead: tuple[int, ...] = ()
     anew: StoredTensor | None = None
+    masked: tuple[int, ...] = ()
 
     def chunks(self) -> Iterator[bytes]:
-        """Read the bytes to write, at most 16 MiB at a time."""
-        return self.source.chunks(self.rows) if self.anew is None else self.anew.chunks()
+        """Read the bytes to write, at most 16 MiB at a time.
+
+        Raises:
+            UserError: Numbers are masked, and the tensor isn't one of floating-point numbers.
+        """
+        chunks = self.source.chunks(self.rows) if self.anew is None else self.anew.chunks()
+        if not self.masked:
+            yield from chunks
+            return
+        value = _MASK_BYTES.get(self.source.dtype)
+        if value is None or len(self.shape) != 1:
+            raise UserError(
+                f"{self.source.file}: bias {self.source.name} is {self.source.dtype} {list(self.source.shape)}, and "
+                f"only vectors of {', '.join(_MASK_BYTES)} can be masked; export the individual without"
+            )
+        data = bytearray(b"".join(chunks))
+        for position in self.masked:
+            data[position * len(value) : (position + 1) * len(value)] = value
+        yield bytes(data)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -139,8 +168,11 @@ class Pruning:
         weights = "weight", "bias", self._family.weight, self._family.stored_weight
         if self._is_fused(name):
             yield self._sliced(tensor, self._selection.experts[ordinal])
-        elif name.endswith((*(router + each for each in weights if each), *_CORRECTION_BIASES)):
+        elif name.endswith(tuple(router + each for each in weights if each and each != "bias")):
             yield self._sliced(tensor, self._selection.routers[ordinal])
+        elif name.endswith((f"{router}bias", *_CORRECTION_BIASES)):
+            masked = self._selection.masked[ordinal] if self._selection.masked else ()
+            yield replace(self._sliced(tensor, self._selection.routers[ordinal]), masked=masked)
         elif router in name:
             raise UserError(
                 f"{tensor.file}: tensor {name} belongs to a quantised router, whose rows can't be told apart; "

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-CheckpointForm = Literal["stock", "native", "source"]
+CheckpointForm = Literal["stock", "native", "source", "mask"]
 """A `stock` checkpoint loads with a model class of `transformers`; a `native` one contains its own modelling code. A
-`source` checkpoint has the source checkpoint's format: tensors that the edit leaves alone are copied byte for byte."""
+`source` checkpoint has the source checkpoint's format: tensors that the edit leaves alone are copied byte for byte. A
+`mask` is no checkpoint, but the biases with which the source checkpoint never chooses a pruned expert."""
 
 MtpLayers = Literal["drop", "prune", "keep"]
 """What becomes of layers for multi-token prediction (MTP), which speculative decoding uses and `transformers` doesn't

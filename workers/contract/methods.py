@@ -181,11 +181,14 @@ class ExpertSelection:
         routers: The original expert whose router row each kept expert gets.
         experts: The original expert whose weights each kept expert gets.
         active: Active experts per token k.
+        masked: Positions, among the kept experts, of those that the router's bias keeps from being chosen; empty where
+            all kept experts can be chosen.
     """
 
     routers: tuple[tuple[int, ...], ...]
     experts: tuple[tuple[int, ...], ...]
     active: int
+    masked: tuple[tuple[int, ...], ...] = ()
 
     @property
     def retained(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,12 +107,25 @@ def _write_settings(resident: ResidentModel, model: PreTrainedModel, form: Check
         if hasattr(config, setting):
             delattr(config, setting)
     config.save_pretrained(part)
+    if resident.layers:
+        _name_experts(part / "config.json", resident.layers[0].family.experts_field)
     if resident.model.generation_config is not None:
         copy.deepcopy(resident.model.generation_config).save_pretrained(part)
     tokenizer = load_tokenizer(resident.config)
     if type(tokenizer).__module__.startswith("transformers."):
         tokenizer.init_kwargs.pop("auto_map", None)
     tokenizer.save_pretrained(part)
+
+
+def _name_experts(file: Path, name: str) -> None:
+    """Give the number of experts its published name, beside the one that `transformers` writes.
+
+    It writes a Qwen3-MoE's as `num_local_experts`, and loaders that look for `num_experts` would take their default.
+    """
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    if name not in settings and "num_local_experts" in settings:
+        settings[name] = settings["num_local_experts"]
+        file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _write_weights(resident: ResidentModel, blueprint: Blueprint, part: Path) -> dict[str, int]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _EXPERTS = re.compile(r"ffn_(gate|up|down|gate_up)_exps\.\w+")
 _ROUTER = re.compile(r"ffn_gate_inp\.\w+|exp_probs_b(\.bias)?")
+_BIAS = re.compile(r"ffn_gate_inp\.bias|exp_probs_b(\.bias)?")
 _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
@@ -67,8 +68,12 @@ def kept_gguf(
                 f"{tensor.file}: tensor {name} is of shape {list(tensor.shape)}, where {facts.experts} experts should "
                 "come first; fetch the file again"
             )
-        kept.append(KeptTensor(name, tensor, None if rows == tuple(range(facts.experts)) else rows))
+        masked = selection.masked[ordinal] if selection.masked and _BIAS.fullmatch(rest) else ()
+        kept.append(KeptTensor(name, tensor, None if rows == tuple(range(facts.experts)) else rows, masked))
     changes = {"expert_count": selection.retained, "expert_used_count": selection.active}
+    if facts.rule.groups.count == 1:
+        # Groups that don't limit the choice need not divide the experts that are left. llama.cpp wants them to.
+        changes |= {"expert_group_count": 1, "expert_group_used_count": 1} if selection.retained < facts.experts else {}
     if predicting and mtp == "drop":
         changes |= {"nextn_predict_layers": 0, "block_count": layers}
     return kept, {f"{architecture}.{key}": value for key, value in changes.items()}

@@ -32,7 +32,8 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.anew import Rewritten, rewrite
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
-from moevolve.workers.families.base import ExpertFamily
+from moevolve.workers.export.masking import check_masked, padded
+from moevolve.workers.families.base import MTP_FIELDS, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.describe import describe_config, meta_model
@@ -41,9 +42,6 @@ from moevolve.workers.model.resident import ResidentModel
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 _NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE)
-
-_MTP_FIELDS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
-"""Config fields with the number of MTP layers, as DeepSeek and GLM, MiniMax, Qwen and MiMo name them."""
 
 
 @dataclass(frozen=True)
@@ -75,33 +73,43 @@ def changes_weights(edit: Edit) -> str | None:
     Raises:
         UserError: The edit divides a dense model into experts, so it has no source form.
     """
-    return "it is repaired" if underlying(edit) is not edit else _exporter(edit).merges(edit)
+    return "it is repaired" if underlying(edit) is not edit else pruning_exporter(edit).merges(edit)
 
 
-def _exporter(edit: Edit) -> PruningExporter:
+def pruning_exporter(edit: Edit) -> PruningExporter:
+    """Return the exporter of an edit that has a source form.
+
+    Raises:
+        UserError: The edit divides a dense model into experts.
+    """
     exporter = exporter_of(edit)
     if not isinstance(exporter, PruningExporter):
         raise UserError("a dense model divided into experts can't be written in its checkpoint's format")
     return exporter
 
 
-def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> SourceExport:
+def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multiple: int = 1) -> SourceExport:
     """Check that an edited model can be written in its checkpoint's format, and choose what to write.
 
     Args:
         model: Checkpoint and settings.
         edit: Edit to export.
         mtp: What becomes of layers for multi-token prediction.
+        multiple: Pad the number of experts to a multiple of this; see `padded`.
 
     Raises:
         UserError: No checkpoint of the source's class expresses the edit, the checkpoint can't be read, or its files
             disagree with each other or with its config.
     """
-    exporter, changed = _exporter(edit), changes_weights(edit)
+    exporter, changed = pruning_exporter(edit), changes_weights(edit)
     facts = describe_config(meta_model(model), model)
-    selection = exporter.selection(underlying(edit), facts)
     if changed is not None and mtp == "prune":
         raise UserError(f"--mtp prune: {changed}, which can't be done to layers for MTP; choose drop or keep")
+    if changed is not None and multiple > 1:
+        raise UserError(
+            f"--pad-experts {multiple}: {changed}, and only an individual that leaves experts out is padded"
+        )
+    selection = padded(exporter.selection(underlying(edit), facts), facts.rule, multiple)
     folder = checkpoint_folder(model)
     family = FAMILIES[facts.family]
     assert isinstance(family, ExpertFamily)
@@ -111,7 +119,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
     if (folder / "config.json").is_file():
         settings["config.json"] = _json(folder / "config.json")
         fields = _text_fields(settings["config.json"], config)
-        counts = {name: fields[name] for name in _MTP_FIELDS if name in fields}
+        counts = {name: fields[name] for name in MTP_FIELDS if name in fields}
         fields |= _resized(fields, config, family, facts, selection) | dict.fromkeys(counts, 0)
     if file is not None:
         if changed is not None:
@@ -119,8 +127,11 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
                 f"{changed}, and changed weights can't be written into a GGUF file; export it with --form stock"
             )
         kept, changes = kept_gguf(file, facts, selection, layers, mtp)
+        check_masked(kept, selection)
         return SourceExport(folder, facts, selection, kept, settings, file, changes)
     pruning = Pruning(stored_tensors(folder), family, facts.moe_layers, facts.experts, layers, selection, mtp)
+    kept = pruning.kept()
+    check_masked(kept, selection)
     if mtp != "drop" and pruning.has_mtp:
         fields |= counts
     if "quantization_config" in settings["config.json"]:
@@ -128,7 +139,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop") -> Sour
         settings["config.json"]["quantization_config"] = renamed
     if (folder / "hf_quant_config.json").is_file():
         settings["hf_quant_config.json"] = pruning.renamed(_json(folder / "hf_quant_config.json"))
-    return SourceExport(folder, facts, selection, pruning.kept(), settings)
+    return SourceExport(folder, facts, selection, kept, settings)
 
 
 def export_source(
@@ -137,6 +148,7 @@ def export_source(
     directory: Path,
     card: ExportCard,
     mtp: MtpLayers = "drop",
+    multiple: int = 1,
     requantise: bool = False,
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
@@ -150,6 +162,7 @@ def export_source(
         directory: Folder of the checkpoint, which must be empty or not exist.
         card: Provenance for the model card.
         mtp: What becomes of layers for multi-token prediction.
+        multiple: Pad the number of experts to a multiple of this; see `padded`.
         requantise: Whether quantised tensors that the edit changes are packed anew.
 
     Raises:
@@ -157,7 +170,7 @@ def export_source(
         ExportError: A written tensor differs from the source's.
     """
     with new_checkpoint(directory, card.title) as part:
-        plan = plan_source(model, edit, mtp)
+        plan = plan_source(model, edit, mtp, multiple)
         check_room(part, sum(tensor.nbytes for tensor in plan.kept))
         _copy_files(plan.folder, part)
         for name, content in plan.settings.items():
@@ -169,8 +182,8 @@ def export_source(
         checksums = _write_tensors(plan, part)
         scratch.unlink(missing_ok=True)
         written = stored_tensors(part) if plan.gguf is None else stored_gguf(open_parts(part / plan.gguf.name))
-        _compare(written, plan.kept, checksums)
-        summary = _exporter(edit).selection_summary(underlying(edit), plan.facts, _note(plan))
+        compare_bytes(written, plan.kept, checksums)
+        summary = pruning_exporter(edit).selection_summary(underlying(edit), plan.facts, _note(plan))
         summary = replace(summary, rows=(*summary.rows, *found.rows()))
         parameters = parameters_after(plan.facts, plan.selection.retained)
         write_card(part, card, CardFacts(summary, "source", parameters, edit.phenotype_hash))
@@ -194,7 +207,7 @@ def _rewritten(
     plan: SourceExport, model: ModelConfig, edit: Edit, scratch: Path, requantise: bool
 ) -> tuple[SourceExport, Rewritten]:
     """Load the model, apply the edit, and write what it changes to a scratch file; see `rewrite`."""
-    resident, exporter, base = ResidentModel.load(model), _exporter(edit), underlying(edit)
+    resident, exporter, base = ResidentModel.load(model), pruning_exporter(edit), underlying(edit)
     settings = plan.settings["config.json"].get("quantization_config")
     packed = None if settings is None else packed_format(str(settings["quant_method"]), settings, model.path)
     with resident.edited(edit):
@@ -211,7 +224,9 @@ def _note(plan: SourceExport) -> str:
         packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
         values = f"quantised ({packed})" if packed else f"in {plan.facts.dtype}"
     but = " except for those named above" if any(tensor.anew is not None for tensor in plan.kept) else ""
-    return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}."
+    added = len(plan.selection.masked[0]) if plan.selection.masked else 0
+    padding = f" {added} experts of every layer only make their number round, and are never chosen." if added else ""
+    return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}.{padding}"
 
 
 def _text_fields(settings: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -272,7 +287,9 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
     original, begin = read_header(source)
     # A file of which everything is kept under its name gets the same bytes, header included.
     names = original.keys() - {"__metadata__"}
-    whole = len(tensors) == len(names) and all(each.rows is None and each.name == each.source.name for each in tensors)
+    whole = len(tensors) == len(names) and all(
+        each.rows is None and not each.masked and each.name == each.source.name for each in tensors
+    )
     if whole:
         ordered = sorted(tensors, key=lambda each: each.source.start)
         with source.open("rb") as stream:
@@ -280,7 +297,7 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
     else:
         # Without gaps, tensors start at multiples of their element's size if larger elements come first.
         ordered = sorted(tensors, key=lambda each: -each.source.alignment)
-        header = _header(original.get("__metadata__"), ordered)
+        header = header_of(original.get("__metadata__"), ordered)
     checksums = {}
     with target.open("wb") as stream:
         stream.write(header)
@@ -293,7 +310,8 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
     return checksums
 
 
-def _header(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
+def header_of(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
+    """Return the header of a safetensors file with some tensors, without gaps and in this order."""
     entries: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     position = 0
     for tensor in tensors:
@@ -305,7 +323,9 @@ def _header(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
     return len(content).to_bytes(8, "little") + content
 
 
-def _compare(written: Mapping[str, StoredTensor], kept: Sequence[KeptTensor], checksums: Mapping[str, int]) -> None:
+def compare_bytes(
+    written: Mapping[str, StoredTensor], kept: Sequence[KeptTensor], checksums: Mapping[str, int]
+) -> None:
     """Read the written tensors back and compare them with what was read from the source.
 
     Raises:

@@ -30,6 +30,11 @@ CORRECTION_BIAS = "e_score_correction_bias"
 """Name of the float32 buffer [n] that some routers add to their scores for choosing experts, not for weighting them."""
 
 
+MTP_FIELDS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
+"""Config fields with the number of layers for multi-token prediction, as DeepSeek and GLM, MiniMax, Qwen and MiMo name
+them. `transformers` never loads these layers."""
+
+
 def softmax_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule with a softmax over all experts, then the top-k, rescaled unless the config says otherwise."""
     return RoutingRule(renormalise=bool(getattr(router, "norm_topk_prob", True)))
@@ -61,7 +66,7 @@ class ExpertFamily(Family):
             outputs; False if they stay float32.
         rule: Derives the routing rule of a router.
         block: Name of the feed-forward block in a decoder layer.
-        experts_field: Config field with the number of experts.
+        experts_field: Config field with the number of experts, as published checkpoints name it and servers read it.
         width_field: Config field with the number of neurons per expert.
         router: Name of the router in a MoE block.
         weight: Name of the weight [n, hidden] in the router.
@@ -97,7 +102,7 @@ class ExpertFamily(Family):
         return ".experts." in name or name.endswith(self.stored)
 
     def resize(self, config: PretrainedConfig, rule: RoutingRule, experts: int, active: int) -> None:
-        """Change the numbers of experts in a config, in place.
+        """Change the numbers of experts in a config, in place, and say that it has no layers for MTP.
 
         Args:
             config: Config of a model of this family.
@@ -107,6 +112,9 @@ class ExpertFamily(Family):
         """
         setattr(config, self.experts_field, experts)
         config.num_experts_per_tok = active
+        for name in MTP_FIELDS:
+            if getattr(config, name, 0):
+                setattr(config, name, 0)
         if self.resize_extras is not None:
             self.resize_extras(config, rule, active)
 

@@ -66,8 +66,6 @@ def _resize_extras(config: PretrainedConfig, rule: RoutingRule, active: int) -> 
     if rule.groups.count == 1 and getattr(config, "n_group", None) is not None:
         # n' need not be a multiple of groups that don't limit the choice.
         config.n_group = config.topk_group = 1
-    if getattr(config, "num_nextn_predict_layers", 0):
-        config.num_nextn_predict_layers = 0  # layers for speculative decoding are never loaded, so never exported
 
 
 def _deepseek(

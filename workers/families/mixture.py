@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 # Softmax over all experts, then the top-k, rescaled. The experts get float32 weights whatever the model's dtype.
-MIXTRAL = ExpertFamily("mixtral", "Mixtral", casts_weights=False, width_field="intermediate_size")
+MIXTRAL = ExpertFamily(
+    "mixtral", "Mixtral", casts_weights=False, experts_field="num_local_experts", width_field="intermediate_size"
+)
 # Their configs say whether the top-k is rescaled (`norm_topk_prob`). Qwen1.5-MoE and Qwen2-MoE have a shared expert
 # with a gate of its own in addition to the routed ones; it is left unchanged.
 QWEN2_MOE = ExpertFamily("qwen2_moe", "Qwen1.5/2-MoE", casts_weights=True)
@@ -39,6 +41,7 @@ GPT_OSS = ExpertFamily(
     "GPT-OSS",
     casts_weights=True,
     rule=gpt_oss_rule,
+    experts_field="num_local_experts",
     width_field="intermediate_size",
     router="router",
     # Shapes [n, H, 2I] (gate and up rows alternate), [n, 2I], [n, I, H] and [n, H].

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp, Requantise
+from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp, PadExperts, Requantise
 from moevolve.search.running.steer import unpause
 from moevolve.search.server.dependencies import RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
@@ -26,6 +26,7 @@ class ExportOptions(BaseModel):
         form: Kind of checkpoint; None chooses as the command line does.
         mtp: What becomes of layers for multi-token prediction; None leaves them out.
         requantise: Write quantised tensors that the individual changes anew in the checkpoint's format.
+        pad_experts: What divides the number of experts after padding; None pads nothing.
         device: Device that runs the model; None takes the search's.
         dtype: Dtype of the parameters; None takes the search's.
     """
@@ -34,6 +35,7 @@ class ExportOptions(BaseModel):
     form: ExportForm = None
     mtp: Mtp = None
     requantise: Requantise = False
+    pad_experts: PadExperts = None
     device: ModelDevice = None
     dtype: ModelDtype = None
 

@@ -150,13 +150,15 @@ def test_a_quantised_checkpoint_is_exported_in_its_own_format(tiny: Any, tmp_pat
         report = export(store, ExportRequest(merged, tmp_path / "merged"))
         assert report.form in ("stock", "native")
         assert "quantization_config" not in json.loads((report.directory / "config.json").read_text())
-        for changes, message in (
-            ({"form": "source"}, "only an individual that leaves experts out can be copied"),
-            ({"form": "stock", "mtp": "keep"}, "--mtp keep: only the source form"),
-            ({"form": "source", "device": "cpu"}, "--device: the source form copies bytes"),
+        for individual, changes, message in (
+            (merged, {"form": "source"}, "add --requantise"),
+            (merged, {"form": "source", "pad_experts": 4}, "--pad-experts 4: .*only pruned individuals"),
+            (merged, {"form": "mask"}, "--form mask: .*a mask can only leave experts out"),
+            (pruned, {"form": "stock", "mtp": "keep"}, "--mtp: only the source form"),
+            (pruned, {"form": "source", "device": "cpu"}, "--device: .*copying bytes alone"),
         ):
             with pytest.raises(UserError, match=message):
-                export(store, ExportRequest(merged, tmp_path / "refused", **changes))  # type: ignore[arg-type]
+                export(store, ExportRequest(individual, tmp_path / "refused", **changes))  # type: ignore[arg-type]
     assert not (tmp_path / "refused").exists()
 
 

@@ -1,0 +1,205 @@
+"""Exported checkpoints have the names, shapes and config fields that servers read.
+
+The table was written down from the loaders of vLLM (`vllm/model_executor/models/FILE.py`), SGLang
+(`python/sglang/srt/models/FILE.py`) and llama.cpp (`src/llama-model.cpp`) in November 2026. None of them is run here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import pytest
+from family_samples import edit_of_kind
+from gguf_checkpoints import ARCHITECTURES, gguf_checkpoint
+from gguf_checkpoints import SETTINGS as GGUF_SETTINGS
+from packed_checkpoints import checkpoint_in_format
+from safetensors.torch import load_file
+
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.export import export_model
+from moevolve.workers.export.source import export_source
+from moevolve.workers.model.describe import describe_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+Configs = Callable[..., ModelConfig]
+
+CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
+HIDDEN, WIDTH = 32, 24
+PROJECTIONS = {"gate_proj": (WIDTH, HIDDEN), "up_proj": (WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}
+NUMBERED = {"w1": (WIDTH, HIDDEN), "w3": (WIDTH, HIDDEN), "w2": (HIDDEN, WIDTH)}
+
+
+@dataclass(frozen=True)
+class Loader:
+    """What the loaders of a family read.
+
+    Attributes:
+        files: Files of vLLM and SGLang that say so, without their suffix.
+        experts: Config field with the number of experts.
+        block: Name of the MoE block within a layer.
+        parts: Shapes by name of an expert's weights, or of fused tensors without their first dimension.
+        width: Config field with the number of neurons per expert.
+        router: Name of the router within the block.
+        bias: Tensor with a number per expert within the block, if there is one.
+        fused: True if the parts are fused.
+        reads: Further config fields, with the values that published checkpoints have.
+        zero: Config fields that count layers for MTP, with the published number.
+    """
+
+    files: str
+    experts: str
+    block: str = "mlp"
+    parts: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: PROJECTIONS)
+    width: str = "moe_intermediate_size"
+    router: str = "gate"
+    bias: str | None = None
+    fused: bool = False
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    zero: Mapping[str, int] = field(default_factory=dict)
+
+
+# Without `topk_method: noaux_tc` vLLM gives a DeepSeek no correction bias, and without `use_routing_bias` a MiniMax.
+DEEPSEEK = Loader(
+    "deepseek_v2",
+    "n_routed_experts",
+    bias="gate.e_score_correction_bias",
+    reads={"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
+    zero={"num_nextn_predict_layers": 1},
+)
+LOADERS = {
+    "mixtral": Loader("mixtral", "num_local_experts", "block_sparse_moe", NUMBERED, "intermediate_size"),
+    "qwen2_moe": Loader("qwen2_moe", "num_experts", reads={"decoder_sparse_step": 1, "mlp_only_layers": [1]}),
+    "qwen3_moe": Loader("qwen3_moe", "num_experts", reads={"decoder_sparse_step": 1, "norm_topk_prob": True}),
+    "olmoe": Loader("olmoe", "num_experts", width="intermediate_size"),
+    "deepseek_v2-grouped": Loader(
+        "deepseek_v2", "n_routed_experts", reads={"topk_method": "group_limited_greedy", "moe_layer_freq": 1}
+    ),
+    "deepseek_v3-grouped": DEEPSEEK,
+    "deepseek_v3-unscaled": DEEPSEEK,
+    "glm4_moe": replace(DEEPSEEK, files="glm4_moe", reads={"first_k_dense_replace": 1}),
+    "minimax_m2": Loader(
+        "minimax_m2",
+        "num_local_experts",
+        "block_sparse_moe",
+        NUMBERED,
+        "intermediate_size",
+        bias="e_score_correction_bias",
+        reads={"use_routing_bias": True, "scoring_func": "sigmoid", "rotary_dim": 4},
+        zero={"num_mtp_modules": 3},
+    ),
+    "gpt_oss": Loader(
+        "gpt_oss",
+        "num_local_experts",
+        parts={
+            "gate_up_proj": (HIDDEN, 2 * WIDTH),
+            "gate_up_proj_bias": (2 * WIDTH,),
+            "down_proj": (WIDTH, HIDDEN),
+            "down_proj_bias": (HIDDEN,),
+        },
+        width="intermediate_size",
+        router="router",
+        bias="router.bias",
+        fused=True,
+        reads={"experts_per_token": 1},  # published configs have k under both names
+    ),
+}
+
+
+def check_settings(settings: Mapping[str, Any], loader: Loader, count: int, active: int) -> None:
+    assert (settings[loader.experts], settings["num_experts_per_tok"]) == (count, active)
+    assert settings[loader.width] == WIDTH
+    assert {name: settings.get(name) for name in loader.reads} == dict(loader.reads)
+    assert {name: settings.get(name) for name in loader.zero} == dict.fromkeys(loader.zero, 0)
+    # Experts are viewed as [groups, experts / groups], and a token chooses within `topk_group` of the groups.
+    groups = settings.get("n_group") or 1
+    assert count % groups == 0 and (settings.get("topk_group") or 1) * count // groups >= active
+    everywhere = {"num_experts", "n_routed_experts", "num_local_experts"} & settings.keys()
+    assert {settings[name] for name in everywhere} == {count}, "a server could read any of these"
+
+
+def check_tensors(shapes: Mapping[str, tuple[int, ...]], loader: Loader, layers: tuple[int, ...], count: int) -> None:
+    found = {re.sub(r"\.experts\..*", "", name) for name in shapes if ".experts." in name}
+    assert found == {f"model.layers.{layer}.{loader.block}" for layer in layers}
+    for block in found:
+        assert shapes[f"{block}.{loader.router}.weight"] == (count, HIDDEN)
+        if loader.bias is not None:
+            assert shapes[f"{block}.{loader.bias}"] == (count,)
+        experts = {name: shape for name, shape in shapes.items() if name.startswith(f"{block}.experts.")}
+        prefix = f"{block}.experts."
+        if loader.fused:
+            assert experts == {f"{prefix}{part}": (count, *shape) for part, shape in loader.parts.items()}
+        else:
+            assert experts == {
+                f"{prefix}{expert}.{part}.weight": shape
+                for expert in range(count)
+                for part, shape in loader.parts.items()
+            }
+
+
+@pytest.mark.parametrize("family", LOADERS)
+def test_names_and_shapes_are_those_that_loaders_read(family: str, model_config: Configs, tmp_path: Path) -> None:
+    loader, made = LOADERS[family], model_config(family)
+    config = replace(made, path=str(shutil.copytree(made.path, tmp_path / "made")))
+    file = Path(config.path) / "config.json"
+    published = {name: 2 if name == "experts_per_token" else value for name, value in loader.reads.items()}
+    settings = json.loads(file.read_text()) | published | loader.zero
+    settings.setdefault(loader.experts, settings.get("num_local_experts"))  # which is how transformers names Qwen3's
+    file.write_text(json.dumps(settings))
+    facts = describe_model(config)
+    edit = edit_of_kind(len(facts.moe_layers), facts.experts, "prune", 4, 1, "logits")
+    export_source(config, edit, tmp_path / "source", CARD)
+    assert export_model(config, edit, tmp_path / "stock", CARD).form == "stock"
+    for form in ("source", "stock"):
+        settings = json.loads((tmp_path / form / "config.json").read_text())
+        check_settings(settings, loader, 4, 1)
+        tensors = load_file(tmp_path / form / "model.safetensors")
+        check_tensors({name: tuple(each.shape) for name, each in tensors.items()}, loader, facts.moe_layers, 4)
+
+
+def test_packed_experts_keep_the_names_of_their_format(
+    tiny_model: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """vLLM's `gpt_oss` takes `*_blocks` and `*_scales`, and its FP8 a `weight_scale_inv` of every weight."""
+    for kind, names in (
+        ("mxfp4", {f"{part}_proj_{what}" for part in ("gate_up", "down") for what in ("blocks", "scales", "bias")}),
+        (
+            "fp8",
+            {f"{i}.{part}.{what}" for i in range(4) for part in PROJECTIONS for what in ("weight", "weight_scale_inv")},
+        ),
+    ):
+        config = checkpoint_in_format(kind, tiny_model, tiny_tokenizer, tmp_path / kind)
+        export_source(config, edit_of_kind(2 if kind == "fp8" else 3, 6, "prune"), tmp_path / f"{kind}-out", CARD)
+        tensors = load_file(tmp_path / f"{kind}-out" / "model.safetensors")
+        prefix = "model.layers.1.mlp.experts."
+        assert {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)} == names
+        if kind == "mxfp4":
+            assert {len(tensors[prefix + name]) for name in names} == {4}
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_llama_cpp_finds_experts_first_in_reversed_shapes(
+    family: str, tiny_model: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Its shapes are reversed: `ffn_up_exps` is {hidden, width, experts}, `ffn_gate_inp` is {hidden, experts}."""
+    model = tiny_model(family, **GGUF_SETTINGS[family])
+    config, _ = gguf_checkpoint(model, tiny_tokenizer, tmp_path / "made", gguf.GGMLQuantizationType.Q8_0, 1)
+    export_source(config, edit_of_kind(3, 6, "prune", 4, 1, "logits"), tmp_path / "out", CARD)
+    reader = gguf.GGUFReader(tmp_path / "out" / "model.gguf")
+    keys = {key.split(".")[-1]: each.contents() for key, each in reader.fields.items()}
+    assert (keys["expert_count"], keys["expert_used_count"]) == (4, 1)
+    shapes = {each.name: tuple(int(side) for side in each.shape) for each in reader.tensors}
+    hidden, width = model.config.hidden_size, describe_model(config).expert_neurons
+    for block in range(3):
+        assert shapes[f"blk.{block}.ffn_gate_inp.weight"] == (hidden, 4)
+        for part, sides in (("gate", (hidden, width)), ("up", (hidden, width)), ("down", (width, hidden))):
+            assert shapes[f"blk.{block}.ffn_{part}_exps.weight"] == (*sides, 4)
