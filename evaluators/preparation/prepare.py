@@ -106,7 +106,8 @@ class _SplitReader:
         found = []
         for number in rows[split]:
             row, place = table.row(number), table.place(number)
-            found.append((place, replace(template.example(row, place), shots=self._shots.before(row, place))))
+            example = template.example(row, place)
+            found.append((place, replace(example, shots=(*self._shots.before(row, place), *example.shots))))
         left = self._shots.without(found)
         if not left:
             raise UserError(f"{task.origin}: field shots: all rows of `{split}` are shots; take other rows for them")

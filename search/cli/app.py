@@ -13,6 +13,7 @@ from moevolve.search.cli._logging import set_up_logging
 from moevolve.search.cli.output.console import errors
 
 COMMANDS = {
+    "shrink": "shrinking",
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
     **dict.fromkeys(("plan", "compare"), "planning"),
     **dict.fromkeys(("searches", "best", "show", "lineage", "tasks"), "searches"),

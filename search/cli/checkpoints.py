@@ -40,15 +40,16 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, {verified}",
         soft_wrap=True,
     )
-    files = sorted(file.name for file in Path(report.directory).glob("*.gguf"))
+    output.print(how_to_load(report.directory, report.form), soft_wrap=True)
+
+
+def how_to_load(directory: Path, form: str) -> str:
+    """A line that says how an export is loaded."""
+    files = sorted(file.name for file in directory.glob("*.gguf"))
     if files:
-        output.print(f"load {Path(report.directory) / files[0]} with llama.cpp, or as model.path", soft_wrap=True)
-        return
-    remote = ", trust_remote_code=True" if report.form == "native" else ""
-    output.print(
-        f'load it with: AutoModelForCausalLM.from_pretrained("{report.directory}"{remote})',
-        soft_wrap=True,
-    )
+        return f"load {directory / files[0]} with llama.cpp, or as model.path"
+    remote = ", trust_remote_code=True" if form == "native" else ""
+    return f'load it with: AutoModelForCausalLM.from_pretrained("{directory}"{remote})'
 
 
 def _export_coefficients(request: ExportRequest, store: str, as_json: bool) -> None:

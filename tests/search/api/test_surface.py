@@ -22,7 +22,7 @@ RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Entry", "Control", "Estimate"),
     *("Evaluation", "ExportReport", "Imported", "IndividualDetail", "LineageGraph", "Observer", "ProfileReport"),
     *("Progress", "RunConfig", "Score", "SearchSummary", "FinalTable", "Store", "StoreReader", "Submitted"),
-    "TaskConfig",
+    *("ShrinkPlan", "Shrunk", "TaskConfig"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}
 ERRORS = {"ExportError", "PoolError", "ProfileError", "StoreError", "UserError"}

@@ -1,0 +1,111 @@
+"""From a request to a smaller checkpoint: tasks and settings, the search, the export and the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.operations.opening import opened_store, refuse_server
+from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.requests.models import ExportRequest
+from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.running.launch import launch, set_up_new
+from moevolve.search.running.observer import Observer
+from moevolve.search.shrink.choosing import folder_of, read_run, run_file
+from moevolve.search.shrink.page import ShrinkPlan, Shrunk, Written
+from moevolve.store.errors import StoreError
+from moevolve.store.reader import StoreReader
+from moevolve.store.repository import Store
+from moevolve.workers.contract.settings import ModelConfig
+
+
+def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
+    """See `ShrinkRequest`."""
+    if isinstance(request.store, str):
+        refuse_server(request.store)
+    folder, seconds = folder_of(request), dict[str, float]()
+    with FirstWorker() as first:
+        with _timed("settings", seconds):
+            path = run_file(request, first)
+        if request.dry_run:
+            return ShrinkPlan(path, path.read_text(encoding="utf-8"))
+        config = read_run(request, path)
+        with opened_store(config.store if request.store is None else request.store, create=True) as store:
+            _check_free(folder, store, config)
+            with _timed("search", seconds):
+                setup = set_up_new(config, None, first.call)
+                table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
+            with _timed("export", seconds):
+                observer.on_stage("exporting")
+                written = None if table.winner is None else _export(store, table.winner, folder)
+            return _page(setup, path, store, table, written, seconds)
+
+
+def _page(
+    setup: SearchSetup, path: Path, store: Store, table: FinalTable, written: Written | None, seconds: dict[str, float]
+) -> Shrunk:
+    config, facts = setup.config, setup.facts
+    return Shrunk(
+        model=config.model.path,
+        run_file=path,
+        store=store.url,
+        table=table,
+        experts_full=facts.experts,
+        experts=int(config.genome.model_dump()["experts"]),
+        layers=len(facts.moe_layers),
+        weight_bytes=_source_bytes(config.model),
+        written=written,
+        seconds=seconds,
+    )
+
+
+@contextmanager
+def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    seconds[stage] = time.monotonic() - begun
+
+
+def _check_free(folder: Path, store: StoreReader, config: RunConfig) -> None:
+    """Refuse a folder that is taken by something else than this search's export, before hours of searching."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        ended = store.search(config.name).status == "finished"
+    except StoreError:
+        ended = False
+    if not ended:
+        raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
+
+
+def _export(store: Store, winner: str, folder: Path) -> Written:
+    """Export the winner, unless the folder has it already."""
+    from moevolve.search.operations.export import export
+
+    earlier = store.individual(winner).exports
+    found = next((one for one in earlier if Path(one.path).resolve() == folder.resolve()), None)
+    if found is not None and folder.is_dir():
+        return Written(folder, found.form, _weight_bytes(folder))
+    report = export(store, ExportRequest(winner, folder))
+    return Written(report.directory, report.form, _weight_bytes(report.directory))
+
+
+def _source_bytes(model: ModelConfig) -> int:
+    from moevolve.workers.checkpoints.formats.gguf import gguf_parts
+    from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file
+
+    file = gguf_file(model)
+    if file is not None:
+        return sum(part.stat().st_size for part in gguf_parts(file))
+    return _weight_bytes(checkpoint_folder(model))
+
+
+def _weight_bytes(folder: Path) -> int:
+    """Size of the weight files in a checkpoint's folder."""
+    return sum(file.stat().st_size for suffix in ("safetensors", "gguf") for file in folder.glob(f"*.{suffix}"))
