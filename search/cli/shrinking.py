@@ -15,10 +15,13 @@ from moevolve.search.cli.output.console import exit_with_message, output, print_
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.text import memory_size, parameter_count
+from moevolve.search.text import memory_size, parameter_count, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from moevolve import ShrinkPlan, Shrunk
+    from moevolve.search.shrink.page import TaskCheck
 
 _AGAIN = "give the same command again to go on"
 
@@ -47,8 +50,12 @@ def _print_page(found: Shrunk) -> None:
     """Print the page: scores, sizes, seconds, and where the checkpoint is."""
     print_entries(found.table)
     best, written = found.table.best, found.written
-    if best is None or written is None:
+    if best is None:
         output.print("every candidate failed; see `moevolve searches` and `moevolve show` for the reasons")
+        return
+    _print_checks(found.checks)
+    if written is None:
+        output.print(f"{found.table.winner} was not exported; --force exports it all the same", soft_wrap=True)
         return
     before = [f"{found.experts_full} in each of {found.layers} layers", parameter_count(found.table.parameters_full)]
     after = [f"{found.experts} on average", parameter_count(best.parameters)]
@@ -56,7 +63,7 @@ def _print_page(found: Shrunk) -> None:
         ["before", *before, memory_size(found.weight_bytes)],
         ["after", *after, memory_size(written.weight_bytes)],
     ]
-    columns = [("", False), ("experts", False), ("parameters", True), ("weight files", True)]
+    columns = [("model", False), ("experts", False), ("parameters", True), ("weight files", True)]
     print_table(f"{found.model}, kept: {best.summary}", columns, rows)
     took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
     output.print(f"took {took}", soft_wrap=True)
@@ -65,3 +72,17 @@ def _print_page(found: Shrunk) -> None:
     output.print(
         f"the search is {found.table.search} in {found.store}; its settings are in {found.run_file}", soft_wrap=True
     )
+
+
+def _print_checks(checks: Sequence[TaskCheck]) -> None:
+    """Print what the winner's answers to held-out prompts are like, and what is beyond the limits."""
+    columns = [("held-out prompts", False), ("prompts", True), ("loops", True), ("agreement", True)]
+    columns += [("of the full score", True)]
+    rows = [
+        [check.task, str(check.prompts), str(check.loops), percent(check.agreement), percent(check.recovery)]
+        for check in checks
+    ]
+    print_table(None, columns, rows)
+    for check in checks:
+        for fault in check.faults:
+            output.print(f"{check.task}: the candidate {fault}", soft_wrap=True)

@@ -62,4 +62,20 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     seed: Annotated[int, Field(ge=0, description="Seed of the search.")] = 0
     overrides: RunSettings = ()
     store: NewStore = None
+    guard_prompts: Annotated[
+        int, Field(ge=1, description="Held-out prompts of every task that the winner answers before it is exported.")
+    ] = 16
+    guard_tokens: Annotated[int, Field(ge=16, description="Longest of these answers, in tokens.")] = 48
+    most_loops: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Largest share of these answers that may repeat themselves where the full model's don't.",
+        ),
+    ] = 0.1
+    least_recovery: Annotated[
+        float, Field(ge=0, description="Smallest share of the full model's score on `test` in every task.")
+    ] = 0.5
+    force: Annotated[bool, Field(description="Export the winner even if it is beyond these limits.")] = False
     dry_run: Annotated[bool, Field(description="Write the run and task files, and launch nothing.")] = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,17 @@ import yaml
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
-from moevolve.search.config.files import apply_override, load_run_config, override_lines, parse_run_config
+from moevolve.search.config.files import (
+    apply_override,
+    load_run_config,
+    override_lines,
+    parse_run_config,
+    resolve_paths,
+)
 from moevolve.search.config.presets import with_preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.describe import pinned
-from moevolve.search.running.weights import resolved_model_path
 from moevolve.search.shrink.domains import read_domains, write_tasks
 from moevolve.workers.contract.settings import Originals
 
@@ -65,6 +71,7 @@ def folder_of(request: ShrinkRequest) -> Path:
 def files_of(request: ShrinkRequest) -> Path:
     """The folder of the run file and the task files, beside that of the checkpoint."""
     folder = folder_of(request)
+    folder = folder if folder.name else folder.resolve()
     return folder.with_name(f"{folder.name}.shrink")
 
 
@@ -85,15 +92,24 @@ def run_file(request: ShrinkRequest, first: FirstWorker) -> Path:
     domains = read_domains([Path(path) for path in request.data])
     folder = files_of(request)
     path, mark = folder / "run.yaml", _mark(request)
-    try:
+    with _writing(folder):
         tasks = write_tasks(domains, folder / "tasks")
         if path.is_file() and path.read_text(encoding="utf-8").startswith(mark):
             return path
-        data = _settings(request, [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)], first)
+    data = _settings(request, [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)], first)
+    with _writing(folder):
         path.write_text(mark + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Name the file where writing into a folder fails, as an error of one line."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise UserError(f"{error.filename or folder}: can't be written: {error.strerror}") from None
-    return path
 
 
 def read_run(request: ShrinkRequest, path: Path) -> RunConfig:
@@ -122,11 +138,12 @@ def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) 
     data: dict[str, Any] = {
         "name": _name(folder_of(request)),
         "seed": request.seed,
-        "model": {"path": resolved_model_path(request.model)},
+        "model": {"path": request.model},
         "tasks": [{"name": task} for task in tasks],
         "genome": {"kind": "eep", "experts": 1},  # until the model's number is known
         "window": _WINDOW,
     }
+    resolve_paths(data, Path.cwd())
     gpus = first.gpus(_parsed(data))
     data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
     sizes: Sizes = first.call(sizes_of, _parsed(data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink.choosing import folder_of, read_run, run_file
-from moevolve.search.shrink.page import ShrinkPlan, Shrunk, Written
+from moevolve.search.shrink.guard import check_winner
+from moevolve.search.shrink.page import ShrinkPlan, Shrunk, TaskCheck, Written
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
@@ -29,6 +30,8 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
     """See `ShrinkRequest`."""
     if isinstance(request.store, str):
         refuse_server(request.store)
+    if not request.data and not request.tasks:
+        raise UserError("say what the model is for: --data FILE, or --task NAME")
     folder, seconds = folder_of(request), dict[str, float]()
     with FirstWorker() as first:
         with _timed("settings", seconds):
@@ -41,14 +44,27 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
             with _timed("search", seconds):
                 setup = set_up_new(config, None, first.call)
                 table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
-            with _timed("export", seconds):
-                observer.on_stage("exporting")
-                written = None if table.winner is None else _export(store, table.winner, folder)
-            return _page(setup, path, store, table, written, seconds)
+            checks, written = (), None
+            if table.winner is not None:
+                with _timed("checks", seconds):
+                    observer.on_stage("checking the winner's answers")
+                    checks = check_winner(store, table, request)
+                faults = [f"{check.task}: {fault}" for check in checks for fault in check.faults]
+                if request.force or not faults:
+                    with _timed("export", seconds):
+                        observer.on_stage("exporting")
+                        written = _export(store, table.winner, folder, faults)
+            return _page(setup, path, store, table, checks, written, seconds)
 
 
 def _page(
-    setup: SearchSetup, path: Path, store: Store, table: FinalTable, written: Written | None, seconds: dict[str, float]
+    setup: SearchSetup,
+    path: Path,
+    store: Store,
+    table: FinalTable,
+    checks: tuple[TaskCheck, ...],
+    written: Written | None,
+    seconds: dict[str, float],
 ) -> Shrunk:
     config, facts = setup.config, setup.facts
     return Shrunk(
@@ -60,6 +76,7 @@ def _page(
         experts=int(config.genome.model_dump()["experts"]),
         layers=len(facts.moe_layers),
         weight_bytes=_source_bytes(config.model),
+        checks=checks,
         written=written,
         seconds=seconds,
     )
@@ -84,15 +101,16 @@ def _check_free(folder: Path, store: StoreReader, config: RunConfig) -> None:
         raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
 
 
-def _export(store: Store, winner: str, folder: Path) -> Written:
-    """Export the winner, unless the folder has it already."""
+def _export(store: Store, winner: str, folder: Path, faults: Sequence[str]) -> Written:
+    """Export the winner, unless the folder has it already; its card tells its faults."""
     from moevolve.search.operations.export import export
 
     earlier = store.individual(winner).exports
     found = next((one for one in earlier if Path(one.path).resolve() == folder.resolve()), None)
     if found is not None and folder.is_dir():
         return Written(folder, found.form, _weight_bytes(folder))
-    report = export(store, ExportRequest(winner, folder))
+    notes = tuple(f"It was exported in spite of this: {fault}." for fault in faults)
+    report = export(store, ExportRequest(winner, folder), notes)
     return Written(report.directory, report.form, _weight_bytes(report.directory))
 
 
