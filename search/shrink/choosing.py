@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 4
 """Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
+_RUN_FILE = "run.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +92,21 @@ def run_file(request: ShrinkRequest, first: FirstWorker) -> Path:
     """
     domains = read_domains([Path(path) for path in request.data])
     folder = files_of(request)
-    path, mark = folder / "run.yaml", _mark(request)
+    path = folder / _RUN_FILE
     with _writing(folder):
         tasks = write_tasks(domains, folder / "tasks")
-        if path.is_file() and path.read_text(encoding="utf-8").startswith(mark):
+        if has_run_file(request):
             return path
     data = _settings(request, [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)], first)
     with _writing(folder):
-        path.write_text(mark + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        path.write_text(_mark(request) + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return path
+
+
+def has_run_file(request: ShrinkRequest) -> bool:
+    """Whether a run file has been written for the same request."""
+    path = files_of(request) / _RUN_FILE
+    return path.is_file() and path.read_text(encoding="utf-8").startswith(_mark(request))
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def _domain(data: DataFile) -> Domain:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "data"
     conversations = {row.first_message for row in data.rows}
     if len(conversations) < LEAST_ROWS:
-        what = "pieces of text" if data.is_text else "rows with different first messages"
+        what = "pieces of text between empty lines" if data.is_text else "rows with different first messages"
         raise UserError(f"--data {path}: {len(conversations)} {what}; give {LEAST_ROWS} or more, better a few hundred")
     rows: dict[Split, list[DataRow]] = {split: [] for split in SPLITS}
     for row in sorted(data.rows, key=lambda row: _position(row.first_message)):

@@ -116,15 +116,17 @@ def _text_of(path: Path) -> str:
 
 def _paragraphs(path: Path, text: str) -> Iterator[DataRow]:
     """Rows of running text: whole paragraphs, joined up to `_TEXT_CHARACTERS`."""
-    begun, lines = 1, []
+    begun = 1
+    lines: list[str] = []
     for number, line in enumerate((*text.split("\n"), ""), start=1):
         if line.strip():
+            begun = begun if lines else number
             lines.append(line)
             continue
         joined = "\n".join(lines).strip()
         if len(joined) >= _TEXT_CHARACTERS:
             yield DataRow(f"{path}:{begun}", joined)
-            begun, lines = number + 1, []
+            lines = []
         elif lines:
             lines.append("")
     rest = "\n".join(lines).strip()

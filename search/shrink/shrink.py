@@ -17,10 +17,9 @@ from moevolve.search.requests.models import ExportRequest
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.choosing import folder_of, read_run, run_file
+from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.guard import check_winner
 from moevolve.search.shrink.page import ShrinkPlan, Shrunk, TaskCheck, Written
-from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.settings import ModelConfig
@@ -32,7 +31,8 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
         refuse_server(request.store)
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data FILE, or --task NAME")
-    folder, seconds = folder_of(request), dict[str, float]()
+    _check_free(request)
+    seconds: dict[str, float] = {}
     with FirstWorker() as first:
         with _timed("settings", seconds):
             path = run_file(request, first)
@@ -40,21 +40,29 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
         with opened_store(config.store if request.store is None else request.store, create=True) as store:
-            _check_free(folder, store, config)
+            _check_same(request, store, config)
             with _timed("search", seconds):
                 setup = set_up_new(config, None, first.call)
                 table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
-            checks, written = (), None
-            if table.winner is not None:
-                with _timed("checks", seconds):
-                    observer.on_stage("checking the winner's answers")
-                    checks = check_winner(store, table, request)
-                faults = [f"{check.task}: {fault}" for check in checks for fault in check.faults]
-                if request.force or not faults:
-                    with _timed("export", seconds):
-                        observer.on_stage("exporting")
-                        written = _export(store, table.winner, folder, faults)
+            checks, written = _shipped(request, store, table, observer, seconds)
             return _page(setup, path, store, table, checks, written, seconds)
+
+
+def _shipped(
+    request: ShrinkRequest, store: Store, table: FinalTable, observer: Observer, seconds: dict[str, float]
+) -> tuple[tuple[TaskCheck, ...], Written | None]:
+    """Check the winner, and export it if it stays within the limits or the request forces it."""
+    if table.winner is None:
+        return (), None
+    with _timed("checks", seconds):
+        observer.on_stage("checking the winner's answers")
+        checks = check_winner(store, table, request)
+    faults = [f"{check.task}: {fault}" for check in checks for fault in check.faults]
+    if faults and not request.force:
+        return checks, None
+    with _timed("export", seconds):
+        observer.on_stage("exporting")
+        return checks, _export(store, table.winner, folder_of(request), faults)
 
 
 def _page(
@@ -89,16 +97,22 @@ def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
     seconds[stage] = time.monotonic() - begun
 
 
-def _check_free(folder: Path, store: StoreReader, config: RunConfig) -> None:
-    """Refuse a folder that is taken by something else than this search's export, before hours of searching."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    try:
-        ended = store.search(config.name).status == "finished"
-    except StoreError:
-        ended = False
-    if not ended:
+def _check_free(request: ShrinkRequest) -> None:
+    """Refuse a folder that is taken before hours of searching, unless this request may have written it."""
+    folder = folder_of(request)
+    free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not free and not has_run_file(request):
         raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
+
+
+def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -> None:
+    """Refuse a search of the same name with other settings, which a changed request would have to take for its own."""
+    found = next((one.search for one in store.searches() if one.search.name == config.name), None)
+    if found is not None and found.config_hash != config.config_hash:
+        raise UserError(
+            f"--output {folder_of(request)}: the store has a search {config.name} with other settings, which another "
+            "request has launched; choose another folder, or another store with --store"
+        )
 
 
 def _export(store: Store, winner: str, folder: Path, faults: Sequence[str]) -> Written:
