@@ -101,10 +101,10 @@ class ExampleTemplate:
         Raises:
             UserError: The row can't be rendered; the message names task file, field and row.
         """
-        found = self._example(row, place)
-        if self._task.turns is None:
+        found, column = self._example(row, place), self._task.turns
+        if column is None:
             return found
-        system, shots = self._run("turns", lambda variables: _as_turns(variables[self._task.turns]), row, place)
+        system, shots = self._run("turns", lambda variables: _as_turns(variables[column]), row, place)
         return replace(found, system=system, shots=shots)
 
     def _example(self, row: Row, place: str) -> Example:

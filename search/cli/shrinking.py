@@ -57,8 +57,9 @@ def _print_page(found: Shrunk) -> None:
     if written is None:
         output.print(f"{found.table.winner} was not exported; --force exports it all the same", soft_wrap=True)
         return
-    before = [f"{found.experts_full} in each of {found.layers} layers", parameter_count(found.table.parameters_full)]
-    after = [f"{found.experts} on average", parameter_count(best.parameters)]
+    layers = f"in each of {found.layers} layers"
+    before = [f"{found.experts_full} {layers}", parameter_count(found.table.parameters_full)]
+    after = [f"{found.experts} {layers}", parameter_count(best.parameters)]
     rows = [
         ["before", *before, memory_size(found.weight_bytes)],
         ["after", *after, memory_size(written.weight_bytes)],
