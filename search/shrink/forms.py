@@ -43,7 +43,6 @@ class DataRow:
     """One request.
 
     Attributes:
-        place: `file:line`, for messages.
         prompt: The last user's turn, or the prompt or text.
         answer: The answer; None if there is none.
         choices: Closed set of answers; empty for open ones.
@@ -51,7 +50,6 @@ class DataRow:
             by turns.
     """
 
-    place: str
     prompt: str
     answer: str | None = None
     choices: tuple[str, ...] = ()
@@ -95,7 +93,7 @@ def read_data(path: Path) -> DataFile:
         raise UserError(f"--data {path}: the name must end in .jsonl or .txt{hub}")
     text = _text_of(path)
     if suffix == ".txt":
-        return DataFile(path, True, tuple(_paragraphs(path, text)))
+        return DataFile(path, True, tuple(_paragraphs(text)))
     return DataFile(path, False, tuple(_rows(path, text)))
 
 
@@ -114,24 +112,22 @@ def _text_of(path: Path) -> str:
     return text
 
 
-def _paragraphs(path: Path, text: str) -> Iterator[DataRow]:
+def _paragraphs(text: str) -> Iterator[DataRow]:
     """Rows of running text: whole paragraphs, joined up to `_TEXT_CHARACTERS`."""
-    begun = 1
     lines: list[str] = []
-    for number, line in enumerate((*text.split("\n"), ""), start=1):
+    for line in (*text.split("\n"), ""):
         if line.strip():
-            begun = begun if lines else number
             lines.append(line)
             continue
         joined = "\n".join(lines).strip()
         if len(joined) >= _TEXT_CHARACTERS:
-            yield DataRow(f"{path}:{begun}", joined)
+            yield DataRow(joined)
             lines = []
         elif lines:
             lines.append("")
     rest = "\n".join(lines).strip()
     if rest:
-        yield DataRow(f"{path}:{begun}", rest)
+        yield DataRow(rest)
 
 
 def _rows(path: Path, text: str) -> Iterator[DataRow]:
@@ -188,16 +184,16 @@ def _prompt(found: Mapping[str, Any], place: str) -> DataRow:
     choices = found.get("choices")
     answer = None if found.get("answer") is None else _text(found, "answer", place)
     if choices is None:
-        return DataRow(place, _text(found, "prompt", place), answer)
+        return DataRow(_text(found, "prompt", place), answer)
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(each, str) for each in choices):
         raise UserError(f"{place}: `choices` must be a list of two or more texts")
     if answer not in choices:
         raise UserError(f"{place}: the answer must be one of the choices, {', '.join(map(repr, choices))}")
-    return DataRow(place, _text(found, "prompt", place), answer, tuple(choices))
+    return DataRow(_text(found, "prompt", place), answer, tuple(choices))
 
 
 def _plain(found: Mapping[str, Any], place: str) -> DataRow:
-    return DataRow(place, _text(found, "text", place))
+    return DataRow(_text(found, "text", place))
 
 
 def _chat(list_key: str, role_key: str, text_key: str) -> Callable[[Mapping[str, Any], str], DataRow]:
@@ -236,7 +232,7 @@ def _conversation(turns: list[tuple[str, str]], place: str) -> DataRow:
             f"{', '.join([*(role for role, _ in turns), *(['assistant'] if answer is not None else [])])}"
         )
     *before, (_, prompt) = turns
-    return DataRow(place, prompt, answer, turns=tuple(before))
+    return DataRow(prompt, answer, turns=tuple(before))
 
 
 def _text(found: Mapping[str, Any], key: str, place: str) -> str:
