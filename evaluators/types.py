@@ -28,13 +28,16 @@ class Example:
             fitness that needs no answers. A fitness that reads texts appends the gold answer to the prompt.
         choices: Closed set of answers, for a fitness that reads choices and for option matching; empty for open
             answers.
-        shots: Few-shot examples before the prompt, each a prompt and its answer.
+        shots: Turns before the prompt, each a prompt and its answer: few-shot examples, then those of the row's own
+            conversation.
+        system: System prompt of the row's own conversation, which takes the place of the split's; may be empty.
     """
 
     prompt: str
     references: tuple[str, ...]
     choices: tuple[str, ...] = ()
     shots: tuple[tuple[str, str], ...] = ()
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ class PreparedSplit:
     def text(self, example: Example) -> str:
         """Return the input of a model without a chat template: system, shots and prompt, separated by empty lines."""
         shots = (prompt + self.answer_prefix + answer for prompt, answer in example.shots)
-        return "\n\n".join((*filter(None, (self.system,)), *shots, example.prompt))
+        return "\n\n".join((*filter(None, (example.system or self.system,)), *shots, example.prompt))
 
     def turns(self, example: Example) -> tuple[tuple[str, str], ...]:
         """Return the input of a model with a chat template: `(role, content)` of every turn, the prompt last.
@@ -138,7 +141,8 @@ class PreparedSplit:
         """
         # Leading white space of `answer_prefix` separates words of running text; a turn doesn't need it.
         lead = self.answer_prefix.lstrip()
-        turns = [("system", self.system)] if self.system else []
+        system = example.system or self.system
+        turns = [("system", system)] if system else []
         for prompt, answer in example.shots:
             turns += [("user", prompt), ("assistant", lead + answer)]
         return (*turns, ("user", example.prompt))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -120,11 +120,11 @@ def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> d
     scored = {split: reader.scored(split) for split in SCORED if split in wanted}
     prepared = {split: task.prepared(split, examples) for split, examples in scored.items()}
     if "calibration" in wanted:
-        elsewhere = {example.prompt for examples in scored.values() for example in examples}
+        elsewhere = {_asked(task, example) for examples in scored.values() for example in examples}
         for split in (split for split in SCORED if split in task.splits and split not in scored):
-            elsewhere.update(example.prompt for example in reader.prompts(split))
+            elsewhere.update(_asked(task, example) for example in reader.prompts(split))
         examples = reader.calibration()
-        kept = unshared_rows([example.prompt for example in examples], elsewhere, task.origin)
+        kept = unshared_rows([_asked(task, example) for example in examples], elsewhere, task.origin)
         prepared = {"calibration": task.prepared("calibration", tuple(examples[i] for i in kept)), **prepared}
     if task.window is None:  # repeated headings are normal in running text
         _warn_of_repeats(task, prepared)
@@ -173,7 +173,8 @@ class _SplitReader:
         found = []
         for number in rows[split]:
             row, place = table.row(number), table.place(number)
-            found.append((place, replace(template.example(row, place), shots=self._shots.before(row, place))))
+            example = template.example(row, place)
+            found.append((place, replace(example, shots=(*self._shots.before(row, place), *example.shots))))
         left = self._shots.without(found)
         if not left:
             raise UserError(f"{task.origin}: field shots: all rows of `{split}` are shots; take other rows for them")
@@ -182,11 +183,16 @@ class _SplitReader:
         return left
 
 
+def _asked(task: TaskConfig, example: Example) -> Hashable:
+    """What an example asks: its prompt, in a conversation with all turns before it, which often ends with `go on`."""
+    return example.prompt if task.turns is None else (example.system, example.shots, example.prompt)
+
+
 def _warn_of_repeats(task: TaskConfig, prepared: dict[Split, PreparedSplit]) -> None:
     # Splits share no rows, but different rows can have the same prompt, as in some public data sets.
-    owner: dict[str, Split] = {}
+    owner: dict[Hashable, Split] = {}
     for split, value in prepared.items():
-        prompts = {example.prompt for example in value.examples}
+        prompts = {_asked(task, example) for example in value.examples}
         repeats = [prompt for prompt in prompts if prompt in owner]
         if repeats:
             _LOG.warning("%s: %d prompts of `%s` also stand in an earlier split", task.origin, len(repeats), split)

@@ -188,6 +188,8 @@ class TaskConfig(TaskFileSection):
             selection from a source split (with `per`, only rows that share the row's value in that column). They are
             turns of a conversation under a chat template, otherwise text separated by empty lines. Rows of the splits
             whose prompt is a shot's are left out. A fitness that reads whole texts uses neither shots nor `system`.
+        turns: Column with the turns of a row's conversation before the prompt: a list of `{role, content}`, a `system`
+            turn first if there is one, then `user` and `assistant` in turn. They follow the shots.
         chat: Put prompts into the model's chat template, if it has one.
         window: Tokens per window of running text, for a fitness that reads whole texts: the rows of a split, separated
             by empty lines, are tokenised as one text and cut into windows; an incomplete last window is dropped. None
@@ -212,6 +214,7 @@ class TaskConfig(TaskFileSection):
     answer_prefix: str = " "
     system: str = ""
     shots: Selection | tuple[dict[str, Any], ...] = ()
+    turns: str | None = None
     chat: bool = True
     window: Annotated[int, Field(ge=2)] | None = None
 
@@ -250,6 +253,8 @@ class TaskConfig(TaskFileSection):
             raise ValueError(f"fitness `{self.fitness}` compares the likelihood of choices: give `choices`")
         if MATCHERS[self.matching.kind].needs_choices and kind.uses_matching and not self.choices:
             raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
+        if self.turns is not None and self.reads_whole_texts:
+            raise ValueError("`turns` are a conversation's, and texts that are scored as a whole have none")
         if self.shots and not self.labelled:
             raise ValueError("`shots` show answers: give `answer` or `references`")
         if self.window is not None and not self.reads_whole_texts:

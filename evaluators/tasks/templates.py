@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -58,6 +59,8 @@ class ExampleTemplate:
         task = self._task
         used: dict[str, str] = {}
         needed: dict[str, tuple[str, ...]] = {"prompt": (task.prompt,)}
+        if task.turns is not None:
+            used[task.turns] = "turns"
         if not self._prompts_only:
             needed["answer"] = (task.answer,) if task.answer else ()
             needed |= {"references": _sources(task.references or ()), "choices": _sources(task.choices)}
@@ -93,11 +96,18 @@ class ExampleTemplate:
                 )
 
     def example(self, row: Row, place: str) -> Example:
-        """Render one row; `place` is its origin for messages.
+        """Render one row with the turns of its own conversation; `place` is its origin for messages.
 
         Raises:
             UserError: The row can't be rendered; the message names task file, field and row.
         """
+        found, column = self._example(row, place), self._task.turns
+        if column is None:
+            return found
+        system, shots = self._run("turns", lambda variables: _as_turns(variables[column]), row, place)
+        return replace(found, system=system, shots=shots)
+
+    def _example(self, row: Row, place: str) -> Example:
         variables = self._variables_of(row, place)
         prompt = self._run("prompt", self._prompt, variables, place)
         if self._prompts_only:
@@ -173,6 +183,16 @@ def _follow(row: Row, path: str) -> Any:
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+def _as_turns(value: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The system prompt, `` for none, and the pairs of user's and assistant's turns of a conversation's beginning."""
+    turns = [(turn["role"], turn["content"]) for turn in value or ()]
+    system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
+    asked, answered = turns[::2], turns[1::2]
+    if {role for role, _ in asked} - {"user"} or {role for role, _ in answered} - {"assistant"} or len(turns) % 2:
+        raise UserError("expected turns of `user` and `assistant` by turns, with an optional `system` before them")
+    return system, tuple((question, answer) for (_, question), (_, answer) in zip(asked, answered, strict=True))
 
 
 def _as_texts(value: Any) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from ._searching import load_config as load_config
 from ._searching import logs as logs
 from ._searching import resume as resume
 from ._searching import retry as retry
+from ._searching import shrink as shrink
 from ._searching import submit as submit
 from ._sharing import plot as plot
 from ._sharing import report as report
@@ -50,6 +51,8 @@ from .search.requests.answers import AskedRow as AskedRow
 from .search.requests.answers import Evaluation as Evaluation
 from .search.requests.answers import Imported as Imported
 from .search.running.observer import Observer as Observer
+from .search.shrink.page import ShrinkPlan as ShrinkPlan
+from .search.shrink.page import Shrunk as Shrunk
 from .store.errors import StoreError as StoreError
 from .store.reader import StoreReader as StoreReader
 from .store.records import BestRow as BestRow

@@ -18,6 +18,7 @@ from moevolve.search.requests.parameters import Overrides
 from moevolve.search.requests.planning import CompareRequest, EstimateRequest
 from moevolve.search.requests.record import record
 from moevolve.search.requests.running import LaunchRequest, LogsRequest, ResumeRequest, RetryRequest, SubmitRequest
+from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from moevolve.search.compare.rows import ComparisonRow
     from moevolve.search.estimate.report import Estimate
     from moevolve.search.loop.final_table import FinalTable
+    from moevolve.search.shrink.page import ShrinkPlan, Shrunk
 
 # Modules that load torch or Ray are imported within the functions, after what is wrong with a configuration was said.
 
@@ -50,6 +52,13 @@ class _Resume(ResumeRequest):
 @record
 class _Retry(RetryRequest):
     __doc__ = RetryRequest.__doc__
+    _: KW_ONLY
+    observer: Watcher = None
+
+
+@record
+class _Shrink(ShrinkRequest):
+    __doc__ = ShrinkRequest.__doc__
     _: KW_ONLY
     observer: Watcher = None
 
@@ -186,6 +195,13 @@ def estimate(asked: _Estimate) -> Estimate:
     from moevolve.search.operations.estimate import estimate_run
 
     return estimate_run(asked, asked.on_stage)
+
+
+@takes(_Shrink)
+def shrink(asked: _Shrink) -> Shrunk | ShrinkPlan:
+    from moevolve.search.shrink import shrink as shrinking
+
+    return shrinking.shrink(asked, asked.observer or Observer())
 
 
 def _settings(asked: LaunchRequest | SubmitRequest, changes: dict[str, Any]) -> RunConfig:

@@ -45,6 +45,7 @@ def set_up_logging() -> None:
 
 
 COMMANDS = {
+    "shrink": "shrinking",
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
     **dict.fromkeys(("plan", "compare"), "planning"),
     **dict.fromkeys(("searches", "best", "show", "lineage", "tasks"), "searches"),

@@ -45,17 +45,18 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         soft_wrap=True,
     )
     if report.form == "mask":
-        output.print(f"{Path(report.directory) / 'README.md'} says how to apply it", soft_wrap=True)
+        output.print(f"{report.directory / 'README.md'} says how to apply it", soft_wrap=True)
         return
-    files = sorted(file.name for file in Path(report.directory).glob("*.gguf"))
+    output.print(how_to_load(report.directory, report.form), soft_wrap=True)
+
+
+def how_to_load(directory: Path, form: str) -> str:
+    """A line that says how an export is loaded."""
+    files = sorted(file.name for file in directory.glob("*.gguf"))
     if files:
-        output.print(f"load {Path(report.directory) / files[0]} with llama.cpp, or as model.path", soft_wrap=True)
-        return
-    remote = ", trust_remote_code=True" if report.form == "native" else ""
-    output.print(
-        f'load it with: AutoModelForCausalLM.from_pretrained("{report.directory}"{remote})',
-        soft_wrap=True,
-    )
+        return f"load {directory / files[0]} with llama.cpp, or as model.path"
+    remote = ", trust_remote_code=True" if form == "native" else ""
+    return f'load it with: AutoModelForCausalLM.from_pretrained("{directory}"{remote})'
 
 
 def _export_coefficients(request: ExportRequest, store: str, as_json: bool) -> None:

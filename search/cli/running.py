@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -32,6 +32,8 @@ from moevolve.store.session import without_password
 
 if TYPE_CHECKING:
     from moevolve import FinalTable, RunConfig, Submitted
+
+T = TypeVar("T")
 
 
 @takes(LaunchRequest)
@@ -120,12 +122,30 @@ def logs(request: LogsRequest) -> None:
 def follow(run: Callable[..., FinalTable | None], as_json: bool, stopped: int = STOPPED) -> None:
     """Run a search with a progress bar, then print its final table if there is one.
 
-    Once the search is in the store and begins, Ctrl-C and a lack of workers end it with a line on how to continue.
-
     Args:
         run: Runs the search; takes its observer as `observer`.
         as_json: Print the table as JSON.
         stopped: Exit code if the search is stopped or cancelled from elsewhere.
+    """
+    found, config = watched(run, stopped)
+    if found is None:
+        return
+    if as_json:
+        print_json(found)
+    else:
+        assert config is not None
+        print_final_table(found, config.store)
+
+
+def watched(run: Callable[..., T], stopped: int = STOPPED, again: str | None = None) -> tuple[T, RunConfig | None]:
+    """Run a search with a progress bar; returns its answer, and its configuration if it has begun.
+
+    Once the search is in the store and begins, Ctrl-C and a lack of workers end it with a line on how to continue.
+
+    Args:
+        run: Runs the search; takes its observer as `observer`.
+        stopped: Exit code if the search is stopped or cancelled from elsewhere.
+        again: Line on how to continue; None for the command that resumes the search.
     """
     begun: list[RunConfig] = []
     with ExitStack() as stack:
@@ -135,7 +155,7 @@ def follow(run: Callable[..., FinalTable | None], as_json: bool, stopped: int = 
             nonlocal shown
             begun.append(config)
             where = shlex.quote(without_password(config.store))
-            hint = f"continue with: moevolve resume {config.name} --store {where}"
+            hint = again or f"continue with: moevolve resume {config.name} --store {where}"
             told = f"{INTERRUPTED}, {hint}"
             if config.store.startswith("http"):
                 told = f"the search goes on; end it with: moevolve stop {config.name} --server {where}"
@@ -151,12 +171,7 @@ def follow(run: Callable[..., FinalTable | None], as_json: bool, stopped: int = 
                 lambda progress: shown.on_progress(progress),  # noqa: PLW0108
             )
         )
-    if found is None:
-        return
-    if as_json:
-        print_json(found)
-    else:
-        print_final_table(found, begun[0].store)
+    return found, begun[0] if begun else None
 
 
 def _print_asked(search: str, control: moevolve.Control, asked: str, as_json: bool) -> None:

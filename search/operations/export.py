@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
@@ -28,15 +28,15 @@ _SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
 """Options that only the source form has a use for."""
 
 
-def export(store: Store, request: ExportRequest) -> ExportReport:
-    """See `ExportRequest`. The export is recorded in the store."""
+def export(store: Store, request: ExportRequest, notes: tuple[str, ...] = ()) -> ExportReport:
+    """See `ExportRequest`. The export is recorded in the store; `notes` are paragraphs of its card."""
     reference = request.individual
     if reference == FULL:
         raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
     subject = bound_subject(store, reference, model=request.model)
     assert subject.detail is not None
     detail = subject.detail
-    card, directory, model = _card(store, detail), Path(request.directory), subject.config.model
+    card, directory, model = replace(_card(store, detail), notes=notes), Path(request.directory), subject.config.model
     if request.form == "source" or (request.form is None and _copied(request, model, subject.edit)):
         if changes_weights(subject.edit) is not None:
             model = placed(model, request.device, request.dtype)

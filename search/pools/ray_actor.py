@@ -134,6 +134,15 @@ class FirstWorker:
             log.info("the model is described by the driver: %s", reason_of(error))
             return function(config, *args)
 
+    def gpus(self, config: RunConfig) -> int:
+        """Number of GPUs that workers of a configuration can have: those of this machine, or of the cluster it joins.
+
+        Raises:
+            PoolError: Ray can't be started, or the cluster can't be reached.
+        """
+        start_ray(config.workers, self)
+        return int(ray.cluster_resources().get("GPU", 0))
+
     def _begin(self, function: Callable[..., R], *args: Any) -> Any:
         """Start the call in another process, and return Ray's reference to its result."""
         workers = args[0].workers

@@ -18,7 +18,24 @@ if TYPE_CHECKING:
 
 
 def print_final_table(found: FinalTable, store: str) -> None:
-    """Print the entries, a line each in a block per task, and commands to run next."""
+    """Print the entries, and commands to run next."""
+    print_entries(found)
+    if found.winner is None:
+        output.print("every individual failed; see `moevolve searches` and `moevolve show` for the reasons")
+        return
+    output.print("Next:")
+    store = shlex.quote(without_password(store))
+    ranking = f"--task {found.tasks[0]}" if len(found.tasks) + len(found.others) == 1 else f"--search {found.search}"
+    for command in (
+        f"moevolve best {ranking} --store {store}",
+        f"moevolve show {found.winner} --store {store}",
+        f"moevolve export {found.winner} ./{found.search}-model --store {store}",
+    ):
+        output.print(f"  {command}", soft_wrap=True)
+
+
+def print_entries(found: FinalTable) -> None:
+    """Print the entries, a line each in a block per task."""
     tasks = [*found.tasks, *found.others]
     measured = {score.split for one in found.entries for score in one.scores}
     splits = [split for split in SCORED if split in measured]
@@ -38,18 +55,6 @@ def print_final_table(found: FinalTable, store: str) -> None:
         rows,
         ends,
     )
-    if found.winner is None:
-        output.print("every individual failed; see `moevolve searches` and `moevolve show` for the reasons")
-        return
-    output.print("Next:")
-    store = shlex.quote(without_password(store))
-    ranking = f"--task {tasks[0]}" if len(tasks) == 1 else f"--search {found.search}"
-    for command in (
-        f"moevolve best {ranking} --store {store}",
-        f"moevolve show {found.winner} --store {store}",
-        f"moevolve export {found.winner} ./{found.search}-model --store {store}",
-    ):
-        output.print(f"  {command}", soft_wrap=True)
 
 
 def _tokens_skip_parameters(found: FinalTable) -> bool:

@@ -98,3 +98,18 @@ def test_columns_are_checked_once_with_the_field_that_uses_them() -> None:
         with pytest.raises(UserError) as caught:
             _template(**changes).check_columns(["answer", "text"], "rows.jsonl")
         assert said in str(caught.value)
+
+
+def test_turns_before_a_prompt_are_checked() -> None:
+    template = _template(turns="before", prompt="{{ asked }}", answer="yes")
+    said = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
+    found = template.example({"asked": "so?", "before": said}, "row 1")
+    assert (found.system, found.shots, found.prompt) == ("system", (("user", "assistant"),), "so?")
+    assert template.example({"asked": "so?", "before": None}, "row 1").shots == ()
+    for wrong in (said[1:2], said[2:], [*said[1:], *said[:1]]):
+        with pytest.raises(UserError, match="row 1: expected turns of `user` and `assistant` by turns"):
+            template.example({"asked": "so?", "before": wrong}, "row 1")
+    with pytest.raises(UserError, match="field turns uses `before`, but rows has no such column"):
+        template.check_columns(["asked"], "rows")
+    with pytest.raises(UserError, match="texts that are scored as a whole have none"):
+        _template(turns="before", fitness="perplexity")

@@ -1,0 +1,89 @@
+"""The command that makes a smaller checkpoint of a checkpoint and files of requests."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import typer
+
+import moevolve
+from moevolve.search.cli._options import JsonOption
+from moevolve.search.cli._requests import takes
+from moevolve.search.cli.checkpoints import how_to_load
+from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
+from moevolve.search.cli.output.final_table import print_entries
+from moevolve.search.cli.running import watched
+from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.text import memory_size, parameter_count, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moevolve import ShrinkPlan, Shrunk
+    from moevolve.search.shrink.page import TaskCheck
+
+_AGAIN = "give the same command again to go on"
+
+
+@takes(ShrinkRequest)
+def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
+    told = f"interrupted, {_AGAIN}"
+    with exit_with_message(told, moevolve.PoolError), exit_with_message(told, moevolve.ExportError):
+        found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN)
+    if as_json:
+        print_json(found)
+    elif isinstance(found, moevolve.ShrinkPlan):
+        _print_plan(found)
+    else:
+        _print_page(found)
+    if isinstance(found, moevolve.Shrunk) and found.written is None:
+        raise typer.Exit(1)
+
+
+def _print_plan(found: ShrinkPlan) -> None:
+    output.print(found.content.rstrip(), soft_wrap=True)
+    output.print(f"# in {found.run_file}; run it with: moevolve launch {found.run_file}", soft_wrap=True)
+
+
+def _print_page(found: Shrunk) -> None:
+    """Print the page: scores, sizes, seconds, and where the checkpoint is."""
+    print_entries(found.table)
+    best, written = found.table.best, found.written
+    if best is None:
+        output.print("every candidate failed; see `moevolve searches` and `moevolve show` for the reasons")
+        return
+    _print_checks(found.checks)
+    if written is None:
+        output.print(f"{found.table.winner} was not exported; --force exports it all the same", soft_wrap=True)
+        return
+    layers = f"in each of {found.layers} layers"
+    before = [f"{found.experts_full} {layers}", parameter_count(found.table.parameters_full)]
+    after = [f"{found.experts} {layers}", parameter_count(best.parameters)]
+    rows = [
+        ["before", *before, memory_size(found.weight_bytes)],
+        ["after", *after, memory_size(written.weight_bytes)],
+    ]
+    columns = [("model", False), ("experts", False), ("parameters", True), ("weight files", True)]
+    print_table(f"{found.model}, kept: {best.summary}", columns, rows)
+    took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
+    output.print(f"took {took}", soft_wrap=True)
+    output.print(f"wrote {written.directory} ({written.form} checkpoint of {found.table.winner})", soft_wrap=True)
+    output.print(how_to_load(written.directory, written.form), soft_wrap=True)
+    output.print(
+        f"the search is {found.table.search} in {found.store}; its settings are in {found.run_file}", soft_wrap=True
+    )
+
+
+def _print_checks(checks: Sequence[TaskCheck]) -> None:
+    """Print what the winner's answers to held-out prompts are like, and what is beyond the limits."""
+    columns = [("held-out prompts", False), ("prompts", True), ("loops", True), ("agreement", True)]
+    columns += [("of the full score", True)]
+    rows = [
+        [check.task, str(check.prompts), str(check.loops), percent(check.agreement), percent(check.recovery)]
+        for check in checks
+    ]
+    print_table(None, columns, rows)
+    for check in checks:
+        for fault in check.faults:
+            output.print(f"{check.task}: the candidate {fault}", soft_wrap=True)

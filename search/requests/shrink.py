@@ -1,0 +1,81 @@
+"""The request that makes a smaller checkpoint of a checkpoint and files of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from moevolve.search.requests.parameters import NewStore, RunSettings
+from moevolve.search.requests.record import Flag, Request, record
+
+
+@record
+class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, are of a package above this one
+    """Make a smaller checkpoint of a mixture of experts, for what your files of requests ask for.
+
+    Choose settings for this machine, search, and export the winner with a page of what it costs. It is an ordinary
+    search in the store. Giving the same request again continues it.
+
+    Raises:
+        UserError: a file of requests is malformed, the model can't be had or fits in no way, or the folder is taken.
+        StoreError: the store can't be opened, or the search was cancelled.
+        PoolError: no worker can be started; giving the same request again continues the search.
+        ExportError: the checkpoint failed its verification.
+    """
+
+    needs_one = ("data", "tasks")
+    model: Annotated[
+        str, Field(description="The checkpoint: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")
+    ]
+    _: KW_ONLY
+    experts: Annotated[str, Field(description="Experts to keep in every MoE layer: a number, or a share such as 50%.")]
+    data: Annotated[
+        Sequence[str | Path],
+        Field(
+            description="File of requests, which becomes a task; repeatable. JSONL of chats, of prompts, or of prompts "
+            "with answers, or a .txt file of running text."
+        ),
+        Flag("--data", "FILE", list[Path]),
+    ] = ()
+    tasks: Annotated[
+        Sequence[str], Field(description="A task that there is already, by name or path; repeatable."), Flag("--task")
+    ] = ()
+    output: Annotated[
+        str | Path | None,
+        Field(description="New folder of the checkpoint; MODEL-EXPERTS if this is left out."),
+        Flag("--output -o", "DIR", Path),
+    ] = None
+    evaluations: Annotated[
+        int | None, Field(ge=4, description="Candidates to try; those of the preset if this is left out.")
+    ] = None
+    repair: Annotated[
+        Literal["none", "auto"] | None,
+        Field(
+            description="`auto` repairs what is kept; `none` only leaves experts out, so that a quantised checkpoint "
+            "is copied byte for byte. If this is left out, quantised checkpoints aren't repaired, and others are."
+        ),
+    ] = None
+    seed: Annotated[int, Field(ge=0, description="Seed of the search.")] = 0
+    overrides: RunSettings = ()
+    store: NewStore = None
+    guard_prompts: Annotated[
+        int, Field(ge=1, description="Held-out prompts of every task that the winner answers before it is exported.")
+    ] = 16
+    guard_tokens: Annotated[int, Field(ge=16, description="Longest of these answers, in tokens.")] = 48
+    most_loops: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Largest share of these answers that may repeat themselves where the full model's don't.",
+        ),
+    ] = 0.1
+    least_recovery: Annotated[
+        float, Field(ge=0, description="Smallest share of the full model's score on `test` in every task.")
+    ] = 0.5
+    force: Annotated[bool, Field(description="Export the winner even if it is beyond these limits.")] = False
+    dry_run: Annotated[bool, Field(description="Write the run and task files, and launch nothing.")] = False

@@ -1,0 +1,1 @@
+"""From a checkpoint and files of requests to a smaller checkpoint, in one command."""

@@ -1,0 +1,264 @@
+"""Settings of a search that suit a model, the data and this machine, as a run file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingGroups
+from moevolve.search.config.files import (
+    apply_override,
+    load_run_config,
+    override_lines,
+    parse_run_config,
+    resolve_paths,
+)
+from moevolve.search.config.presets import with_preset
+from moevolve.search.config.run import RunConfig
+from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.running.describe import pinned
+from moevolve.search.shrink.domains import read_domains, write_tasks
+from moevolve.workers.contract.settings import Originals
+
+if TYPE_CHECKING:
+    from moevolve.search.pools.ray_actor import FirstWorker
+
+_WINDOW = 4
+"""Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
+_RUN_FILE = "run.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the choice of settings needs to know of a model.
+
+    Attributes:
+        experts: Experts per MoE layer.
+        groups: Routing groups, which limit how many experts can be kept.
+        quantised: True if the checkpoint's weights are packed.
+    """
+
+    experts: int
+    groups: RoutingGroups
+    quantised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where the original experts fit on this machine, and how many workers do."""
+
+    originals: Originals
+    workers: int
+
+
+def folder_of(request: ShrinkRequest) -> Path:
+    """The folder of the new checkpoint."""
+    if request.output is not None:
+        return Path(request.output)
+    model = Path(request.model)
+    stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
+    return Path(f"{stem}-{request.experts.replace('%', 'pct')}")
+
+
+def files_of(request: ShrinkRequest) -> Path:
+    """The folder of the run file and the task files, beside that of the checkpoint."""
+    folder = folder_of(request)
+    folder = folder if folder.name else folder.resolve()
+    return folder.with_name(f"{folder.name}.shrink")
+
+
+def run_file(request: ShrinkRequest, first: FirstWorker) -> Path:
+    """Write the task files and the run file of a request, and return the latter.
+
+    A run file that was made for the same request is kept: memory that is free now must not change a search that has
+    begun.
+
+    Args:
+        request: The request.
+        first: Calls what imports torch.
+
+    Raises:
+        UserError: A file of requests or a task can't be read, or the model can't be had, kept so many experts of, or
+            held on this machine.
+    """
+    domains = read_domains([Path(path) for path in request.data])
+    folder = files_of(request)
+    path = folder / _RUN_FILE
+    with _writing(folder):
+        tasks = write_tasks(domains, folder / "tasks")
+        if has_run_file(request):
+            return path
+    data = _settings(request, [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)], first)
+    with _writing(folder):
+        path.write_text(_mark(request) + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def has_run_file(request: ShrinkRequest) -> bool:
+    """Whether a run file has been written for the same request."""
+    path = files_of(request) / _RUN_FILE
+    return path.is_file() and path.read_text(encoding="utf-8").startswith(_mark(request))
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Name the file where writing into a folder fails, as an error of one line."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: can't be written: {error.strerror}") from None
+
+
+def read_run(request: ShrinkRequest, path: Path) -> RunConfig:
+    """Read a request's run file, for the store that it names."""
+    store = request.store if isinstance(request.store, str) or request.store is None else request.store.url
+    return load_run_config(path, () if store is None else override_lines({"store": store}))
+
+
+def _mark(request: ShrinkRequest) -> str:
+    """First line of a run file, which tells the request that it was made for."""
+    content = {
+        "model": request.model,
+        "experts": request.experts,
+        "data": [str(path) for path in request.data],
+        "tasks": list(request.tasks),
+        "evaluations": request.evaluations,
+        "repair": request.repair,
+        "seed": request.seed,
+        "set": list(override_lines(request.overrides)),
+    }
+    return f"# moevolve shrink {json.dumps(content)}\n"
+
+
+def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> dict[str, Any]:
+    """The settings of a request's search as plain data."""
+    data: dict[str, Any] = {
+        "name": _name(folder_of(request)),
+        "seed": request.seed,
+        "model": {"path": request.model},
+        "tasks": [{"name": task} for task in tasks],
+        "genome": {"kind": "eep", "experts": 1},  # until the model's number is known
+        "window": _WINDOW,
+    }
+    resolve_paths(data, Path.cwd())
+    gpus = first.gpus(_parsed(data))
+    data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
+    sizes: Sizes = first.call(sizes_of, _parsed(data))
+    experts = kept_experts(request.experts, sizes.experts, sizes.groups)
+    repaired = request.repair == "auto" or (request.repair is None and not sizes.quantised)
+    data |= {"genome": {"kind": "eep", "experts": experts}, "preset": "best" if repaired else "prune"}
+    data = data if request.evaluations is None else _shortened(data, request.evaluations)
+    for override in override_lines(request.overrides):
+        apply_override(data, override)
+    room: Room = first.call(room_for, _parsed(data))
+    data["model"]["originals"] = room.originals
+    if not gpus:
+        cores = len(os.sched_getaffinity(0))
+        count = max(1, min(_WINDOW, cores, room.workers))
+        threads = max(1, cores // count)
+        data["engine"] = {"threads": threads}
+        data["workers"] = {"count": count, "num_cpus": threads}
+    for override in override_lines(request.overrides):
+        apply_override(data, override)
+    return data
+
+
+def _parsed(data: dict[str, Any]) -> RunConfig:
+    return parse_run_config(with_preset(data, "shrink"), "shrink")
+
+
+def _name(folder: Path) -> str:
+    """Name of the search: the folder's, without what names can't have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).lstrip("-._") or "shrink"
+
+
+def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
+    """Settings filled with those of their preset, with so many evaluations in all phases together."""
+    data = with_preset(data, "shrink")
+    *before, last = data["phases"]
+    last["evaluations"] = evaluations - sum(phase["evaluations"] for phase in before)
+    last["initial"] = min(last["initial"], last["evaluations"])
+    return data
+
+
+def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
+    """The number of experts to keep that a number or a share stands for.
+
+    Args:
+        wanted: A number such as `4`, which must be possible, or a share such as `50%`, which is rounded to what is.
+        experts: Experts per MoE layer of the model.
+        groups: The model's routing groups, of which each keeps as many experts.
+
+    Raises:
+        UserError: It is neither, or out of range; the message names what is possible.
+    """
+    possible = [count for count in range(1, experts + 1) if groups.fault(count) is None]
+    numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
+    if not possible:
+        raise UserError("--experts: this model is dense, it has no experts to leave out")
+    share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", wanted)
+    if share is not None and 0 < float(share[1]) <= 100:
+        aim = float(share[1]) / 100 * experts
+        return min(possible, key=lambda count: (abs(count - aim), -count))
+    if share is None and wanted.strip().isdecimal() and int(wanted) in possible:
+        return int(wanted)
+    raise UserError(
+        f"--experts {wanted}: give a share such as 50%, or one of the numbers that this model can keep: {numbers}"
+    )
+
+
+def sizes_of(config: RunConfig) -> Sizes:
+    """Describe a run's model from the headers and the config of its checkpoint.
+
+    Raises:
+        UserError: The checkpoint can't be read, or its family isn't supported.
+    """
+    from moevolve.workers.checkpoints.loading import load_config, packing
+    from moevolve.workers.profiling.outline import outline_model
+
+    model = pinned(config.model)
+    facts = outline_model(model).facts
+    return Sizes(facts.experts, facts.rule.groups, packing(model, load_config(model)) is not None)
+
+
+def room_for(config: RunConfig) -> Room:
+    """Choose the first place of the original experts that fits: the device, the host, the disk.
+
+    Raises:
+        NoRoomError: None of them fits; the message says what is missing.
+    """
+    from moevolve.search.estimate.memory import launch_memory
+    from moevolve.search.genomes.registry import costs_of, make_space
+    from moevolve.workers.checkpoints.loading import resolve_device
+    from moevolve.workers.contract.capacity import NoRoomError, check_room, free_bytes
+    from moevolve.workers.profiling.outline import outline_model
+
+    config = config.model_copy(update={"model": pinned(config.model)})
+    outline = outline_model(config.model)
+    costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+    device = resolve_device(config.model)
+    on_gpu = device.type == "cuda"
+    places: tuple[Originals, ...] = ("device", "host", "disk") if on_gpu else ("device", "disk")
+    refusal: NoRoomError | None = None
+    for place in places:
+        placed = config.model_copy(update={"model": replace(config.model, originals=place)})
+        needed = launch_memory(placed, outline, costs, on_gpu=on_gpu)
+        try:
+            check_room(needed, device)
+        except NoRoomError as error:
+            refusal = error
+            continue
+        taken = needed.memory.device + needed.memory.host_peak
+        return Room(place, max(1, free_bytes(device) // max(taken, 1)))
+    assert refusal is not None
+    raise refusal

@@ -1,0 +1,143 @@
+"""Files of requests as tasks: a file is a domain with four splits, scored by its answers or by the full model's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import SPLITS, Split
+from moevolve.search.shrink.forms import DataFile, DataRow, read_data
+
+_SHARES: dict[Split, float] = {"calibration": 0.25, "search": 0.35, "dev": 0.15, "test": 0.25}
+_MOST: dict[Split, int] = {"calibration": 1024, "search": 256, "dev": 192, "test": 1024}
+"""Most rows of a split that a search uses: the first ones by their hash."""
+LEAST_ROWS = 64
+"""Fewest different conversations in a file: fewer leave `dev` too small to choose by."""
+_LEAST_IN_SPLIT = 4
+
+_SHORT_WORDS, _SHORT_CHARACTERS = 6, 48
+"""Largest answer that is compared as text. Longer ones are worded in more than one right way."""
+_OWN_TOKENS = 64
+"""Tokens of the full model's own answers where the data has none."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A file of requests as a task.
+
+    Attributes:
+        name: Name of the task: the file's, without what task names can't have.
+        settings: Content of the task's file, without its source.
+        rows: Rows by split.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    rows: Mapping[Split, Sequence[DataRow]] = field(repr=False)
+
+
+def read_domains(paths: Sequence[Path]) -> list[Domain]:
+    """Read files of requests and divide each into splits.
+
+    All rows of a conversation, and equal prompts, are in one split, also of different files.
+
+    Raises:
+        UserError: See `read_data`; or a file has too few rows, or two files have one name.
+    """
+    domains = [_domain(read_data(path)) for path in paths]
+    names = [domain.name for domain in domains]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--data: two files are called {name}; rename one, since a task is called like its file")
+    return domains
+
+
+def write_tasks(domains: Iterable[Domain], folder: Path) -> list[Path]:
+    """Write the task file of each domain, and its rows, into a folder; returns the task files."""
+    written = []
+    for domain in domains:
+        rows = folder / domain.name
+        rows.mkdir(parents=True, exist_ok=True)
+        for split, chosen in domain.rows.items():
+            lines = (json.dumps(_as_json(row), ensure_ascii=False) + "\n" for row in chosen)
+            (rows / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        source = {"files": {split: f"{domain.name}/{split}.jsonl" for split in domain.rows}}
+        content = {"source": source, "splits": {split: {"from": split} for split in domain.rows}, **domain.settings}
+        path = folder / f"{domain.name}.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def _domain(data: DataFile) -> Domain:
+    path = data.path
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "data"
+    conversations = {row.first_message for row in data.rows}
+    if len(conversations) < LEAST_ROWS:
+        what = "pieces of text between empty lines" if data.is_text else "rows with different first messages"
+        raise UserError(f"--data {path}: {len(conversations)} {what}; give {LEAST_ROWS} or more, better a few hundred")
+    rows: dict[Split, list[DataRow]] = {split: [] for split in SPLITS}
+    for row in sorted(data.rows, key=lambda row: _position(row.first_message)):
+        rows[_split_at(_position(row.first_message))].append(row)
+    small = [split for split in SPLITS if len(rows[split]) < _LEAST_IN_SPLIT]
+    if small:
+        raise UserError(
+            f"--data {path}: only {len(rows[small[0]])} of {len(data.rows)} rows fall into the split {small[0]}, which "
+            f"needs {_LEAST_IN_SPLIT}; give more rows"
+        )
+    return Domain(name, _settings(data), {split: chosen[: _MOST[split]] for split, chosen in rows.items()})
+
+
+def _position(message: str) -> float:
+    """A number in [0, 1) that depends on the text alone, so that a row stays in its split when the file grows."""
+    return int.from_bytes(hashlib.sha256(message.strip().encode()).digest()[:7], "big") / 2**56
+
+
+def _split_at(position: float) -> Split:
+    end = 0.0
+    for split, share in _SHARES.items():
+        end += share
+        if position < end:
+            return split
+    return "test"
+
+
+def _settings(data: DataFile) -> dict[str, Any]:
+    """The settings of the task that suits a file's rows."""
+    if data.is_text:
+        return {"prompt": "{{ prompt }}", "fitness": "agreement", "positions": "text"}
+    found: dict[str, Any] = {"prompt": "{{ prompt }}"}
+    if any(row.turns for row in data.rows):
+        found["turns"] = "turns"
+    answers = [row.answer for row in data.rows if row.answer is not None]
+    if not answers:
+        return found | {"fitness": "agreement", "max_new_tokens": _OWN_TOKENS}
+    found["answer"] = "{{ answer }}"
+    if data.rows[0].choices:
+        return found | {"choices": "choices", "fitness": "rank"}
+    if all(map(_is_short, answers)):
+        # No tokenizer makes more tokens than bytes; decoding stops sooner, when the answer is decided.
+        most = max(len(answer.encode()) for answer in answers) + 1
+        return found | {"fitness": "generate", "matching": {"kind": "exact"}, "max_new_tokens": most}
+    return found | {"fitness": "agreement"}
+
+
+def _is_short(answer: str) -> bool:
+    return "\n" not in answer and len(answer) <= _SHORT_CHARACTERS and len(answer.split()) <= _SHORT_WORDS
+
+
+def _as_json(row: DataRow) -> dict[str, Any]:
+    content: dict[str, Any] = {"prompt": row.prompt}
+    if row.answer is not None:
+        content["answer"] = row.answer
+    if row.choices:
+        content["choices"] = list(row.choices)
+    return content | {"turns": [{"role": role, "content": text} for role, text in row.turns]}

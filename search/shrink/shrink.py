@@ -1,0 +1,143 @@
+"""From a request to a smaller checkpoint: tasks and settings, the search, the export and the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.operations.opening import opened_store, refuse_server
+from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.requests.models import ExportRequest
+from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.running.launch import launch, set_up_new
+from moevolve.search.running.observer import Observer
+from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file
+from moevolve.search.shrink.guard import check_winner
+from moevolve.search.shrink.page import ShrinkPlan, Shrunk, TaskCheck, Written
+from moevolve.store.reader import StoreReader
+from moevolve.store.repository import Store
+from moevolve.workers.contract.settings import ModelConfig
+
+
+def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
+    """See `ShrinkRequest`."""
+    if isinstance(request.store, str):
+        refuse_server(request.store)
+    if not request.data and not request.tasks:
+        raise UserError("say what the model is for: --data FILE, or --task NAME")
+    _check_free(request)
+    seconds: dict[str, float] = {}
+    with FirstWorker() as first:
+        with _timed("settings", seconds):
+            path = run_file(request, first)
+        if request.dry_run:
+            return ShrinkPlan(path, path.read_text(encoding="utf-8"))
+        config = read_run(request, path)
+        with opened_store(config.store if request.store is None else request.store, create=True) as store:
+            _check_same(request, store, config)
+            with _timed("search", seconds):
+                setup = set_up_new(config, None, first.call)
+                table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
+            checks, written = _shipped(request, store, table, observer, seconds)
+            return _page(setup, path, store, table, checks, written, seconds)
+
+
+def _shipped(
+    request: ShrinkRequest, store: Store, table: FinalTable, observer: Observer, seconds: dict[str, float]
+) -> tuple[tuple[TaskCheck, ...], Written | None]:
+    """Check the winner, and export it if it stays within the limits or the request forces it."""
+    if table.winner is None:
+        return (), None
+    with _timed("checks", seconds):
+        observer.on_stage("checking the winner's answers")
+        checks = check_winner(store, table, request)
+    faults = [f"{check.task}: {fault}" for check in checks for fault in check.faults]
+    if faults and not request.force:
+        return checks, None
+    with _timed("export", seconds):
+        observer.on_stage("exporting")
+        return checks, _export(store, table.winner, folder_of(request), faults)
+
+
+def _page(
+    setup: SearchSetup,
+    path: Path,
+    store: Store,
+    table: FinalTable,
+    checks: tuple[TaskCheck, ...],
+    written: Written | None,
+    seconds: dict[str, float],
+) -> Shrunk:
+    config, facts = setup.config, setup.facts
+    return Shrunk(
+        model=config.model.path,
+        run_file=path,
+        store=store.url,
+        table=table,
+        experts_full=facts.experts,
+        experts=int(config.genome.model_dump()["experts"]),
+        layers=len(facts.moe_layers),
+        weight_bytes=_source_bytes(config.model),
+        checks=checks,
+        written=written,
+        seconds=seconds,
+    )
+
+
+@contextmanager
+def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    seconds[stage] = time.monotonic() - begun
+
+
+def _check_free(request: ShrinkRequest) -> None:
+    """Refuse a folder that is taken before hours of searching, unless this request may have written it."""
+    folder = folder_of(request)
+    free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not free and not has_run_file(request):
+        raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
+
+
+def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -> None:
+    """Refuse a search of the same name with other settings, which a changed request would have to take for its own."""
+    found = next((one.search for one in store.searches() if one.search.name == config.name), None)
+    if found is not None and found.config_hash != config.config_hash:
+        raise UserError(
+            f"--output {folder_of(request)}: the store has a search {config.name} with other settings, which another "
+            "request has launched; choose another folder, or another store with --store"
+        )
+
+
+def _export(store: Store, winner: str, folder: Path, faults: Sequence[str]) -> Written:
+    """Export the winner, unless the folder has it already; its card tells its faults."""
+    from moevolve.search.operations.export import export
+
+    earlier = store.individual(winner).exports
+    found = next((one for one in earlier if Path(one.path).resolve() == folder.resolve()), None)
+    if found is not None and folder.is_dir():
+        return Written(folder, found.form, _weight_bytes(folder))
+    notes = tuple(f"It was exported in spite of this: {fault}." for fault in faults)
+    report = export(store, ExportRequest(winner, folder), notes)
+    return Written(report.directory, report.form, _weight_bytes(report.directory))
+
+
+def _source_bytes(model: ModelConfig) -> int:
+    from moevolve.workers.checkpoints.formats.gguf import gguf_parts
+    from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file
+
+    file = gguf_file(model)
+    if file is not None:
+        return sum(part.stat().st_size for part in gguf_parts(file))
+    return _weight_bytes(checkpoint_folder(model))
+
+
+def _weight_bytes(folder: Path) -> int:
+    """Size of the weight files in a checkpoint's folder."""
+    return sum(file.stat().st_size for suffix in ("safetensors", "gguf") for file in folder.glob(f"*.{suffix}"))

@@ -1,0 +1,144 @@
+"""One command on the demo model in FP8 and a file of chats: a search, a page, and a pruned checkpoint in FP8."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from killing import MOEVOLVE
+from packed_checkpoints import write
+from safetensors.torch import load_file
+from waiting import PATIENT_S
+
+import moevolve
+from moevolve.search.config.files import load_run_config
+from moevolve.search.loop.final_table import build_final_table
+from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.shrink.guard import check_winner
+from moevolve.workers.checkpoints.loading import load_model
+from moevolve.workers.contract.settings import ModelConfig
+
+pytestmark = pytest.mark.slow
+
+DEMO = Path(__file__).parents[3] / "configs" / "demo"
+BLOCK = 32
+OPTIONS = ("--experts", "50%", "--evaluations", "4", "-o", "small", "--set", "engine.chat_template=none")
+
+
+def write_chats(path: Path, rows: int) -> None:
+    """Questions of the demo about spans of days, as chats with short answers."""
+    lines = (DEMO / "data" / "span" / "search.jsonl").read_text().splitlines()[:rows]
+    with path.open("w") as file:
+        for row in map(json.loads, lines):
+            asked = {"role": "user", "content": f"{row['passage']}\nQuestion: {row['question']}\nAnswer:"}
+            file.write(json.dumps({"messages": [asked, {"role": "assistant", "content": row["answer"]}]}) + "\n")
+
+
+def write_fp8(folder: Path) -> None:
+    """The demo model with its layers' matrices in FP8, with a scale per block; the router stays as it is."""
+    config = ModelConfig(str(DEMO / "model"), device="cpu")
+    packed: dict[str, torch.Tensor] = {}
+    plain: dict[str, Any] = {}
+    for name, tensor in load_file(DEMO / "model" / "model.safetensors").items():
+        if tensor.ndim != 2 or ".layers." not in name or name.endswith("gate.weight"):
+            continue
+        blocks = tensor.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+        scales = blocks.abs().amax(dim=(1, 3)) / 448  # the largest number of E4M3
+        codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+        packed |= {name: codes.flatten(2).flatten(0, 1), f"{name}_scale_inv": scales}
+        plain[name] = (codes.double() * scales[:, None, :, None]).flatten(2).flatten(0, 1).numpy()
+    settings = {
+        "quant_method": "fp8",
+        "weight_block_size": [BLOCK, BLOCK],
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+    }
+    model, tokenizer = load_model(config)
+    write(model, tokenizer, folder, packed, plain, quantization_config=settings)
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [MOEVOLVE, "shrink", "packed", "--data", "chats.jsonl", *OPTIONS, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False)
+
+
+@pytest.fixture(scope="module")
+def shrunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder in which the command has run, and what it answered."""
+    folder = tmp_path_factory.mktemp("shrunk")
+    write_fp8(folder)
+    write_chats(folder / "chats.jsonl", 100)
+    done = run(folder, "--json")
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[str, Any]]) -> None:
+    folder, page = shrunk
+    assert (page["experts_full"], page["experts"], page["written"]["form"]) == (8, 4, "source")
+    labels = [entry["label"] for entry in page["table"]["entries"]]
+    assert labels[0] == "full model" and labels[-1] == "best found"
+    assert list(page["seconds"]) == ["settings", "search", "checks", "export"]
+    best = page["table"]["entries"][-1]
+    assert best["parameters"] < page["table"]["parameters_full"]
+    (test,) = (score for score in best["scores"] if score["split"] == "test")
+    assert test["low"] <= test["score"] <= test["high"]
+    (check,) = page["checks"]
+    assert check["task"] == "chats" and 0 < check["agreement"] <= 1 and check["faults"] == []
+    source, small = (load_file(folder / name / "model.safetensors") for name in ("packed", "small"))
+    assert page["written"]["weight_bytes"] == (folder / "small" / "model.safetensors").stat().st_size
+    router = "model.layers.0.block_sparse_moe.gate.weight"
+    assert small[router].shape[0] == 4 and source[router].shape[0] == 8
+    expert = "model.layers.0.block_sparse_moe.experts.{}.w1.weight"
+    assert small[expert.format(0)].dtype == torch.float8_e4m3fn
+    kept = [small[expert.format(new)].view(torch.uint8) for new in range(4)]
+    there = [source[expert.format(old)].view(torch.uint8) for old in range(8)]
+    assert all(any(torch.equal(one, other) for other in there) for one in kept), "byte for byte"
+
+
+def test_the_run_file_is_of_the_same_search(shrunk: tuple[Path, dict[str, Any]]) -> None:
+    folder, page = shrunk
+    config = load_run_config(folder / "small.shrink" / "run.yaml")
+    with moevolve.open_reader(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        assert store.search("small").config_hash == config.config_hash
+        assert page["table"]["winner"].startswith("small:")
+    assert [task.name for task in config.tasks] == [str(folder / "small.shrink" / "tasks" / "chats.yaml")]
+
+
+def test_the_same_command_again_changes_nothing(shrunk: tuple[Path, dict[str, Any]]) -> None:
+    folder, page = shrunk
+    again = run(folder)
+    assert again.returncode == 0, again.stderr
+    assert "best found" in again.stdout and "wrote small (source checkpoint of small:" in " ".join(again.stdout.split())
+    with moevolve.open_reader(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        detail = store.individual(page["table"]["winner"])
+    assert len(detail.exports) == 1
+
+
+def test_what_is_beyond_the_limits_is_a_fault(shrunk: tuple[Path, dict[str, Any]], monkeypatch: Any) -> None:
+    folder, _ = shrunk
+    monkeypatch.chdir(folder)
+    request = ShrinkRequest("packed", experts="50%", data=["chats.jsonl"], least_recovery=2.0, guard_prompts=2)
+    with moevolve.open_reader("sqlite:///moevolve.db") as store:
+        record = store.search("small")
+        config = load_run_config(folder / "small.shrink" / "run.yaml")
+        table = build_final_table(store, record, config, store.history(record.id))
+        (check,) = check_winner(store, table, request)
+    assert check.prompts == 2 and check.recovery is not None
+    assert check.faults == (f"keeps {100 * check.recovery:.0f} % of the full model's score, less than 200%",)
+
+
+def test_a_folder_that_is_taken_is_refused_before_anything_runs(tmp_path: Path, in_process: Any) -> None:
+    write_chats(tmp_path / "chats.jsonl", 100)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "file").touch()
+    command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--experts", "4", "-o", "small", "--dry-run")
+    done = in_process(*command, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: --output small: there is something already")
+    assert not (tmp_path / "small.shrink").exists()
+    done = in_process("shrink", DEMO / "model", "--experts", "4", cwd=tmp_path)
+    assert done.returncode == 2 and "--data FILE" in done.stderr
