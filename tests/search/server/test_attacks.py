@@ -1,0 +1,146 @@
+"""Attacks on a running server, as bytes on raw sockets: a client library would refuse to send most of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import uvicorn
+from search_lab import UnrulyPool, drive, run_config, start
+from server_tokens import READ, WRITE
+from waiting import PATIENT_S
+
+from moevolve.search.server.app import make_app
+from moevolve.search.server.connections import BoundedProtocol
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+WRITER = f"authorization: Bearer {WRITE}\r\nx-moevolve: 1\r\n"
+
+
+class ImpatientProtocol(BoundedProtocol):
+    """Connections with the server's own limits, but shorter times."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server on this machine with tokens, and its store."""
+
+    port: int
+    store: Store
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        opened = socket.socket()
+        if receive_buffer is not None:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        opened.settimeout(PATIENT_S)
+        opened.connect(("127.0.0.1", self.port))
+        return opened
+
+    def send(self, request: str | bytes) -> bytes:
+        """All that comes back until the server closes the connection, or for a while."""
+        with self.connect() as opened:
+            opened.sendall(request.encode() if isinstance(request, str) else request)
+            return b"".join(iter(lambda: opened.recv(1 << 16), b""))
+
+    def ask(self, path: str, body: bytes | None = None, headers: str = WRITER, method: str = "") -> tuple[int, bytes]:
+        """Status and body of one request on its own connection."""
+        method = method or ("GET" if body is None else "POST")
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}"
+        if body is not None:
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head, _, content = self.send(f"{head}\r\n".encode() + (body or b"")).partition(b"\r\n\r\n")
+        return int(head.split()[1]), content
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "runs").mkdir()
+    run = {
+        "name": "calm",
+        "model": {"path": "nobody/nothing"},
+        "genome": {"kind": "eep", "experts": 2},
+        "tasks": ["boolq"],
+        "phases": [{"kind": "prune", "evaluations": 40}],
+    }
+    (folder / "runs" / "small.yaml").write_text(json.dumps(run))
+    (folder / "tokens").write_text(f"read {READ}\nwrite {WRITE}\n")
+    (folder / "tokens").chmod(0o600)
+    settings = ServerSettings(
+        store=f"sqlite:///{folder / 'lab.db'}",
+        tokens=folder / "tokens",
+        logs=folder / "logs",
+        configurations=(folder / "runs",),
+        hosts=("Bücher.example", "straße.example"),
+    )
+    with Store.open(settings.store) as store:
+        drive(store, start(store, run_config()), UnrulyPool(seed=1))
+        config = uvicorn.Config(make_app(store, settings), http=ImpatientProtocol, ws="none", log_level="critical")
+        listening, server = socket.create_server(("127.0.0.1", 0)), uvicorn.Server(config)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+        thread.start()
+        yield Served(listening.getsockname()[1], store)
+        server.should_exit = True
+        thread.join(PATIENT_S)
+
+
+@pytest.mark.parametrize("path", ["/api/searches/check", "/api/searches", "/launch?part=1", "/api/searches/lab/scale"])
+@pytest.mark.parametrize("evil", [r"\ud800", r"\udfff x", r"a\u0000b"])
+def test_text_that_cannot_be_stored_is_refused(served: Served, path: str, evil: str) -> None:
+    body = f'{{"configuration": "small", "overrides": {{"genome.kind": "{evil}"}}}}'.encode()
+    status, content = served.ask(path, body)
+    assert status == 422 and b"unpaired surrogate or a NUL" in content, content
+
+
+def test_escapes_of_whole_characters_are_text(served: Served) -> None:
+    for harmless in (r"\ud83d\ude00", r"\\u0000", r"\\\\u0000"):
+        body = f'{{"configuration": "{harmless}"}}'.encode()
+        status, content = served.ask("/api/searches/check", body)
+        assert status == 404 and b"no configuration" in content, content
+
+
+@pytest.mark.parametrize("path", ["/searches/a%00b", "/api/searches?limit=%00", "/api/pareto?task=%00"])
+def test_a_nul_in_an_address_is_refused(served: Served, path: str) -> None:
+    assert served.ask(path)[0] == 400
+
+
+@pytest.mark.parametrize("path", ["/", "/login", "/static/style.css", "/healthz", "/api/searches/lab/pause"])
+def test_a_length_in_two_ways_is_refused(served: Served, path: str) -> None:
+    smuggled = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for framing in (
+        "content-length: 5\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ncontent-length: 99",
+    ):
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{WRITER}{framing}\r\n\r\n"
+        answer = served.send(f"{head}0\r\n\r\n{smuggled}")
+        assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1, "and nothing after it is served"
+
+
+def test_every_page_and_file_answers_head(served: Served) -> None:
+    paths = ("/", "/login", "/best", "/searches/lab", "/static/style.css", "/healthz", "/metrics", "/api/searches")
+    for path in (*paths, "/api/news", "/api/searches/lab/course"):
+        status, content = served.ask(path, method="HEAD")
+        assert (status, content) == (200, b""), path
+    assert served.ask("/nothing", method="HEAD") == (404, b"")
+    assert served.ask("/api/searches", method="HEAD", headers="") == (401, b""), "and no more than GET without a token"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"xn--bcher-kva.example", 401),
+        (b"XN--BCHER-KVA.EXAMPLE:8080", 401),
+        (b"xn--strae-oqa.example", 401),
+        (b"strasse.example", 400),
+        (b"xn--evil.example", 400),
+    ],
+)
+def test_an_international_host_name_is_known_as_browsers_send_it(served: Served, host: bytes, status: int) -> None:
+    answer = served.send(b"GET /api/searches HTTP/1.1\r\nconnection: close\r\nhost: " + host + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
