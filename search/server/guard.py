@@ -108,15 +108,9 @@ class Guard:
             return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `moevolve serve --hosts`")
         if scope["path"] != HEALTH and not self._tokens and _is_proxied(headers):
             return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
-        if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
-            return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
-        if "content-length" in headers and "transfer-encoding" in headers:
-            # The two say different things about where the next request begins; a proxy may believe the other one.
-            refused = problem(HTTPStatus.BAD_REQUEST, "a request has Content-Length or Transfer-Encoding, not both")
-            refused.headers["connection"] = "close"
-            return refused
-        if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-            return problem(HTTPStatus.BAD_REQUEST, "the address has a NUL in it, which no name has")
+        malformed = _malformed(scope, headers)
+        if malformed is not None:
+            return malformed
         path, writes = scope["path"], scope["method"] not in _SAFE_METHODS
         if not _is_same_origin(headers) and (writes or not _is_navigation(headers)):
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
@@ -162,6 +156,20 @@ class Guard:
         secure = headers.get("x-forwarded-proto") == "https"
         response.set_cookie(COOKIE, session_of(given), httponly=True, samesite="strict", secure=secure)
         return response
+
+
+def _malformed(scope: Scope, headers: Headers) -> Response | None:
+    """The answer to a request that is too large, ambiguous, or has an address that can't be one."""
+    if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
+        return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
+    if "content-length" in headers and "transfer-encoding" in headers:
+        # The two say different things about where the next request begins; a proxy may believe the other one.
+        refused = problem(HTTPStatus.BAD_REQUEST, "a request has Content-Length or Transfer-Encoding, not both")
+        refused.headers["connection"] = "close"
+        return refused
+    if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+        return problem(HTTPStatus.BAD_REQUEST, "the address has a NUL in it, which no name has")
+    return None
 
 
 def _is_same_origin(headers: Headers) -> bool:
