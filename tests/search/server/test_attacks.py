@@ -13,12 +13,14 @@ import pytest
 import uvicorn
 from search_lab import UnrulyPool, drive, run_config, start
 from server_tokens import READ, WRITE
+from store_samples import search, split
 from waiting import PATIENT_S
 
 from moevolve.search.server.app import make_app
 from moevolve.search.server.connections import BoundedProtocol
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
+from moevolve.store.session import make_engine, transaction
 
 WRITER = f"authorization: Bearer {WRITE}\r\nx-moevolve: 1\r\n"
 
@@ -81,6 +83,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     with Store.open(settings.store) as store:
         drive(store, start(store, run_config()), UnrulyPool(seed=1))
+        store.create_search(search("alpha"), [split()])
         config = uvicorn.Config(make_app(store, settings), http=ImpatientProtocol, ws="none", log_level="critical")
         listening, server = socket.create_server(("127.0.0.1", 0)), uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
@@ -144,3 +147,23 @@ def test_every_page_and_file_answers_head(served: Served) -> None:
 def test_an_international_host_name_is_known_as_browsers_send_it(served: Served, host: bytes, status: int) -> None:
     answer = served.send(b"GET /api/searches HTTP/1.1\r\nconnection: close\r\nhost: " + host + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+
+
+def test_a_lease_without_an_expiry_counts_as_expired_until_it_is_mended(served: Served) -> None:
+    served.store.acquire("id-alpha", "driver", 600)
+    page = "accept: text/html\r\n" + WRITER
+    try:
+        change_leases(served.store, "expires_at = NULL")
+        for path in ("/", "/best", "/health", "/metrics", "/healthz", "/api/searches/alpha/control"):
+            assert served.ask(path, headers=page)[0] == 200, path
+        assert b"its lease has an owner but no time of expiry" in served.ask("/health", headers=page)[1]
+        assert served.ask("/api/searches/alpha/pause", b"{}")[0] == 409, "nobody runs it"
+    finally:
+        change_leases(served.store, "expires_at = NULL, owner = NULL")
+    assert b"no time of expiry" not in served.ask("/health", headers=page)[1]
+
+
+def change_leases(store: Store, values: str) -> None:
+    """Change the row of `alpha` behind the store's back."""
+    with transaction(make_engine(store.url, create=False), write=True) as connection:
+        connection.exec_driver_sql(f"UPDATE leases SET {values} WHERE search_id = 'id-alpha'")
