@@ -6,7 +6,10 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
@@ -26,7 +29,10 @@ WRITER = f"authorization: Bearer {WRITE}\r\nx-moevolve: 1\r\n"
 
 
 class ImpatientProtocol(BoundedProtocol):
-    """Connections with the server's own limits, but shorter times."""
+    """Connections that wait less long for clients to read."""
+
+    send_timeout_s = 1.0
+    max_requests = 500
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Served:
 
     port: int
     store: Store
+    connections: AbstractSet[object]
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         opened = socket.socket()
@@ -88,7 +95,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         listening, server = socket.create_server(("127.0.0.1", 0)), uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
         thread.start()
-        yield Served(listening.getsockname()[1], store)
+        yield Served(listening.getsockname()[1], store, server.server_state.connections)
         server.should_exit = True
         thread.join(PATIENT_S)
 
@@ -167,3 +174,50 @@ def change_leases(store: Store, values: str) -> None:
     """Change the row of `alpha` behind the store's back."""
     with transaction(make_engine(store.url, create=False), write=True) as connection:
         connection.exec_driver_sql(f"UPDATE leases SET {values} WHERE search_id = 'id-alpha'")
+
+
+STYLE = b"GET /static/style.css HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("count", [400, 8])
+def test_who_asks_and_never_reads_is_not_kept(served: Served, count: int) -> None:
+    """Of 8 answers, all are written at once, and the connection is closed while they wait to be sent."""
+    with ExitStack() as deaf:
+        for _ in range(10):
+            deaf.enter_context(served.connect(receive_buffer=4096)).sendall(STYLE * count)
+        deadline = time.monotonic() + 30
+        while served.connections and time.monotonic() < deadline:
+            assert served.ask("/healthz")[0] == 200
+            time.sleep(0.2)
+        assert not served.connections
+
+
+def test_who_reads_slowly_gets_everything_and_a_connection_ends(served: Served) -> None:
+    length = len(served.send(STYLE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")))
+    with served.connect(receive_buffer=4096) as slow:
+        slow.sendall(STYLE * 60)
+        taken = 0
+        while taken < 40 * length:
+            piece = slow.recv(1 << 17)
+            assert piece, "closed before its time"
+            taken += len(piece)
+            time.sleep(0.02)
+    answers = served.send(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * (ImpatientProtocol.max_requests + 9))
+    assert answers.count(b"HTTP/1.1 200 OK") == ImpatientProtocol.max_requests
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("phases.0.evaluations", "1" + 18 * "0"), ("phases.0.initial", "1" + 18 * "0"), ("seed", 4000 * "9")),
+        *(("seed", str(2**63)), ("window", "1000000000"), ("workers.count", "1000000000"), ("workers.max", "1e9")),
+        *(("workers.timeout_s", '"inf"'), ("workers.timeout_s", "1e300"), ("workers.num_gpus", "1e9")),
+        *(("final.rerank", "1e18"), ("final.random_baselines", "1e18"), ("phases.0.parents.k", "1e18")),
+        *(("strategy.generation", "1e18"), ("phases.0.strategy", '"inf"')),
+    ],
+)
+def test_a_number_beyond_all_use_is_refused_where_it_is_set(served: Served, setting: str, value: str) -> None:
+    body = f'{{"configuration": "small", "overrides": {{"{setting}": {value}}}}}'.encode()
+    for path in ("/api/searches/check", "/api/searches"):
+        status, content = served.ask(path, body)
+        assert status == 422 and setting.rsplit(".", maxsplit=1)[-1].encode() in content, content
