@@ -310,12 +310,29 @@ def transaction(engine: Engine, write: bool = False, bounded: bool = True) -> It
                 connection.execution_options(moevolve_write=write)
             elif not write:
                 connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            with connection.begin():
+            with _discarded_after_defects(connection), connection.begin():
                 if write and bounded and engine.dialect.name == "postgresql":
                     connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_S * 1000:.0f}")
                 yield connection
     except (SQLAlchemyError, OverflowError) as error:
         raise (UnreachableError if _is_unreachable(error) else StoreError)(f"{where}: {one_line(error)}") from error
+
+
+@contextmanager
+def _discarded_after_defects(connection: Connection) -> Iterator[None]:
+    """Keeps a connection from being used again after an error that isn't the store's.
+
+    Such an error may leave a result half read. A rollback doesn't end the statement of a SQLite result, and until that
+    ends, later transactions of the same connection see the old snapshot.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, StoreError):
+        raise
+    except BaseException:
+        if not isinstance(connection.engine.pool, StaticPool):  # the only connection to a database in memory
+            connection.invalidate()
+        raise
 
 
 def _is_unreachable(error: Exception) -> bool:

@@ -13,7 +13,7 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.genomes.registry import AnyGenomeSection
-from moevolve.search.settings.phases import EvolutionSection, Phase, Section, StrategySection
+from moevolve.search.settings.phases import MOST_EVALUATIONS, EvolutionSection, Phase, Section, StrategySection
 from moevolve.store.session import without_password
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
@@ -69,6 +69,10 @@ class TaskSection(Section):
         return prepare_split(task if fitness in (None, task.fitness) else task.with_fitness(fitness), split)
 
 
+_MOST_WORKERS = 100_000
+_LONGEST_S = 30 * 86_400
+
+
 class WorkersSection(Section):
     """Settings of execution. No score depends on them, so they may differ between launch and resume.
 
@@ -93,18 +97,18 @@ class WorkersSection(Section):
         lease_s: Time without a heartbeat after which another driver may take the search over.
     """
 
-    count: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
-    min: int = Field(1, ge=0)
-    max: int | None = Field(None, ge=1)
+    count: Annotated[int, Field(ge=1, le=_MOST_WORKERS)] | Literal["auto"] = 1
+    min: int = Field(1, ge=0, le=_MOST_WORKERS)
+    max: int | None = Field(None, ge=1, le=_MOST_WORKERS)
     priority: int = 0
-    num_cpus: float = Field(1, ge=0)
-    num_gpus: float = Field(0, ge=0)
-    max_attempts: int = Field(3, ge=1)
-    timeout_s: float = Field(3600, gt=0)
-    start_timeout_s: float = Field(3600, gt=0)
+    num_cpus: float = Field(1, ge=0, le=10_000)
+    num_gpus: float = Field(0, ge=0, le=1000)
+    max_attempts: int = Field(3, ge=1, le=1000)
+    timeout_s: float = Field(3600, gt=0, le=_LONGEST_S)
+    start_timeout_s: float = Field(3600, gt=0, le=_LONGEST_S)
     address: str | None = None
-    activation_cache_mb: int = Field(512, ge=0)
-    lease_s: float = Field(30, ge=1)
+    activation_cache_mb: int = Field(512, ge=0, le=10_000_000)
+    lease_s: float = Field(30, ge=1, le=86_400)
 
     @model_validator(mode="after")
     def _between(self) -> Self:
@@ -144,9 +148,9 @@ class FinalSection(Section):
             to see whether the search generalises.
     """
 
-    rerank: int = Field(5, ge=0)
+    rerank: int = Field(5, ge=0, le=MOST_EVALUATIONS)
     test: bool = True
-    random_baselines: int = Field(0, ge=0)
+    random_baselines: int = Field(0, ge=0, le=MOST_EVALUATIONS)
     held_out: tuple[str, ...] = ()
 
 
@@ -193,11 +197,11 @@ class RunConfig(Section):
     model: ModelConfig
     genome: AnyGenomeSection
     engine: EngineConfig = EngineConfig()
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     tasks: tuple[TaskSection, ...]
     strategy: StrategySection = EvolutionSection()
     phases: tuple[Phase, ...]
-    window: int = Field(8, ge=1)
+    window: int = Field(8, ge=1, le=100_000)
     stop_at_recovery: float | None = Field(None, gt=0)
     tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
     workers: WorkersSection = WorkersSection()

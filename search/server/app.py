@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from moevolve.search.server import metrics
 from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
-from moevolve.search.server.dependencies import ServerState
+from moevolve.search.server.dependencies import ServerState, refuse_unstorable_text
 from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
@@ -64,6 +64,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
+        dependencies=[Depends(refuse_unstorable_text)],
     )
     app.state.server = server
     answer_errors(app, problem_page)

@@ -4,6 +4,9 @@ uvicorn closes connections that are idle between two requests, but waits forever
 and for the rest of an incomplete one. Each connection is an open file of the process. When none is left, `accept` fails
 again and again, and the event loop logs each failure. So a request has to arrive within a time limit, and if there are
 too many connections even so, those that wait for a request are closed, the oldest first.
+
+uvicorn also waits forever for a client that asks and doesn't read the answers, even while it closes the connection. So
+what is sent has to be taken within a time limit, too, and a connection serves a limited number of requests.
 """
 
 from __future__ import annotations
@@ -17,32 +20,57 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 BACKLOG = 64
 """Connections waiting to be accepted. All may be accepted at once, before any connection is closed to make room."""
 _REQUEST_TIMEOUT_S = 15.0
+_SEND_TIMEOUT_S = 30.0
+_MAX_REQUESTS = 1000
 _MAX_FILES, _MAX_CONNECTIONS = 1 << 16, 4096
 
 
 class BoundedProtocol(H11Protocol):
-    """An HTTP/1.1 connection with a time limit on requests.
+    """An HTTP/1.1 connection with time limits on receiving requests and on sending answers.
 
     Attributes:
         request_timeout_s: Seconds for the head and the body of a request to arrive, counted from the start of the
             connection or the end of the previous response.
+        send_timeout_s: Seconds, up to twice as many, in which the client must have taken what waits to be sent, or so
+            much of it that the application may write more.
+        max_requests: Number of requests after which the connection is closed.
     """
 
     request_timeout_s = _REQUEST_TIMEOUT_S
+    send_timeout_s = _SEND_TIMEOUT_S
+    max_requests = _MAX_REQUESTS
     _timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
+    _is_unsent = False
+    _answered = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer, and close the oldest waiting connection if there are too many."""
         super().connection_made(transport)
         self._start_timer()
+        self._watch_sending()
         if len(self.connections) > max_connections():
             others = [each for each in self.connections if isinstance(each, BoundedProtocol)]
             min(others, key=lambda each: each.deadline).abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
         super().connection_lost(exc)
         self._stop_timer()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads."""
+        super().resume_writing()
+        self._is_unsent = False
+
+    def on_response_complete(self) -> None:
+        """Close the connection if it has had its share of requests."""
+        self._answered += 1
+        if self._answered >= self.max_requests:
+            self.transport.close()
+        super().on_response_complete()
 
     def handle_events(self) -> None:
         """Process received data; the timer runs while a request is incomplete."""
@@ -61,6 +89,13 @@ class BoundedProtocol(H11Protocol):
         """Close the connection at once."""
         self._stop_timer()
         self.transport.abort()
+
+    def _watch_sending(self) -> None:
+        was_unsent, self._is_unsent = self._is_unsent, self.transport.get_write_buffer_size() > 0
+        if was_unsent and self._is_unsent:
+            self.abort()
+        else:
+            self._send_timer = self.loop.call_later(self.send_timeout_s, self._watch_sending)
 
     def _start_timer(self) -> None:
         if self._timer is None and not self.transport.is_closing():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, HTTPException, Path, Query, Request
 
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.server.drawing_queue import DrawingQueue
@@ -16,6 +18,8 @@ from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
+
+_UNSTORABLE = "the body has a character that can't be stored: an unpaired surrogate or a NUL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,28 @@ class ServerState:
     def store(self) -> StoreReader:
         """The store, for routes that only read; those that change something use `writer`."""
         return self.writer
+
+
+async def refuse_unstorable_text(request: Request) -> None:
+    """Refuse a JSON body with text that neither UTF-8 nor a database can hold: unpaired surrogates and NUL.
+
+    JSON can write both as escapes. Every route depends on this.
+
+    Raises:
+        HTTPException: status 422.
+    """
+    if request.method != "POST":
+        return
+    try:
+        text = json.dumps(json.loads(await request.body()), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return  # FastAPI refuses what isn't JSON
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, _UNSTORABLE) from None
+    if r"\u0000" in text.replace(r"\\", ""):
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, _UNSTORABLE)
 
 
 async def _state_of(request: Request) -> ServerState:

@@ -88,7 +88,11 @@ class Guard:
             return
         sender = _with_headers(send, secret=not scope["path"].startswith("/static/"))
         headers = Headers(scope=scope)
-        await (self._refusal(scope, headers) or self._bounded)(scope, receive, sender)
+        answer = self._refusal(scope, headers) or self._bounded
+        if scope["method"] == "HEAD":
+            # Routes only know GET. The server cuts the body of a response according to the scope it made itself.
+            scope, sender = {**scope, "method": "GET"}, _head_of(sender)
+        await answer(scope, receive, sender)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that is allowed."""
@@ -104,8 +108,9 @@ class Guard:
             return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `moevolve serve --hosts`")
         if scope["path"] != HEALTH and not self._tokens and _is_proxied(headers):
             return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
-        if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
-            return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
+        malformed = _malformed(scope, headers)
+        if malformed is not None:
+            return malformed
         path, writes = scope["path"], scope["method"] not in _SAFE_METHODS
         if not _is_same_origin(headers) and (writes or not _is_navigation(headers)):
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
@@ -153,6 +158,20 @@ class Guard:
         return response
 
 
+def _malformed(scope: Scope, headers: Headers) -> Response | None:
+    """The answer to a request that is too large, ambiguous, or has an address that can't be one."""
+    if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
+        return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
+    if "content-length" in headers and "transfer-encoding" in headers:
+        # The two say different things about where the next request begins; a proxy may believe the other one.
+        refused = problem(HTTPStatus.BAD_REQUEST, "a request has Content-Length or Transfer-Encoding, not both")
+        refused.headers["connection"] = "close"
+        return refused
+    if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+        return problem(HTTPStatus.BAD_REQUEST, "the address has a NUL in it, which no name has")
+    return None
+
+
 def _is_same_origin(headers: Headers) -> bool:
     """Whether the request comes from one of this server's pages, or from no browser."""
     origin = headers.get("origin")
@@ -180,6 +199,17 @@ def _with_headers(send: Send, *, secret: bool) -> Send:
             if secret:
                 headers.setdefault("cache-control", "no-store")
         await send(message)
+
+    return sender
+
+
+def _head_of(send: Send) -> Send:
+    """Send the head of a response only, so that also the endless stream of news ends after it."""
+
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b""})
 
     return sender
 

@@ -22,7 +22,6 @@ from moevolve.store.records import SEARCH_STATUSES
 routes = APIRouter(responses=READS)
 
 
-@routes.head(HEALTH, include_in_schema=False)
 @routes.get(HEALTH, response_class=PlainTextResponse)
 def healthz(server: ServerDep) -> str:
     """Answer `ok` if the store can be read."""

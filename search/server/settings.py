@@ -12,7 +12,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+import idna
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
@@ -58,6 +59,13 @@ class ServerSettings(Section):
     address: str | None = None
     webhooks: tuple[WebhookSection, ...] = ()
 
+    @field_validator("hosts")
+    @classmethod
+    def _hosts_can_be_asked_for(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for name in hosts:
+            ascii_host(name)
+        return hosts
+
     @model_validator(mode="after")
     def _folders_are_there(self) -> Self:
         for folder in self.configurations:
@@ -73,7 +81,7 @@ class ServerSettings(Section):
     @property
     def allowed_hosts(self) -> frozenset[str]:
         """Host names that requests may be addressed to, lower case and without ports."""
-        return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, *self.names))
+        return frozenset(ascii_host(name) for name in (*LOOPBACK, *self.hosts, *self.names))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -104,6 +112,20 @@ class ServerSettings(Section):
                 "MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
             )
         return found
+
+
+def ascii_host(name: str) -> str:
+    """A host name as clients send it: lower case, and an international name in its `xn--` form.
+
+    Raises:
+        ValueError: the name is international and breaks a rule of such names (UTS 46).
+    """
+    if name.isascii():
+        return name.lower()
+    try:
+        return idna.encode(name, uts46=True).decode("ascii")
+    except idna.IDNAError as error:
+        raise ValueError(f"{name!r} is no host name: {error}") from None
 
 
 def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSettings:

@@ -9,18 +9,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.edit import RepairRecipe
 
+MOST_EVALUATIONS = 10_000_000
+"""Individuals of a phase at most: far more than a search evaluates in years, and few enough to count and list."""
+
 
 class Section(BaseModel):
-    """Base of all sections: values are immutable, and unknown keys are refused."""
+    """Base of all sections: values are immutable, numbers are finite, and unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TopKParents(Section):
     """Parents are the `k` best individuals so far (the paper)."""
 
     rule: Literal["top_k"] = "top_k"
-    k: int = Field(10, ge=1)
+    k: int = Field(10, ge=1, le=MOST_EVALUATIONS)
 
 
 class ThresholdParents(Section):
@@ -36,7 +39,7 @@ class ThresholdParents(Section):
 
     rule: Literal["threshold"] = "threshold"
     crossover_margin: float = Field(0.01, ge=0)
-    crossover_least: int = Field(6, ge=1)
+    crossover_least: int = Field(6, ge=1, le=MOST_EVALUATIONS)
     mutation_margin: float = Field(0.03, ge=0)
 
 
@@ -58,7 +61,7 @@ class EvolutionSection(Section):
 
     kind: Literal["evolution"] = "evolution"
     mode: Literal["steady", "generations"] = "steady"
-    generation: int = Field(16, ge=1)
+    generation: int = Field(16, ge=1, le=MOST_EVALUATIONS)
 
 
 class NevergradSection(Section):
@@ -86,7 +89,7 @@ class SurrogateSection(Section):
 
     kind: Literal["surrogate"] = "surrogate"
     bred: float = Field(0.3, ge=0, le=1)
-    memory: int = Field(1000, ge=2)
+    memory: int = Field(1000, ge=2, le=MOST_EVALUATIONS)
 
 
 def _by_name(value: Any) -> Any:
@@ -125,8 +128,8 @@ class PhaseBase(Section):
     earlier evaluation, and counts among the parents each time it occurs.
     """
 
-    evaluations: int = Field(ge=1)
-    initial: int = Field(0, ge=0)
+    evaluations: int = Field(ge=1, le=MOST_EVALUATIONS)
+    initial: int = Field(0, ge=0, le=MOST_EVALUATIONS)
     parents: Parents = TopKParents()
     strategy: StrategySection | None = None
     group_rate: float = Field(0.25, ge=0, le=1)
@@ -186,7 +189,7 @@ class PrunePhase(PhaseBase):
     """
 
     kind: Literal["prune"] = "prune"
-    initial: int = Field(31, ge=0)
+    initial: int = Field(31, ge=0, le=MOST_EVALUATIONS)
     crossover_rate: float = Field(0.3, ge=0, le=1)
     group_rate: float = Field(0.25, ge=0.01, le=1)
     matrices: Matrices = "independent"
@@ -258,7 +261,7 @@ class TunePhase(PhaseBase):
     """
 
     kind: Literal["tune"] = "tune"
-    initial: int = Field(8, ge=0)
+    initial: int = Field(8, ge=0, le=MOST_EVALUATIONS)
     init: tuple[str, ...] = Field((START, "random"), min_length=1)
     crossover_rate: float = Field(0.3, ge=0, le=1)
     entry_rate: float = Field(0.25, ge=0, le=1)
@@ -286,7 +289,7 @@ class AllocatePhase(PhaseBase):
     """
 
     kind: Literal["allocate"] = "allocate"
-    initial: int = Field(8, ge=0)
+    initial: int = Field(8, ge=0, le=MOST_EVALUATIONS)
     init: tuple[str, ...] = Field(("even", "line", "random"), min_length=1)
     widths: Literal["searched", "even"] = "searched"
     repair: Repair = RepairRecipe(neurons=NeuronRecipe())
@@ -325,7 +328,7 @@ class RepairPhase(PhaseBase):
     """
 
     kind: Literal["repair"] = "repair"
-    initial: int = Field(4, ge=1)
+    initial: int = Field(4, ge=1, le=MOST_EVALUATIONS)
     repair: Annotated[RepairRecipe, BeforeValidator(_by_default)] = RepairRecipe()
     crossover_rate: float = Field(0.25, ge=0, le=1)
 

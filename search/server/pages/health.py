@@ -40,6 +40,7 @@ def show_health(request: Request, server: ServerDep) -> HTMLResponse:
         milliseconds=1000 * seconds,
         count=len(views),
         alive=alive,
+        damaged=[view for view in views if view.control.fault is not None],
         orphaned=[view for view in views if view.is_orphaned],
         workers=[(view.search, workers_of(server.store, view.search)) for view in alive[:_SEARCHES]],
         jobs=server.processes.jobs(),

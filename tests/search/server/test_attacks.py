@@ -1,0 +1,223 @@
+"""Attacks on a running server, as bytes on raw sockets: a client library would refuse to send most of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+import uvicorn
+from search_lab import UnrulyPool, drive, run_config, start
+from server_tokens import READ, WRITE
+from store_samples import search, split
+from waiting import PATIENT_S
+
+from moevolve.search.server.app import make_app
+from moevolve.search.server.connections import BoundedProtocol
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+from moevolve.store.session import make_engine, transaction
+
+WRITER = f"authorization: Bearer {WRITE}\r\nx-moevolve: 1\r\n"
+
+
+class ImpatientProtocol(BoundedProtocol):
+    """Connections that wait less long for clients to read."""
+
+    send_timeout_s = 1.0
+    max_requests = 500
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server on this machine with tokens, and its store."""
+
+    port: int
+    store: Store
+    connections: AbstractSet[object]
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        opened = socket.socket()
+        if receive_buffer is not None:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        opened.settimeout(PATIENT_S)
+        opened.connect(("127.0.0.1", self.port))
+        return opened
+
+    def send(self, request: str | bytes) -> bytes:
+        """All that comes back until the server closes the connection, or for a while."""
+        with self.connect() as opened:
+            opened.sendall(request.encode() if isinstance(request, str) else request)
+            return b"".join(iter(lambda: opened.recv(1 << 16), b""))
+
+    def ask(self, path: str, body: bytes | None = None, headers: str = WRITER, method: str = "") -> tuple[int, bytes]:
+        """Status and body of one request on its own connection."""
+        method = method or ("GET" if body is None else "POST")
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}"
+        if body is not None:
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head, _, content = self.send(f"{head}\r\n".encode() + (body or b"")).partition(b"\r\n\r\n")
+        return int(head.split()[1]), content
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "runs").mkdir()
+    run = {
+        "name": "calm",
+        "model": {"path": "nobody/nothing"},
+        "genome": {"kind": "eep", "experts": 2},
+        "tasks": ["boolq"],
+        "phases": [{"kind": "prune", "evaluations": 40}],
+    }
+    (folder / "runs" / "small.yaml").write_text(json.dumps(run))
+    (folder / "tokens").write_text(f"read {READ}\nwrite {WRITE}\n")
+    (folder / "tokens").chmod(0o600)
+    settings = ServerSettings(
+        store=f"sqlite:///{folder / 'lab.db'}",
+        tokens=folder / "tokens",
+        logs=folder / "logs",
+        configurations=(folder / "runs",),
+        hosts=("Bücher.example", "straße.example"),
+    )
+    with Store.open(settings.store) as store:
+        drive(store, start(store, run_config()), UnrulyPool(seed=1))
+        store.create_search(search("alpha"), [split()])
+        config = uvicorn.Config(make_app(store, settings), http=ImpatientProtocol, ws="none", log_level="critical")
+        listening, server = socket.create_server(("127.0.0.1", 0)), uvicorn.Server(config)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
+        thread.start()
+        yield Served(listening.getsockname()[1], store, server.server_state.connections)
+        server.should_exit = True
+        thread.join(PATIENT_S)
+
+
+@pytest.mark.parametrize("path", ["/api/searches/check", "/api/searches", "/launch?part=1", "/api/searches/lab/scale"])
+@pytest.mark.parametrize("evil", [r"\ud800", r"\udfff x", r"a\u0000b"])
+def test_text_that_cannot_be_stored_is_refused(served: Served, path: str, evil: str) -> None:
+    body = f'{{"configuration": "small", "overrides": {{"genome.kind": "{evil}"}}}}'.encode()
+    status, content = served.ask(path, body)
+    assert status == 422 and b"unpaired surrogate or a NUL" in content, content
+
+
+def test_escapes_of_whole_characters_are_text(served: Served) -> None:
+    for harmless in (r"\ud83d\ude00", r"\\u0000", r"\\\\u0000"):
+        body = f'{{"configuration": "{harmless}"}}'.encode()
+        status, content = served.ask("/api/searches/check", body)
+        assert status == 404 and b"no configuration" in content, content
+
+
+@pytest.mark.parametrize("path", ["/searches/a%00b", "/api/searches?limit=%00", "/api/pareto?task=%00"])
+def test_a_nul_in_an_address_is_refused(served: Served, path: str) -> None:
+    assert served.ask(path)[0] == 400
+
+
+@pytest.mark.parametrize("path", ["/", "/login", "/static/style.css", "/healthz", "/api/searches/lab/pause"])
+def test_a_length_in_two_ways_is_refused(served: Served, path: str) -> None:
+    smuggled = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for framing in (
+        "content-length: 5\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ncontent-length: 99",
+    ):
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{WRITER}{framing}\r\n\r\n"
+        answer = served.send(f"{head}0\r\n\r\n{smuggled}")
+        assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1, "and nothing after it is served"
+
+
+def test_every_page_and_file_answers_head(served: Served) -> None:
+    paths = ("/", "/login", "/best", "/searches/lab", "/static/style.css", "/healthz", "/metrics", "/api/searches")
+    for path in (*paths, "/api/news", "/api/searches/lab/course"):
+        status, content = served.ask(path, method="HEAD")
+        assert (status, content) == (200, b""), path
+    assert served.ask("/nothing", method="HEAD") == (404, b"")
+    assert served.ask("/api/searches", method="HEAD", headers="") == (401, b""), "and no more than GET without a token"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"xn--bcher-kva.example", 401),
+        (b"XN--BCHER-KVA.EXAMPLE:8080", 401),
+        (b"xn--strae-oqa.example", 401),
+        (b"strasse.example", 400),
+        (b"xn--evil.example", 400),
+    ],
+)
+def test_an_international_host_name_is_known_as_browsers_send_it(served: Served, host: bytes, status: int) -> None:
+    answer = served.send(b"GET /api/searches HTTP/1.1\r\nconnection: close\r\nhost: " + host + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+
+
+def test_a_lease_without_an_expiry_counts_as_expired_until_it_is_mended(served: Served) -> None:
+    served.store.acquire("id-alpha", "driver", 600)
+    page = "accept: text/html\r\n" + WRITER
+    try:
+        change_leases(served.store, "expires_at = NULL")
+        for path in ("/", "/best", "/health", "/metrics", "/healthz", "/api/searches/alpha/control"):
+            assert served.ask(path, headers=page)[0] == 200, path
+        assert b"its lease has an owner but no time of expiry" in served.ask("/health", headers=page)[1]
+        assert served.ask("/api/searches/alpha/pause", b"{}")[0] == 409, "nobody runs it"
+    finally:
+        change_leases(served.store, "expires_at = NULL, owner = NULL")
+    assert b"no time of expiry" not in served.ask("/health", headers=page)[1]
+
+
+def change_leases(store: Store, values: str) -> None:
+    """Change the row of `alpha` behind the store's back."""
+    with transaction(make_engine(store.url, create=False), write=True) as connection:
+        connection.exec_driver_sql(f"UPDATE leases SET {values} WHERE search_id = 'id-alpha'")
+
+
+STYLE = b"GET /static/style.css HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("count", [400, 8])
+def test_who_asks_and_never_reads_is_not_kept(served: Served, count: int) -> None:
+    """Of 8 answers, all are written at once, and the connection is closed while they wait to be sent."""
+    with ExitStack() as deaf:
+        for _ in range(10):
+            deaf.enter_context(served.connect(receive_buffer=4096)).sendall(STYLE * count)
+        deadline = time.monotonic() + 30
+        while served.connections and time.monotonic() < deadline:
+            assert served.ask("/healthz")[0] == 200
+            time.sleep(0.2)
+        assert not served.connections
+
+
+def test_who_reads_slowly_gets_everything_and_a_connection_ends(served: Served) -> None:
+    length = len(served.send(STYLE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")))
+    with served.connect(receive_buffer=4096) as slow:
+        slow.sendall(STYLE * 60)
+        taken = 0
+        while taken < 40 * length:
+            piece = slow.recv(1 << 17)
+            assert piece, "closed before its time"
+            taken += len(piece)
+            time.sleep(0.02)
+    answers = served.send(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * (ImpatientProtocol.max_requests + 9))
+    assert answers.count(b"HTTP/1.1 200 OK") == ImpatientProtocol.max_requests
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("phases.0.evaluations", "1" + 18 * "0"), ("phases.0.initial", "1" + 18 * "0"), ("seed", 4000 * "9")),
+        *(("seed", str(2**63)), ("window", "1000000000"), ("workers.count", "1000000000"), ("workers.max", "1e9")),
+        *(("workers.timeout_s", '"inf"'), ("workers.timeout_s", "1e300"), ("workers.num_gpus", "1e9")),
+        *(("final.rerank", "1e18"), ("final.random_baselines", "1e18"), ("phases.0.parents.k", "1e18")),
+        *(("strategy.generation", "1e18"), ("phases.0.strategy", '"inf"')),
+    ],
+)
+def test_a_number_beyond_all_use_is_refused_where_it_is_set(served: Served, setting: str, value: str) -> None:
+    body = f'{{"configuration": "small", "overrides": {{"{setting}": {value}}}}}'.encode()
+    for path in ("/api/searches/check", "/api/searches"):
+        status, content = served.ask(path, body)
+        assert status == 422 and setting.rsplit(".", maxsplit=1)[-1].encode() in content, content
