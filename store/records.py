@@ -24,7 +24,7 @@ IndividualStatus = Literal["pending", "ok", "failed"]
 FailureKind = Literal["candidate", "worker", "timeout"]
 """Cause of a failure: the candidate itself, workers that died repeatedly, or the time limit."""
 Split = Literal["calibration", "search", "dev", "test"]
-ExportForm = Literal["stock", "native", "source"]
+ExportForm = Literal["stock", "native", "source", "mask"]
 
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
 SCORED: tuple[Split, ...] = ("search", "dev", "test")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import moevolve
-from moevolve.search.cli._options import JsonOption
-from moevolve.search.cli._requests import takes
+from moevolve.search.cli._requests import JsonOption, takes
 from moevolve.search.cli.checkpoints import how_to_load
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.cli.output.final_table import print_entries

@@ -21,11 +21,11 @@ from moevolve.search.config.files import (
     override_lines,
     parse_run_config,
     resolve_paths,
+    with_preset,
 )
-from moevolve.search.config.presets import with_preset
 from moevolve.search.config.run import RunConfig
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.running.describe import pinned
+from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.domains import read_domains, write_tasks
 from moevolve.workers.contract.settings import Originals
 

@@ -21,10 +21,9 @@ from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, Packe
 from moevolve.workers.checkpoints.headers import StoredTensor
 from moevolve.workers.checkpoints.pruning import KeptTensor, is_mtp_stem
 from moevolve.workers.checkpoints.shards import read_tensor
-from moevolve.workers.checkpoints.state import EXPERTS, SavedNames, layers_prefix
+from moevolve.workers.checkpoints.state import SavedNames, experts_prefix, layers_prefix
 from moevolve.workers.contract.methods import Blueprint, Resident
 from moevolve.workers.export.folder import VerificationError
-from moevolve.workers.families.base import CORRECTION_BIAS
 
 _PLACE = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<place>\d+\..+)")
 _FACTOR_ERROR = 2**-7
@@ -100,12 +99,14 @@ def rewrite(
     with scratch.open("wb") as stream:
         writer = _Writer(kept, packed, scratch, stream, requantise)
         names, prefix = SavedNames(blueprint.model), layers_prefix(blueprint.model)
+        experts = experts_prefix(blueprint.model)
         for layer in resident.layers:
-            changeable = EXPERTS, f"mlp.{layer.family.router}.", f"mlp.{CORRECTION_BIAS}"
+            family = layer.family
+            changeable = experts, f"{family.block}.{family.router}.", f"{family.block}.{family.correction}"
             for name, tensor in blueprint.layer(layer.index):
                 if name.startswith(changeable):
                     for saved, values in names.saved(f"{prefix}{layer.index}.{name}", tensor).items():
-                        writer.write(saved, values.detach().cpu(), required=name.startswith(EXPERTS))
+                        writer.write(saved, values.detach().cpu(), required=name.startswith(experts))
     found = writer.found
     if found.packed and not requantise:
         raise UserError(

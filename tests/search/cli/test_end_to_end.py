@@ -157,7 +157,7 @@ def test_export_copies_from_the_checkpoint(finished: Path, in_process: Any, tmp_
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("copied", "stock"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     refused = in_process("export", "calm:3", tmp_path / "no", "--form", "source", "--dtype", "float32", cwd=finished)
-    assert refused.returncode == 2 and "--dtype: the source form copies bytes" in refused.stderr
+    assert refused.returncode == 2 and "--dtype: the individual is exported by copying bytes alone" in refused.stderr
     refused = in_process("export", "calm:20", tmp_path / "no", "--form", "source", cwd=finished)
     assert refused.returncode == 2 and "only an individual that leaves experts out" in refused.stderr
     refused = in_process("export", "calm:20", tmp_path / "no.pth", "--mtp", "drop", cwd=finished)
