@@ -28,6 +28,15 @@ def state_of(output: Any) -> Any:
     return output[0] if isinstance(output, tuple) else output
 
 
+def softmax_attention(layer: nn.Module) -> Any:
+    """Return the attention of a decoder layer over cached keys and values; None if it has a recurrent mixer instead.
+
+    Linear attention, Mamba and short convolutions all begin with a convolution, which softmax attention never has.
+    """
+    attention = getattr(layer, "self_attn", None)
+    return None if attention is None or any(isinstance(each, nn.Conv1d) for each in attention.children()) else attention
+
+
 def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
     """Return the decoder's layers in the order in which they run; empty if that order isn't known."""
     layers = getattr(model.get_decoder(), "layers", None)

@@ -7,9 +7,12 @@ network also holds the residual stream after attention.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+
+from moevolve.workers.families.decoder import softmax_attention
 
 STREAMS = 4
 """Number of hidden states of the size of the residual stream that are held while a network runs."""
@@ -19,6 +22,36 @@ _INDEX_BYTES = 40
 
 _NORMED = 8
 """Bytes per value while a 16-bit state is normalised: the value and its square in float32."""
+
+
+def mixers_bytes(layers: Iterable[Any], hidden: int, size: int) -> tuple[int, int]:
+    """Largest peak activation memory of the layers' attentions, or of the recurrent mixers that some have instead.
+
+    Args:
+        layers: Decoder layers.
+        hidden: Size of the residual stream.
+        size: Bytes per value.
+
+    Returns:
+        Bytes per position that is run, and per cached position; see `attention_bytes`.
+    """
+    found = set()
+    for layer in layers:
+        attention = softmax_attention(layer)
+        recurrent = attention is None
+        found.add(_recurrent_bytes(layer, hidden, size) if recurrent else attention_bytes(attention, hidden, size))
+    return max(held for held, _ in found), max(repeated for _, repeated in found)
+
+
+def _recurrent_bytes(layer: Any, hidden: int, size: int) -> tuple[int, int]:
+    """Bytes of a recurrent mixer: what its linear layers give, before and after the convolution, and as float32.
+
+    This was not measured.
+    """
+    mixers = (child for child in layer.children() if any(isinstance(each, nn.Conv1d) for each in child.modules()))
+    linears = (each for mixer in mixers for each in mixer.modules() if isinstance(each, nn.Linear))
+    width = sum(each.out_features for each in linears)
+    return size * 3 * hidden + (2 * size + 4) * width, 0
 
 
 def attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:

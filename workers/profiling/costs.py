@@ -4,6 +4,7 @@ FLOPs are counted with a multiply and an add as two:
 
 - every matrix that a token is multiplied with counts twice its entries: linear layers, routers, the chosen experts and
   the output head; embeddings, norms, biases, activations and rotary embedding count nothing;
+- convolutions of recurrent mixers count twice their entries, their states nothing;
 - attention counts 4 x attended positions x heads x head dimension per layer (queries with keys, weights with values).
 
 This is the work of the model's code. A mask that is applied to a finished product saves neither FLOPs nor active
@@ -20,10 +21,15 @@ from torch import nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.methods import ModuleUse
+from moevolve.workers.families.decoder import softmax_attention
 from moevolve.workers.methods.registry import module_use
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+_DECAY = "A_log"
+"""Decay of the states of Mamba, [channels, states], by which they are multiplied number by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +99,13 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
     native = module_use(kind)
     if native is not None:
         return native(module, config)
-    if isinstance(module, nn.Linear) or kind.lower().endswith("topkrouter"):
+    if isinstance(module, nn.Linear | nn.Conv1d) or kind.lower().endswith("topkrouter"):
         return ModuleUse(0, own["weight"].numel())
     if isinstance(module, nn.Embedding):
         return ModuleUse(0, 0)
     if {"gate_up_proj", "down_proj"} <= set(own):
         return _experts(own, int(config.num_experts_per_tok))
-    if any(each.dim() > 1 for each in own.values()):
+    if any(each.dim() > 1 for name, each in own.items() if name != _DECAY):
         raise UserError(
             f"{name}: no rule says what a token does with the matrices of a {kind}; profile a model of another family"
         )
@@ -120,7 +126,9 @@ def _attention_flops(model: PreTrainedModel, context: int) -> int:
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     total = 0
-    for index in range(len(model.get_decoder().layers)):
+    for index, layer in enumerate(model.get_decoder().layers):
+        if softmax_attention(layer) is None:
+            continue
         slides = kinds is None or kinds[index] == "sliding_attention"
         attended = context if window is None or not slides else min(context, window)
         total += 4 * attended * heads * head_dim

@@ -43,8 +43,8 @@ class ModelOutline:
         weight_bytes: Bytes of parameters and buffers as a worker loads them.
         expert_bytes: Bytes of every fused expert tensor, for each MoE layer.
         cache_bytes: Bytes of the KV cache per position, over all layers.
-        attention_bytes: Peak activation memory of a layer's attention, in bytes per position that is run; see
-            `moevolve.workers.profiling.activations`.
+        attention_bytes: Peak activation memory of a layer's attention, or of the recurrent mixer that it has instead,
+            in bytes per position that is run; see `moevolve.workers.profiling.activations`.
         network_bytes: Peak activation memory of a layer's feed-forward network, in bytes per token.
         repeated_bytes: Bytes per cached position of keys and values that attention with a mask repeats.
         caches: True if decoding continues from the KV cache of the pass over answers. With sliding windows this is
@@ -97,7 +97,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
     """
     from moevolve.workers.families.layers import find_moe_layers
     from moevolve.workers.model.describe import describe_config, meta_model
-    from moevolve.workers.profiling.activations import attention_bytes, dense_width, network_bytes
+    from moevolve.workers.profiling.activations import dense_width, mixers_bytes, network_bytes
     from moevolve.workers.profiling.costs import matrix_flops
 
     model = meta_model(config)
@@ -110,7 +110,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
     facts = describe_config(model, config)
     hidden = int(model.config.hidden_size)
     intermediate = facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden)
-    attention, repeated = attention_bytes(decoder.layers[0].self_attn, hidden, facts.dtype_bytes)
+    attention, repeated = mixers_bytes(decoder.layers, hidden, facts.dtype_bytes)
     networks = (dense_width(layer) for layer in decoder.layers)
     network = network_bytes(hidden, max(networks), facts.active, intermediate, facts.dtype_bytes)
     layout = _layout(model, config)
@@ -159,13 +159,17 @@ def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
 
 
 def _cached_values(model: PreTrainedModel) -> int:
-    """Number of values per position in the KV cache of all layers."""
+    """Number of values per position in the KV cache of all layers.
+
+    States of recurrent mixers aren't counted: their size doesn't depend on the number of positions.
+    """
+    from moevolve.workers.families.decoder import softmax_attention
+
     config: Any = model.config
-    layers = model.get_decoder().layers
+    attentions = [found for found in map(softmax_attention, model.get_decoder().layers) if found is not None]
     if getattr(config, "kv_lora_rank", None):
         # DeepSeek's attention caches the compressed latent from which keys and values are computed.
-        return len(layers) * int(config.kv_lora_rank + config.qk_rope_head_dim)
-    attentions = (each.self_attn for each in layers)
+        return len(attentions) * int(config.kv_lora_rank + config.qk_rope_head_dim)
     return sum(int(each.k_proj.out_features + each.v_proj.out_features) for each in attentions)
 
 

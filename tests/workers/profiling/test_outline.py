@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from edit_checks import Residents
-from torch import Tensor
+from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
@@ -20,6 +20,8 @@ from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 
 FAMILIES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss"]
+HYBRID = ["qwen3_next", "qwen3_5_moe_text", "granitemoehybrid", "jamba", "lfm2_moe", "kimi_linear", "bailing_hybrid"]
+"""Families some of whose layers have a recurrent mixer instead of softmax attention."""
 DENSE = ["llama", "phi", "qwen2", "opt"]
 
 
@@ -95,6 +97,25 @@ def test_cached_bytes_are_those_of_a_real_cache(
     there = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert there == found.cache_bytes * tokens.numel()
     assert found.caches
+
+
+@pytest.mark.parametrize("family", HYBRID)
+@torch.no_grad()
+def test_models_with_recurrent_layers_are_outlined(
+    outline: Callable[..., ModelOutline], resident: Residents, tokens: Tensor, family: str
+) -> None:
+    found, model = outline(family), resident(family).model
+    assert found.weight_bytes == held(model)
+    cache = model(input_ids=tokens, use_cache=True).past_key_values
+    cached = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
+    assert 0 < len(cached) < len(found.layers), "recurrent layers cache no keys"
+    assert sum(each.keys.nbytes + each.values.nbytes for each in cached) == found.cache_bytes * tokens.numel()
+    # A token is multiplied once with every matrix and convolution outside the experts.
+    outer = [
+        module.weight.numel() for module in model.get_decoder().modules() if isinstance(module, nn.Linear | nn.Conv1d)
+    ]
+    assert sum(each.dense for each in found.layers) >= 2 * sum(outer) > 0
+    assert found.attention_bytes > 0
 
 
 def test_a_sliding_window_has_no_cache_to_go_on_from(outline: Callable[..., ModelOutline]) -> None:
