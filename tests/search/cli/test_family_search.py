@@ -28,7 +28,7 @@ from moevolve.search.operations.profile import profile
 from moevolve.search.requests.models import ExportRequest, ProfileRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
-from moevolve.search.running.set_up import set_up
+from moevolve.search.running.set_up import describe_search, set_up
 from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.edits import IdentityEdit
@@ -88,6 +88,18 @@ def score(setup: SearchSetup, model: ModelConfig) -> float:
     reply = worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
     assert reply.failure is None
     return reply.results[split.fingerprint].score
+
+
+@pytest.mark.parametrize("variant", list(SETTINGS))
+def test_a_launch_accepts_every_family(tiny: Any, tmp_path: Path, variant: str) -> None:
+    """What a launch finds out about a model before it starts workers, for a search with repairs."""
+    genome = {"router_space": "logits"} if variant == "gpt_oss" else {}
+    run = family_run(tiny, tmp_path, variant, **({"experts": 4, "groups": "per_layer"} | genome))
+    phases = [{"kind": "prune", "evaluations": 4, "initial": 4}, {"kind": "repair", "evaluations": 2, "initial": 1}]
+    config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases})
+    found = describe_search(config)
+    assert found.facts.experts in (6, 8) and len(found.facts.moe_layers) >= 2
+    assert found.needed.memory.host > 0
 
 
 @families
