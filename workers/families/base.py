@@ -99,7 +99,8 @@ class ExpertFamily(Family):
 
     def stores_experts(self, name: str) -> bool:
         """Whether a tensor of a checkpoint belongs to routed experts, by its name."""
-        return ".experts." in name or name.endswith(self.stored)
+        # Laguna's checkpoints have the correction bias of the router beside the experts.
+        return name.endswith(self.stored) or (".experts." in name and not name.endswith(CORRECTION_BIAS))
 
     def resize(self, config: PretrainedConfig, rule: RoutingRule, experts: int, active: int) -> None:
         """Change the numbers of experts in a config, in place, and say that it has no layers for MTP.
