@@ -2,8 +2,8 @@
 
 The sources are the loaders of vLLM (`vllm/model_executor/models/FILE.py`), SGLang (`python/sglang/srt/models/FILE.py`)
 and llama.cpp (`src/llama-model.cpp`). The rows of GPT-OSS, MiniMax-M2, GLM-4-MoE, OLMoE and Qwen3-MoE were written down
-from vLLM's files, those of Mixtral, Qwen2-MoE and DeepSeek from the published checkpoints that these load. No server is run
-here.
+from vLLM's files, those of Mixtral, Qwen2-MoE and DeepSeek from the published checkpoints that these load. No server is
+run here.
 """
 
 from __future__ import annotations
