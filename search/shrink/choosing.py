@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing_rule import RoutingGroups
+from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.config.files import (
     apply_override,
     load_run_config,
@@ -28,6 +28,7 @@ from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.domains import read_domains, write_tasks
 from moevolve.workers.contract.settings import Originals
+from moevolve.workers.methods.eep.edit import RouterSpace
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import FirstWorker
@@ -43,13 +44,19 @@ class Sizes:
 
     Attributes:
         experts: Experts per MoE layer.
-        groups: Routing groups, which limit how many experts can be kept.
+        rule: How its routers choose and weight experts.
         quantised: True if the checkpoint's weights are packed.
     """
 
     experts: int
-    groups: RoutingGroups
+    rule: RoutingRule
     quantised: bool
+
+    @property
+    def router_space(self) -> RouterSpace:
+        """Space of the router mapping in which a pruned model's router is a smaller one of the same family."""
+        chosen_first = self.rule.scores == "softmax_of_chosen"  # there are no scores of all experts to map
+        return "probs" if self.rule.one_hot_folds and not chosen_first else "logits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +161,10 @@ def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) 
     gpus = first.gpus(_parsed(data))
     data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
     sizes: Sizes = first.call(sizes_of, _parsed(data))
-    experts = kept_experts(request.experts, sizes.experts, sizes.groups)
+    experts = kept_experts(request.experts, sizes.experts, sizes.rule.groups)
     repaired = request.repair == "auto" or (request.repair is None and not sizes.quantised)
-    data |= {"genome": {"kind": "eep", "experts": experts}, "preset": "best" if repaired else "prune"}
+    genome = {"kind": "eep", "experts": experts, "router_space": sizes.router_space}
+    data |= {"genome": genome, "preset": "best" if repaired else "prune"}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     for override in override_lines(request.overrides):
         apply_override(data, override)
@@ -228,7 +236,7 @@ def sizes_of(config: RunConfig) -> Sizes:
 
     model = pinned(config.model)
     facts = outline_model(model).facts
-    return Sizes(facts.experts, facts.rule.groups, packing(model, load_config(model)) is not None)
+    return Sizes(facts.experts, facts.rule, packing(model, load_config(model)) is not None)
 
 
 def room_for(config: RunConfig) -> Room:

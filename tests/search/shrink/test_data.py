@@ -15,8 +15,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_splits
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.kernels.routing_rule import RoutingGroups
-from moevolve.search.shrink.choosing import kept_experts
+from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
+from moevolve.search.shrink.choosing import Sizes, kept_experts
 from moevolve.search.shrink.domains import LEAST_ROWS, read_domains, write_tasks
 from moevolve.search.shrink.forms import read_data
 from moevolve.search.shrink.guard import is_loop
@@ -184,3 +184,16 @@ def test_a_loop_is_told_from_an_answer() -> None:
     assert is_loop([1, 2, 3] * 8) and is_loop([*range(12), *[7] * 36])
     assert not is_loop(list(range(48))) and not is_loop([*range(30), *range(10)])
     assert not is_loop([5] * 8), "a short answer"
+
+
+@pytest.mark.parametrize(
+    ("rule", "space"),
+    [
+        (RoutingRule(True), "probs"),  # Mixtral
+        (RoutingRule(False), "logits"),  # OLMoE, whose pruned routers would keep the full softmax's scale
+        (RoutingRule(True, "sigmoid"), "probs"),  # DeepSeek-V3
+        (RoutingRule(True, "softmax_of_chosen"), "logits"),  # GPT-OSS
+    ],
+)
+def test_routers_are_mapped_where_a_pruned_one_is_a_smaller_one(rule: RoutingRule, space: str) -> None:
+    assert Sizes(8, rule, quantised=False).router_space == space
