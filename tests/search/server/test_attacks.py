@@ -179,12 +179,10 @@ def change_leases(store: Store, values: str) -> None:
 STYLE = b"GET /static/style.css HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
-@pytest.mark.parametrize("count", [400, 8])
-def test_who_asks_and_never_reads_is_not_kept(served: Served, count: int) -> None:
-    """Of 8 answers, all are written at once, and the connection is closed while they wait to be sent."""
+def test_who_asks_and_never_reads_is_not_kept(served: Served) -> None:
     with ExitStack() as deaf:
         for _ in range(10):
-            deaf.enter_context(served.connect(receive_buffer=4096)).sendall(STYLE * count)
+            deaf.enter_context(served.connect(receive_buffer=4096)).sendall(STYLE * 400)
         deadline = time.monotonic() + 30
         while served.connections and time.monotonic() < deadline:
             assert served.ask("/healthz")[0] == 200
