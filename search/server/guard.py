@@ -168,7 +168,7 @@ def _malformed(scope: Scope, headers: Headers) -> Response | None:
         refused.headers["connection"] = "close"
         return refused
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-        return problem(HTTPStatus.BAD_REQUEST, "the address has a NUL in it, which no name has")
+        return problem(HTTPStatus.NOT_FOUND, "the address has a NUL in it, which no name has")
     return None
 
 

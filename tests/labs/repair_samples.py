@@ -17,6 +17,10 @@ from moevolve.workers.contract.fitting import FitRows
 Floats = NDArray[np.float64]
 
 
+BLOCKS = ("mlp", "block_sparse_moe", "feed_forward")
+"""Names that families give the feed-forward block of a decoder layer."""
+
+
 def sequences_of(lengths: Sequence[int], seed: int = 0, vocabulary: int = 97) -> list[tuple[int, ...]]:
     rng = np.random.default_rng(seed)
     return [tuple(rng.integers(3, vocabulary, length).tolist()) for length in lengths]
@@ -48,9 +52,10 @@ def seen_at(model: Any, sequences: Sequence[Sequence[int]]) -> list[dict[str, Fl
                 note(i, "experts", output[0] if isinstance(output, tuple) else output)
 
             def behind(module: nn.Module, args: tuple[Any, ...], output: Any, i: int = i) -> None:
-                note(i, "behind", output)
+                note(i, "behind", output[0] if isinstance(output, tuple) else output)
 
-            stack.callback(layer.mlp.register_forward_hook(at_experts).remove)
+            block = next(getattr(layer, name) for name in BLOCKS if hasattr(layer, name))
+            stack.callback(block.register_forward_hook(at_experts).remove)
             stack.callback(layer.register_forward_hook(behind).remove)
         for each in sequences:
             model(torch.tensor([each]))

@@ -36,8 +36,10 @@ def test_loads_for_inference(family: str, model_config: Configs, tokens: Tensor)
     model, tokenizer = load_model(config)
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    # Some families keep parameters of their linear attention in float32.
-    matrices = {name: each for name, each in model.named_parameters() if each.ndim > 1 and "conv" not in name}
+    # Some families keep parameters of their linear attention or their routers in float32.
+    exempt = ("conv", "mlp.gate.wg", *(model._keep_in_fp32_modules_strict or ()))
+    parameters = {name: each for name, each in model.named_parameters() if each.ndim > 1}
+    matrices = {name: each for name, each in parameters.items() if not any(part in name for part in exempt)}
     assert {parameter.dtype for parameter in matrices.values()} == {torch.bfloat16}
     assert (model.config._experts_implementation, model.config._attn_implementation) == ("eager", "eager")
     assert tokenizer("the quick brown fox")["input_ids"]
