@@ -158,11 +158,15 @@ def test_export_copies_from_the_checkpoint(finished: Path, in_process: Any, tmp_
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     refused = in_process("export", "calm:3", tmp_path / "no", "--form", "source", "--dtype", "float32", cwd=finished)
     assert refused.returncode == 2 and "--dtype: the individual is exported by copying bytes alone" in refused.stderr
-    refused = in_process("export", "calm:20", tmp_path / "no", "--form", "source", cwd=finished)
-    assert refused.returncode == 2 and "can't be written in its checkpoint's format" in refused.stderr
+    # Of a merged individual the changed tensors are written anew, as in a stock checkpoint.
+    for form in ("source", "stock"):
+        done = in_process("export", "calm:20", tmp_path / f"merged-{form}", "--form", form, cwd=finished)
+        assert done.returncode == 0, done.stderr
+    one, other = (load_file(tmp_path / f"merged-{form}" / "model.safetensors") for form in ("source", "stock"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     refused = in_process("export", "calm:20", tmp_path / "no.pth", "--mtp", "drop", cwd=finished)
     assert refused.returncode == 2 and "--mtp drop: a coefficient file" in refused.stderr
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["copied", "stock"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["copied", "merged-source", "merged-stock", "stock"]
 
 
 def test_coefficients_go_out_and_come_back(finished: Path, in_process: Any, tmp_path: Path, tiny: Any) -> None:
