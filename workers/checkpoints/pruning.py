@@ -165,10 +165,10 @@ class Pruning:
             yield from (KeptTensor(each, tensor) for each in self._names(name))
             return
         router = f".{self._family.router}."
-        weights = "weight", "bias", self._family.weight, self._family.stored_weight
+        weights = {"weight", self._family.weight, self._family.stored_weight or self._family.weight}
         if self._is_fused(name):
             yield self._sliced(tensor, self._selection.experts[ordinal])
-        elif name.endswith(tuple(router + each for each in weights if each and each != "bias")):
+        elif name.endswith(tuple(router + each for each in weights)):
             yield self._sliced(tensor, self._selection.routers[ordinal])
         elif name.endswith((f"{router}bias", *_CORRECTION_BIASES)):
             masked = self._selection.masked[ordinal] if self._selection.masked else ()
