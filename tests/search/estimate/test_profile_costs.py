@@ -186,6 +186,6 @@ def test_a_stock_form_that_repeats_shared_neurons_is_noted(
 
 def test_unknown_matrices_are_refused(checkpoint: Callable[[str], Path]) -> None:
     model = load_plainly(checkpoint("llama"))
-    model.model.layers[1].mlp = torch.nn.Conv1d(HIDDEN, HIDDEN, 1)
-    with pytest.raises(UserError, match=r"model\.layers\.1\.mlp.*Conv1d"):
+    model.model.layers[1].mlp = torch.nn.Bilinear(HIDDEN, HIDDEN, HIDDEN)
+    with pytest.raises(UserError, match=r"model\.layers\.1\.mlp.*Bilinear"):
         model_costs(model, CONTEXT)
