@@ -1,9 +1,8 @@
-"""Every dense kind as a user meets it, on the demo model: killed and resumed, then every verb on what it found."""
+"""Every dense kind as a user meets it, on the demo model: searched, then every verb on what it found."""
 
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 from dense_lab import complete
-from killing import Forked, count, kill_at
 from typer.testing import CliRunner, Result
 from waiting import PATIENT_S
 
@@ -26,7 +24,6 @@ from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.running.launch import register
-from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 
@@ -42,12 +39,11 @@ GENOMES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Calm:
-    """An uninterrupted search in this process, named after its kind, and what its store held right after."""
+    """A search in this process, named after its kind."""
 
     kind: str
     folder: Path
     report: FinalTable
-    snapshot: Any
 
     @property
     def winner(self) -> str:
@@ -66,7 +62,7 @@ class Calm:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> Callable[[str], Calm]:
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Calm]:
     """The search of each kind, run once."""
     made: dict[str, Calm] = {}
 
@@ -78,7 +74,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> Callabl
                 setup = set_up(run, f"{kind}-1")
                 register(setup, store)
                 report = complete(setup, store)
-            made[kind] = Calm(kind, folder, report, snapshot(folder / "moevolve.db", kind))
+            made[kind] = Calm(kind, folder, report)
         return made[kind]
 
     return search
@@ -102,32 +98,12 @@ def write_run(folder: Path, kind: str) -> Path:
         "genome": {"kind": kind, **GENOMES[kind]},
         "phases": [{"kind": "tune", "evaluations": TOTAL, "initial": 6}],
         "window": 4,
-        # One prompt per forward pass: slow enough to be interrupted in the middle.
-        "engine": {"batch_tokens": 8},
         "workers": {"count": 1, "num_cpus": 0.5},
         "final": {"rerank": 2, "random_baselines": 2},
     }
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(data))
     return path
-
-
-def test_a_killed_driver_changes_nothing(
-    calm: Calm, tmp_path: Path, snapshot: Any, ray_address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also, workers on Ray and this process, which goes on from there, find the same."""
-    database, rng = tmp_path / "moevolve.db", random.Random(calm.kind)
-    run = write_run(tmp_path, calm.kind)
-    driver = Forked(["launch", str(run), "--address", ray_address], tmp_path)
-    kill_at(driver, database, rng.randrange(1, TOTAL // 2), rng.uniform(0, 0.1))
-    assert count(database) < TOTAL
-    url = f"sqlite:///{database}"
-    with Store.open(url) as store:
-        print_final_table(complete(set_up_stored(store, calm.kind), store), url)
-    output = capsys.readouterr().out
-    assert "random" in output and "best found" in output
-    assert ("unsearched start" in output) == (calm.winner != f"{calm.kind}:0")
-    assert snapshot(database, calm.kind) == calm.snapshot
 
 
 def test_questions_to_the_store(calm: Calm) -> None:
