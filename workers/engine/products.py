@@ -111,13 +111,16 @@ class _Interception(TorchFunctionMode):
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         settings = kwargs or {}
-        first = args[0] if args else None
-        if isinstance(first, Tensor) and first.device.type == "cpu" and "out" not in settings:
-            if func in _PRODUCTS:
-                return _PRODUCTS[func](*args, **settings)
-            if func in _FUNCTIONS:
-                return kernel.elementwise(lambda part: func(part, *args[1:], **settings), first)
-        return func(*args, **settings)
+        # Parents intercept too. Whatever is done with a tensor here, even reading its device, would go through theirs.
+        with _without_interception():
+            ours = _PRODUCTS.get(func) or (partial(_elementwise, func) if func in _FUNCTIONS else None)
+            if ours is not None and args and args[0].device.type == "cpu" and "out" not in settings:
+                return ours(*args, **settings)
+            return func(*args, **settings)
+
+
+def _elementwise(func: Callable[..., Tensor], values: Tensor, *args: Any, **settings: Any) -> Tensor:
+    return kernel.elementwise(lambda part: func(part, *args, **settings), values)
 
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
