@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
@@ -16,14 +17,17 @@ from moevolve.workers.contract.capacity import CAPACITY, NoRoomError
 
 @pytest.mark.parametrize("calibrates", [False, True])
 def test_launch_refuses_what_does_not_fit(
-    calibrates: bool, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrates: bool, tiny: Any, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether its workers are first wanted for a calibration or for evaluations."""
     monkeypatch.setenv(CAPACITY, "0.00005")
     store = f"sqlite:///{tmp_path / 'store.db'}"
     changes = {"phases": [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["naee"]}]} if calibrates else {}
     path = tiny.write_run(tmp_path / "run.yaml", "large", store=store, **changes)
-    result = CliRunner().invoke(app, ["launch", str(path)])
+    try:
+        result = CliRunner().invoke(app, ["launch", str(path), "--address", ray_address])
+    finally:
+        ray.shutdown()
     assert isinstance(result.exception, NoRoomError) and isinstance(result.exception, UserError), result.output
     message = str(result.exception)
     assert "\n" not in message

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from dense_lab import dense_run, never, population, search
-from killing import Forked, count, kill_at
 from local_workers import local_pool
 from report_lab import DENSE, finished
-from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
@@ -153,18 +151,16 @@ def test_layers_in_common_are_fitted_once_and_change_nothing(
 
 
 @pytest.mark.slow
-def test_sigkill_and_two_workers_change_nothing(
-    tiny: Any, expected: Any, snapshot: Any, ray_address: str, tmp_path: Path
+def test_two_workers_on_ray_change_nothing(
+    tiny: Any, expected: Any, snapshot: Any, ray_address: str, in_process: Any, tmp_path: Path
 ) -> None:
-    database, path = tmp_path / "moevolve.db", written(tiny, tmp_path)
-    rng, joined = random.Random(2), ["--address", ray_address]
-    kill_at(Forked(["launch", str(path), *joined], tmp_path), database, MERGED + 1, rng.uniform(0, 0.1))
-    assert count(database) < TOTAL
     two = ["--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
-    driver = Forked(["resume", "mended", *joined, *two], tmp_path)
-    output, _ = driver.communicate(timeout=PATIENT_S)
-    assert driver.poll() == 0, output
-    assert snapshot(database, "mended") == expected
+    try:
+        done = in_process("launch", written(tiny, tmp_path), "--address", ray_address, *two)
+    finally:
+        ray.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert snapshot(tmp_path / "moevolve.db", "mended") == expected
 
 
 def test_listings_say_how_it_is_repaired(best: str, folder: Path, in_process: Any) -> None:
