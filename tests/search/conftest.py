@@ -98,7 +98,7 @@ def _write_task(folder: Path) -> None:
         "source": {"files": {"all": "pick.jsonl", "prompts": "prompts.jsonl"}},
         "splits": {
             "calibration": {"from": "prompts"},
-            "search": {"from": "all", "seed": 1, "count": 40},
+            "search": {"from": "all", "seed": 1, "count": 24},
             "dev": {"from": "all", "seed": 1, "offset": 40, "count": 20},
             "test": {"from": "all", "seed": 1, "offset": 60},
         },

@@ -22,7 +22,7 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 
-SAID = "task bare has no `calibration` split: 10 of its `search` rows are set aside to measure on"
+SAID = "task bare has no `calibration` split: 6 of its `search` rows are set aside to measure on"
 NOTE = (
     "task bare has no `calibration` split: {} set aside to measure on; give it a `calibration` split to search on all "
     "of them"
@@ -71,12 +71,12 @@ def test_a_search_says_which_rows_it_measures_on(
         weights = {(task.split, task.weight) for task in store.search_tasks(record.id, auxiliary=True)}
         assert weights == {("calibration", 0.0), ("search", 1.0), ("dev", 1.0), ("test", 1.0)}
         counted = {cost.split: cost.examples // cost.evaluations for cost in store.costs(record).splits}
-        assert counted == {"search": 30, "dev": 20, "test": 21}
+        assert counted == {"search": 18, "dev": 20, "test": 21}
         assert find_subject(store, "measured:0").edit.phenotype_hash == store.history(record.id)[0].phenotype_hash
         before = len(store.individual(winner).evaluations)
     # The search's own rows are those that its individuals are evaluated on from now on.
     scored = in_process("evaluate", winner, "--task", bare, "--split", "search", "--store", url, "--json")
-    assert json.loads(scored.stdout)["record"]["examples_seen"] == 30, scored.stderr
+    assert json.loads(scored.stdout)["record"]["examples_seen"] == 18, scored.stderr
     with Store.open(url) as store:
         assert len(store.individual(winner).evaluations) == before
     reported = in_process("report", "measured", "-o", "page.html", "--store", url)
@@ -91,14 +91,14 @@ def test_a_search_that_measures_nothing_searches_on_all_rows(tiny: Any, bare: Pa
     tiny.write_run(run, "plain", tasks=[str(bare)], engine={})
     planned = in_process("plan", run, "--json")
     found = json.loads(planned.stdout)
-    assert [split["examples"] for split in found["splits"]] == [40, 20, 21]
+    assert [split["examples"] for split in found["splits"]] == [24, 20, 21]
     assert not any("set aside" in note for note in found["notes"])
 
 
 def test_lengths_that_are_given_need_no_rows(tiny: Any, bare: Path, in_process: Any) -> None:
     run = tiny.write_run(bare.parent / "given.yaml", "given", tasks=[str(bare)], phases=PHASES, engine={})
     found = json.loads(in_process("plan", run, "--prompt-tokens", "12", "--json", "--set", "final.test=false").stdout)
-    assert [split["examples"] for split in found["splits"]] == [30, 20]
+    assert [split["examples"] for split in found["splits"]] == [18, 20]
     assert any(note.startswith(SAID) for note in found["notes"])
 
 
@@ -119,7 +119,7 @@ def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: P
     assert [(method, note.startswith(SAID)) for method, note in said] == [("reap", True), ("warm", True)]
     _, reap, warm = (outcome.setup.prepared for outcome in outcomes)
     assert not any(outcome.failure for outcome in outcomes) and reap["calibration"] == warm["calibration"]
-    assert [len(outcome.setup.prepared["search"][0].examples) for outcome in outcomes] == [40, 30, 30]
+    assert [len(outcome.setup.prepared["search"][0].examples) for outcome in outcomes] == [24, 18, 18]
 
 
 def test_of_several_tasks_only_those_without_rows_give_some(tiny: Any, bare: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_of_several_tasks_only_those_without_rows_give_some(tiny: Any, bare: Pat
     setup = set_up(load_run_config(tiny.write_run(tmp_path / "run.yaml", "two", **changes)), "two-1")
     assert setup.notes == (NOTE.format("2 of its `search` rows are"),)
     sizes = {split: [len(each.examples) for each in group] for split, group in setup.prepared.items()}
-    assert sizes == {"calibration": [63, 2], "search": [40, 6], "dev": [20, 20], "test": [21, 21]}
+    assert sizes == {"calibration": [63, 2], "search": [24, 6], "dev": [20, 20], "test": [21, 21]}
     for split in ("search", "dev"):
         for own, tie in zip(setup.prepared[split], setup.tie_breakers[split], strict=True):  # type: ignore[index]
             assert (own.examples, f"{own.task}@agreement") == (tie.examples, tie.task)
