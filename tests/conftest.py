@@ -16,6 +16,8 @@ from outsider import Outsider
 # Test processes and the programs they start share few cores: threads of torch's own would only be in each other's way.
 # Read when torch is loaded, so before any test module is.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test needs the hub. A search whose model isn't there would wait for it, again and again.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_configure() -> None:
