@@ -21,7 +21,8 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     search in the store. Giving the same request again continues it.
 
     Raises:
-        UserError: a file of requests is malformed, the model can't be had or fits in no way, or the folder is taken.
+        UserError: a file of requests is malformed, the model can't be had, fits in no way or can't be made so small,
+            or the folder is taken.
         StoreError: the store can't be opened, or the search was cancelled.
         PoolError: no worker can be started; giving the same request again continues the search.
         ExportError: the checkpoint failed its verification.
@@ -32,7 +33,23 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
         str, Field(description="The checkpoint: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")
     ]
     _: KW_ONLY
-    experts: Annotated[str, Field(description="Experts to keep in every MoE layer: a number, or a share such as 50%.")]
+    experts: Annotated[
+        str | None, Field(description="Experts to keep in every MoE layer: a number, or a share such as 50%.")
+    ] = None
+    size: Annotated[
+        str | None,
+        Field(
+            description="Instead of --experts, what the new checkpoint's weight files may take, for example 16GiB: as "
+            "many experts are kept as fit."
+        ),
+    ] = None
+    context: Annotated[
+        str | None,
+        Field(description="Count the KV cache of this many tokens, for example 32k, towards --size as well."),
+    ] = None
+    batch: Annotated[
+        int | None, Field(ge=1, description="Number of sequences of --context tokens in that cache, 1 if left out.")
+    ] = None
     data: Annotated[
         Sequence[str | Path],
         Field(
@@ -46,7 +63,7 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     ] = ()
     output: Annotated[
         str | Path | None,
-        Field(description="New folder of the checkpoint; MODEL-EXPERTS if this is left out."),
+        Field(description="New folder of the checkpoint; MODEL-EXPERTS or MODEL-SIZE if this is left out."),
         Flag("--output -o", "DIR", Path),
     ] = None
     evaluations: Annotated[

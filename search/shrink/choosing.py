@@ -8,13 +8,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.search.config.files import (
     apply_override,
     load_run_config,
@@ -26,12 +27,15 @@ from moevolve.search.config.files import (
 from moevolve.search.config.run import RunConfig
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
+from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts
 from moevolve.search.shrink.domains import read_domains, write_tasks
-from moevolve.workers.contract.settings import Originals
+from moevolve.workers.contract.settings import ModelConfig, Originals
 from moevolve.workers.methods.eep.edit import RouterSpace
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import FirstWorker
+    from moevolve.workers.export.sizes import FileSizes
+    from moevolve.workers.profiling.outline import ModelOutline
 
 _WINDOW = 4
 """Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
@@ -46,11 +50,17 @@ class Sizes:
         experts: Experts per MoE layer.
         rule: How its routers choose and weight experts.
         quantised: True if the checkpoint's weights are packed.
+        source, unpacked: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own format and in plain
+            numbers of the model's dtype.
+        cache_bytes: Bytes of the KV cache per position.
     """
 
     experts: int
     rule: RoutingRule
     quantised: bool
+    source: FileSizes
+    unpacked: FileSizes
+    cache_bytes: int
 
     @property
     def router_space(self) -> RouterSpace:
@@ -73,7 +83,8 @@ def folder_of(request: ShrinkRequest) -> Path:
         return Path(request.output)
     model = Path(request.model)
     stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
-    return Path(f"{stem}-{request.experts.replace('%', 'pct')}")
+    budget = request.experts or request.size or "small"
+    return Path(f"{stem}-{budget.replace('%', 'pct')}")
 
 
 def files_of(request: ShrinkRequest) -> Path:
@@ -136,7 +147,7 @@ def _mark(request: ShrinkRequest) -> str:
     """First line of a run file, which tells the request that it was made for."""
     content = {
         "model": request.model,
-        "experts": request.experts,
+        "budget": [request.experts, request.size, request.context, request.batch],
         "data": [str(path) for path in request.data],
         "tasks": list(request.tasks),
         "evaluations": request.evaluations,
@@ -161,8 +172,8 @@ def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) 
     gpus = first.gpus(_parsed(data))
     data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
     sizes: Sizes = first.call(sizes_of, _parsed(data))
-    experts = kept_experts(request.experts, sizes.experts, sizes.rule.groups)
     repaired = request.repair == "auto" or (request.repair is None and not sizes.quantised)
+    experts = _experts(request, sizes, repaired)
     genome = {"kind": "eep", "experts": experts, "router_space": sizes.router_space}
     data |= {"genome": genome, "preset": "best" if repaired else "prune"}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
@@ -179,6 +190,17 @@ def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) 
     for override in override_lines(request.overrides):
         apply_override(data, override)
     return data
+
+
+def _experts(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> int:
+    """The number of experts to keep per MoE layer."""
+    count, groups, budget = sizes.experts, sizes.rule.groups, budget_of(request)
+    if budget is None:
+        assert request.experts is not None
+        return kept_experts(request.experts, count, groups)
+    # What isn't changed is copied in the format that it has.
+    files = sizes.unpacked if repaired else sizes.source
+    return fitting_experts(budget, files, sizes.cache_bytes, count, groups)
 
 
 def _parsed(data: dict[str, Any]) -> RunConfig:
@@ -199,30 +221,12 @@ def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
     return data
 
 
-def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
-    """The number of experts to keep that a number or a share stands for.
+@lru_cache(maxsize=1)
+def _outlined(model: ModelConfig) -> ModelOutline:
+    """Outline a model once for both of the following functions, which one process runs."""
+    from moevolve.workers.profiling.outline import outline_model
 
-    Args:
-        wanted: A number such as `4`, which must be possible, or a share such as `50%`, which is rounded to what is.
-        experts: Experts per MoE layer of the model.
-        groups: The model's routing groups, of which each keeps as many experts.
-
-    Raises:
-        UserError: It is neither, or out of range; the message names what is possible.
-    """
-    possible = [count for count in range(1, experts + 1) if groups.fault(count) is None]
-    numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
-    if not possible:
-        raise UserError("--experts: this model is dense, it has no experts to leave out")
-    share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", wanted)
-    if share is not None and 0 < float(share[1]) <= 100:
-        aim = float(share[1]) / 100 * experts
-        return min(possible, key=lambda count: (abs(count - aim), -count))
-    if share is None and wanted.strip().isdecimal() and int(wanted) in possible:
-        return int(wanted)
-    raise UserError(
-        f"--experts {wanted}: give a share such as 50%, or one of the numbers that this model can keep: {numbers}"
-    )
+    return outline_model(model)
 
 
 def sizes_of(config: RunConfig) -> Sizes:
@@ -232,11 +236,15 @@ def sizes_of(config: RunConfig) -> Sizes:
         UserError: The checkpoint can't be read, or its family isn't supported.
     """
     from moevolve.workers.checkpoints.loading import load_config, packing
-    from moevolve.workers.profiling.outline import outline_model
+    from moevolve.workers.export.sizes import FileSizes, file_sizes
 
     model = pinned(config.model)
-    facts = outline_model(model).facts
-    return Sizes(facts.experts, facts.rule, packing(model, load_config(model)) is not None)
+    outline = _outlined(model)
+    facts, quantised = outline.facts, packing(model, load_config(model)) is not None
+    none = FileSizes(0, 0)
+    plain = file_sizes(model, "stock") if facts.experts else none
+    source = file_sizes(model, "source") if facts.experts and quantised else plain
+    return Sizes(facts.experts, facts.rule, quantised, source, plain, outline.cache_bytes)
 
 
 def room_for(config: RunConfig) -> Room:
@@ -249,10 +257,9 @@ def room_for(config: RunConfig) -> Room:
     from moevolve.search.genomes.registry import costs_of, make_space
     from moevolve.workers.checkpoints.loading import resolve_device
     from moevolve.workers.contract.capacity import NoRoomError, check_room, free_bytes
-    from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
-    outline = outline_model(config.model)
+    outline = _outlined(config.model)
     costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
     device = resolve_device(config.model)
     on_gpu = device.type == "cuda"

@@ -17,11 +17,13 @@ from moevolve.search.requests.models import ExportRequest
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
+from moevolve.search.shrink.budget import Budget, budget_of
 from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.guard import check_winner
 from moevolve.search.shrink.page import ShrinkPlan, Shrunk, TaskCheck, Written
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
+from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
 
 
@@ -31,6 +33,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
         refuse_server(request.store)
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data FILE, or --task NAME")
+    budget = budget_of(request)
     _check_free(request)
     seconds: dict[str, float] = {}
     with FirstWorker() as first:
@@ -45,6 +48,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
                 setup = set_up_new(config, None, first.call)
                 table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
             checks, written = _shipped(request, store, table, observer, seconds)
+            _check_fits(budget, written)
             return _page(setup, path, store, table, checks, written, seconds)
 
 
@@ -103,6 +107,14 @@ def _check_free(request: ShrinkRequest) -> None:
     free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not free and not has_run_file(request):
         raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
+
+
+def _check_fits(budget: Budget | None, written: Written | None) -> None:
+    """Raise an error if a checkpoint is larger than was asked for, which its predicted size excludes."""
+    if budget is not None and written is not None and written.weight_bytes > budget.size:
+        raise ExportError(
+            f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
+        )
 
 
 def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -> None:

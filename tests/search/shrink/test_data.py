@@ -15,8 +15,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_splits
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.search.shrink.choosing import Sizes, kept_experts
 from moevolve.search.shrink.domains import LEAST_ROWS, read_domains, write_tasks
 from moevolve.search.shrink.forms import read_data
 from moevolve.search.shrink.guard import is_loop
@@ -167,33 +165,7 @@ def test_what_is_not_read_is_refused_by_name(name: str, said: str, tmp_path: Pat
         read_data(tmp_path / name)
 
 
-def test_a_share_of_experts_is_rounded_to_what_the_routing_groups_allow() -> None:
-    free, grouped = RoutingGroups(), RoutingGroups(4, 2, 2)
-    assert [kept_experts(share, 8, free) for share in ("50%", "12.5 %", "1%", "100%", "3")] == [4, 1, 1, 8, 3]
-    assert [kept_experts(share, 32, grouped) for share in ("50%", "30%", "5%", "12")] == [16, 8, 8, 12]
-    for wanted, experts, groups in (("9", 8, free), ("0", 8, free), ("0%", 8, free), ("half", 8, free)):
-        with pytest.raises(UserError, match="can keep: 1 to 8"):
-            kept_experts(wanted, experts, groups)
-    with pytest.raises(UserError, match="can keep: 8, 12, 16"):
-        kept_experts("6", 16, grouped)
-    with pytest.raises(UserError, match="dense"):
-        kept_experts("50%", 0, free)
-
-
 def test_a_loop_is_told_from_an_answer() -> None:
     assert is_loop([1, 2, 3] * 8) and is_loop([*range(12), *[7] * 36])
     assert not is_loop(list(range(48))) and not is_loop([*range(30), *range(10)])
     assert not is_loop([5] * 8), "a short answer"
-
-
-@pytest.mark.parametrize(
-    ("rule", "space"),
-    [
-        (RoutingRule(True), "probs"),  # Mixtral
-        (RoutingRule(False), "logits"),  # OLMoE, whose pruned routers would keep the full softmax's scale
-        (RoutingRule(True, "sigmoid"), "probs"),  # DeepSeek-V3
-        (RoutingRule(True, "softmax_of_chosen"), "logits"),  # GPT-OSS
-    ],
-)
-def test_routers_are_mapped_where_a_pruned_one_is_a_smaller_one(rule: RoutingRule, space: str) -> None:
-    assert Sizes(8, rule, quantised=False).router_space == space
