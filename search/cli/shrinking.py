@@ -67,6 +67,8 @@ def _print_page(found: Shrunk) -> None:
     print_table(f"{found.model}, kept: {best.summary}", columns, rows)
     took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
     output.print(f"took {took}", soft_wrap=True)
+    if found.timing is not None:
+        output.print(found.timing, soft_wrap=True)
     output.print(f"wrote {written.directory} ({written.form} checkpoint of {found.table.winner})", soft_wrap=True)
     output.print(how_to_load(written.directory, written.form), soft_wrap=True)
     output.print(

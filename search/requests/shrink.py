@@ -69,6 +69,13 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     evaluations: Annotated[
         int | None, Field(ge=4, description="Candidates to try; those of the preset if this is left out.")
     ] = None
+    time: Annotated[
+        str | None,
+        Field(
+            description="Instead of --evaluations, the time that everything may take, for example 2h: a few candidates "
+            "are measured first, and as many tried as there is time for."
+        ),
+    ] = None
     repair: Annotated[
         Literal["none", "auto"] | None,
         Field(
@@ -95,4 +102,10 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
         float, Field(ge=0, description="Smallest share of the full model's score on `test` in every task.")
     ] = 0.5
     force: Annotated[bool, Field(description="Export the winner even if it is beyond these limits.")] = False
-    dry_run: Annotated[bool, Field(description="Write the run and task files, and launch nothing.")] = False
+    dry_run: Annotated[
+        bool,
+        Field(
+            description="Write the run and task files, and launch nothing. With --time a few candidates are measured "
+            "all the same."
+        ),
+    ] = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +30,7 @@ from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts
 from moevolve.search.shrink.domains import read_domains, write_tasks
+from moevolve.search.shrink.timing import plan_time
 from moevolve.workers.contract.settings import ModelConfig, Originals
 from moevolve.workers.methods.eep.edit import RouterSpace
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 _WINDOW = 4
 """Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
 _RUN_FILE = "run.yaml"
+_TIMED = "# "
+"""Begin of the run file's second line if a time was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ def files_of(request: ShrinkRequest) -> Path:
     return folder.with_name(f"{folder.name}.shrink")
 
 
-def run_file(request: ShrinkRequest, first: FirstWorker) -> Path:
+def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str], None]) -> Path:
     """Write the task files and the run file of a request, and return the latter.
 
     A run file that was made for the same request is kept: memory that is free now must not change a search that has
@@ -103,11 +107,13 @@ def run_file(request: ShrinkRequest, first: FirstWorker) -> Path:
     Args:
         request: The request.
         first: Calls what imports torch.
+        on_stage: Called with a line about each stage of a pilot.
 
     Raises:
         UserError: A file of requests or a task can't be read, or the model can't be had, kept so many experts of, or
             held on this machine.
     """
+    begun = time.monotonic()
     domains = read_domains([Path(path) for path in request.data])
     folder = files_of(request)
     path = folder / _RUN_FILE
@@ -116,9 +122,19 @@ def run_file(request: ShrinkRequest, first: FirstWorker) -> Path:
         if has_run_file(request):
             return path
     data = _settings(request, [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)], first)
+    head = _mark(request)
+    if request.time is not None:
+        plan = plan_time(request.time, _parsed(data), begun, first, on_stage)
+        data, head = _shortened(data, plan.evaluations), f"{head}{_TIMED}{plan.text}\n"
     with _writing(folder):
-        path.write_text(_mark(request) + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        path.write_text(head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return path
+
+
+def timing_of(path: Path) -> str | None:
+    """The sentence of a run file about its number of evaluations; None if no time was given for it."""
+    _, second, *_ = path.read_text(encoding="utf-8").split("\n", 2)
+    return second.removeprefix(_TIMED) if second.startswith(_TIMED) else None
 
 
 def has_run_file(request: ShrinkRequest) -> bool:
@@ -151,6 +167,7 @@ def _mark(request: ShrinkRequest) -> str:
         "data": [str(path) for path in request.data],
         "tasks": list(request.tasks),
         "evaluations": request.evaluations,
+        "time": request.time,
         "repair": request.repair,
         "seed": request.seed,
         "set": list(override_lines(request.overrides)),
@@ -216,7 +233,7 @@ def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
     """Settings filled with those of their preset, with so many evaluations in all phases together."""
     data = with_preset(data, "shrink")
     *before, last = data["phases"]
-    last["evaluations"] = evaluations - sum(phase["evaluations"] for phase in before)
+    last["evaluations"] = max(1, evaluations - sum(phase["evaluations"] for phase in before))
     last["initial"] = min(last["initial"], last["evaluations"])
     return data
 

@@ -66,6 +66,7 @@ class Shrunk:
     Attributes:
         model: Path or hub id of the checkpoint.
         run_file: Run file of the search.
+        timing: How the number of candidates follows from the time that was given; None if none was.
         store: URL of its store.
         table: Winner and final table of the search.
         experts_full, experts: Experts per MoE layer before and after.
@@ -78,6 +79,7 @@ class Shrunk:
 
     model: str
     run_file: Path
+    timing: str | None
     store: str
     table: FinalTable = field(repr=False)
     experts_full: int

@@ -18,9 +18,10 @@ from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink.budget import Budget, budget_of
-from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file
+from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file, timing_of
 from moevolve.search.shrink.guard import check_winner
 from moevolve.search.shrink.page import ShrinkPlan, Shrunk, TaskCheck, Written
+from moevolve.search.shrink.timing import seconds_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
@@ -34,11 +35,15 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data FILE, or --task NAME")
     budget = budget_of(request)
+    if request.time is not None:
+        if request.evaluations is not None:
+            raise UserError("--time and --evaluations both set the number of candidates; give one of them")
+        seconds_of(request.time)
     _check_free(request)
     seconds: dict[str, float] = {}
     with FirstWorker() as first:
         with _timed("settings", seconds):
-            path = run_file(request, first)
+            path = run_file(request, first, observer.on_stage)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
@@ -82,6 +87,7 @@ def _page(
     return Shrunk(
         model=config.model.path,
         run_file=path,
+        timing=timing_of(path),
         store=store.url,
         table=table,
         experts_full=facts.experts,

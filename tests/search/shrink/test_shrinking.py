@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 BLOCK = 32
-OPTIONS = ("--experts", "50%", "--evaluations", "4", "-o", "small", "--set", "engine.chat_template=none")
+OPTIONS = ("--experts", "50%", "--time", "1s", "-o", "small", "--set", "engine.chat_template=none")
 
 
 def write_chats(path: Path, rows: int) -> None:
@@ -83,6 +83,7 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     labels = [entry["label"] for entry in page["table"]["entries"]]
     assert labels[0] == "full model" and labels[-1] == "best found"
     assert list(page["seconds"]) == ["settings", "search", "checks", "export"]
+    assert page["timing"].startswith("--time 1s: 4 candidates, the fewest that there can be, although they take longer")
     best = page["table"]["entries"][-1]
     assert best["parameters"] < page["table"]["parameters_full"]
     (test,) = (score for score in best["scores"] if score["split"] == "test")
