@@ -32,7 +32,7 @@ from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_exper
 from moevolve.search.shrink.domains import read_domains, write_tasks
 from moevolve.search.shrink.timing import plan_time
 from moevolve.workers.contract.settings import ModelConfig, Originals
-from moevolve.workers.methods.eep.edit import RouterSpace
+from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import FirstWorker
@@ -65,12 +65,6 @@ class Sizes:
     source: FileSizes
     unpacked: FileSizes
     cache_bytes: int
-
-    @property
-    def router_space(self) -> RouterSpace:
-        """Space of the router mapping in which a pruned model's router is a smaller one of the same family."""
-        chosen_first = self.rule.scores == "softmax_of_chosen"  # there are no scores of all experts to map
-        return "probs" if self.rule.one_hot_folds and not chosen_first else "logits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +185,7 @@ def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) 
     sizes: Sizes = first.call(sizes_of, _parsed(data))
     repaired = request.repair == "auto" or (request.repair is None and not sizes.quantised)
     experts = _experts(request, sizes, repaired)
-    genome = {"kind": "eep", "experts": experts, "router_space": sizes.router_space}
+    genome = {"kind": "eep", "experts": experts, "router_space": stock_space(sizes.rule)}
     data |= {"genome": genome, "preset": "best" if repaired else "prune"}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     for override in override_lines(request.overrides):

@@ -12,12 +12,12 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts
-from moevolve.search.shrink.choosing import Sizes
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.sizes import FileSizes, file_sizes
 from moevolve.workers.export.source import export_source
+from moevolve.workers.methods.eep.edit import stock_space
 
 DEMO = ModelConfig(str(Path(__file__).parents[3] / "configs" / "demo" / "model"), device="cpu")
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
@@ -101,4 +101,4 @@ def test_a_size_that_is_too_small_names_the_smallest(tmp_path: Path, in_process:
     ],
 )
 def test_routers_are_mapped_where_a_pruned_one_is_a_smaller_one(rule: RoutingRule, space: str) -> None:
-    assert Sizes(8, rule, False, FileSizes(0, 0), FileSizes(0, 0), 0).router_space == space
+    assert stock_space(rule) == space
