@@ -53,13 +53,18 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     data: Annotated[
         Sequence[str | Path],
         Field(
-            description="File of requests, which becomes a task; repeatable. JSONL of chats, of prompts, or of prompts "
-            "with answers, or a .txt file of running text."
+            description="File of requests, which becomes a task; repeatable. JSONL or parquet of chats, of prompts, or "
+            "of prompts with answers, or a .txt file of running text."
         ),
         Flag("--data", "FILE", list[Path]),
     ] = ()
     tasks: Annotated[
         Sequence[str], Field(description="A task that there is already, by name or path; repeatable."), Flag("--task")
+    ] = ()
+    weights: Annotated[
+        Sequence[str],
+        Field(description="Weight of a task in the mean, 1 if left out, by the name of its file; repeatable."),
+        Flag("--weight", "NAME=NUMBER"),
     ] = ()
     output: Annotated[
         str | Path | None,

@@ -29,6 +29,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts
+from moevolve.search.shrink.chats import ToolChat, render_chats
 from moevolve.search.shrink.domains import read_domains, write_tasks
 from moevolve.search.shrink.timing import plan_time
 from moevolve.workers.contract.settings import ModelConfig, Originals
@@ -108,7 +109,13 @@ def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str
             held on this machine.
     """
     begun = time.monotonic()
-    domains = read_domains([Path(path) for path in request.data])
+
+    def render(chats: tuple[ToolChat, ...]) -> tuple[tuple[str, str | None], ...]:
+        # There is no task before the chats are rendered.
+        config = _parsed(_override(_base(replace(request, weights=()), ["chats"], first), request))
+        return first.call(render_chats, config, chats)
+
+    domains = read_domains([Path(path) for path in request.data], render)
     folder = files_of(request)
     path = folder / _RUN_FILE
     with _writing(folder):
@@ -160,6 +167,7 @@ def _mark(request: ShrinkRequest) -> str:
         "budget": [request.experts, request.size, request.context, request.batch],
         "data": [str(path) for path in request.data],
         "tasks": list(request.tasks),
+        "weights": list(request.weights),
         "evaluations": request.evaluations,
         "time": request.time,
         "repair": request.repair,
@@ -171,33 +179,62 @@ def _mark(request: ShrinkRequest) -> str:
 
 def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> dict[str, Any]:
     """The settings of a request's search as plain data."""
-    data: dict[str, Any] = {
-        "name": _name(folder_of(request)),
-        "seed": request.seed,
-        "model": {"path": request.model},
-        "tasks": [{"name": task} for task in tasks],
-        "genome": {"kind": "eep", "experts": 1},  # until the model's number is known
-        "window": _WINDOW,
-    }
-    resolve_paths(data, Path.cwd())
-    gpus = first.gpus(_parsed(data))
-    data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
+    data = _base(request, tasks, first)
     sizes: Sizes = first.call(sizes_of, _parsed(data))
     repaired = request.repair == "auto" or (request.repair is None and not sizes.quantised)
     experts = _experts(request, sizes, repaired)
     genome = {"kind": "eep", "experts": experts, "router_space": stock_space(sizes.rule)}
     data |= {"genome": genome, "preset": "best" if repaired else "prune"}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
-    for override in override_lines(request.overrides):
-        apply_override(data, override)
+    _override(data, request)
     room: Room = first.call(room_for, _parsed(data))
     data["model"]["originals"] = room.originals
-    if not gpus:
+    if not data["workers"]["num_gpus"]:
         cores = len(os.sched_getaffinity(0))
         count = max(1, min(_WINDOW, cores, room.workers))
         threads = max(1, cores // count)
         data["engine"] = {"threads": threads}
         data["workers"] = {"count": count, "num_cpus": threads}
+    _override(data, request)
+    return data
+
+
+def _base(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> dict[str, Any]:
+    """The settings that don't depend on what the model is like."""
+    data: dict[str, Any] = {
+        "name": _name(folder_of(request)),
+        "seed": request.seed,
+        "model": {"path": request.model},
+        "tasks": _weighted(request, tasks),
+        "genome": {"kind": "eep", "experts": 1},  # until the model's number is known
+        "window": _WINDOW,
+    }
+    resolve_paths(data, Path.cwd())
+    gpus = first.gpus(_parsed(data))
+    data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
+    return data
+
+
+def _weighted(request: ShrinkRequest, tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """The tasks with the weights that the request gives them, by name.
+
+    Raises:
+        UserError: A weight isn't NAME=NUMBER, its number isn't above 0, or there is no task of its name.
+    """
+    sections: dict[str, dict[str, Any]] = {
+        Path(task).stem if task.endswith(".yaml") else task: {"name": task} for task in tasks
+    }
+    for given in request.weights:
+        name, _, number = given.rpartition("=")
+        if re.fullmatch(r"\d+(\.\d+)?", number) is None or not float(number):
+            raise UserError(f"--weight {given}: give NAME=NUMBER, a number above 0, for example chats=2")
+        if name not in sections:
+            raise UserError(f"--weight {given}: there is no task {name!r}; there are: {', '.join(sections)}")
+        sections[name]["weight"] = float(number)
+    return list(sections.values())
+
+
+def _override(data: dict[str, Any], request: ShrinkRequest) -> dict[str, Any]:
     for override in override_lines(request.overrides):
         apply_override(data, override)
     return data
