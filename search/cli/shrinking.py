@@ -14,7 +14,7 @@ from moevolve.search.cli.output.console import exit_with_message, output, print_
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.text import memory_size, parameter_count, percent
+from moevolve.search.text import memory_size, parameter_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,13 +78,15 @@ def _print_page(found: Shrunk) -> None:
 
 def _print_checks(checks: Sequence[TaskCheck]) -> None:
     """Print what the winner's answers to held-out prompts are like, and what is beyond the limits."""
-    columns = [("held-out prompts", False), ("prompts", True), ("loops", True), ("agreement", True)]
-    columns += [("of the full score", True)]
-    rows = [
-        [check.task, str(check.prompts), str(check.loops), percent(check.agreement), percent(check.recovery)]
-        for check in checks
-    ]
-    print_table(None, columns, rows)
+    columns = [("held-out prompts", False), ("prompts", True), ("loops", True), ("JSON, calls lost", True)]
+    columns += [("agreement", True), ("perplexity", True), ("of the full score", True)]
+    print_table(None, columns, [[check.task, *check.cells] for check in checks if check.known])
+    unknown = [check.task for check in checks if not check.known]
+    if unknown:
+        output.print(f"not judged, since the full model doesn't know them: {', '.join(unknown)}", soft_wrap=True)
+    worst = min((check for check in checks if check.known), key=lambda check: check.agreement, default=None)
+    if worst is not None:
+        output.print(f"least like the full model: {worst.task}", soft_wrap=True)
     for check in checks:
         for fault in check.faults:
             output.print(f"{check.task}: the candidate {fault}", soft_wrap=True)

@@ -92,7 +92,12 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     overrides: RunSettings = ()
     store: NewStore = None
     guard_prompts: Annotated[
-        int, Field(ge=1, description="Held-out prompts of every task that the winner answers before it is exported.")
+        int,
+        Field(
+            ge=1,
+            description="Held-out prompts of every task that the winner answers before it is exported, beside a small "
+            "general set.",
+        ),
     ] = 16
     guard_tokens: Annotated[int, Field(ge=16, description="Longest of these answers, in tokens.")] = 48
     most_loops: Annotated[
@@ -103,6 +108,22 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
             description="Largest share of these answers that may repeat themselves where the full model's don't.",
         ),
     ] = 0.1
+    most_broken: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Largest share that may be lost of the answers in which the full model writes JSON or calls a "
+            "tool.",
+        ),
+    ] = 0.1
+    most_perplexity: Annotated[
+        float,
+        Field(
+            ge=1,
+            description="Largest perplexity on these prompts and their answers, as a multiple of the full model's.",
+        ),
+    ] = 3.0
     least_recovery: Annotated[
         float, Field(ge=0, description="Smallest share of the full model's score on `test` in every task.")
     ] = 0.5

@@ -17,7 +17,6 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.shrink.domains import LEAST_ROWS, read_domains, write_tasks
 from moevolve.search.shrink.forms import read_data
-from moevolve.search.shrink.guard import is_loop
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
 
@@ -240,9 +239,3 @@ def test_a_bad_file_is_named_with_its_line(content: tuple[str, str], tmp_path: P
 def test_what_is_not_read_is_refused_by_name(name: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         read_data(tmp_path / name)
-
-
-def test_a_loop_is_told_from_an_answer() -> None:
-    assert is_loop([1, 2, 3] * 8) and is_loop([*range(12), *[7] * 36])
-    assert not is_loop(list(range(48))) and not is_loop([*range(30), *range(10)])
-    assert not is_loop([5] * 8), "a short answer"
