@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +12,11 @@ from datasets.exceptions import DatasetsError
 
 from moevolve.evaluators.errors import UserError, first_line
 from moevolve.evaluators.tasks.config import Source
+from moevolve.evaluators.text_files import parse_line, read_lines
 
 Row = dict[str, Any]
+
+_RELATIVE = "; `source.files` paths are relative to the task file's folder"
 
 
 @dataclass(frozen=True)
@@ -79,37 +81,14 @@ def read_jsonl(paths: Sequence[Path]) -> Table:
     places: list[str] = []
     for path in paths:
         before = len(rows)
-        for number, line in enumerate(_read_lines(path), start=1):
+        for number, line in enumerate(read_lines(path, _RELATIVE), start=1):
             if line.strip():
-                rows.append(_parse_line(line, f"{path}:{number}"))
+                rows.append(parse_line(line, f"{path}:{number}"))
                 places.append(f"{path}:{number}")
         if len(rows) == before:
             raise UserError(f"{path}: no rows; put one JSON object on each line")
     name = ", ".join(str(path) for path in paths)
     return Table(name, _as_dataset(rows, places), tuple(places))
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        # Not splitlines(), which also splits at U+2028 and other separators that JSON strings may contain.
-        return path.read_text(encoding="utf-8-sig").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `source.files` paths are relative to the task file's folder") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text; convert the file first") from None
-    except OSError as error:
-        raise UserError(f"{path}: can't be read: {error.strerror}") from None
-
-
-def _parse_line(line: str, place: str) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: not JSON: {error.msg} at column {error.colno}") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{place}: expected a JSON object with named fields, got {type(row).__name__}")
-    return row
 
 
 def _as_dataset(rows: list[Row], places: list[str]) -> Dataset:

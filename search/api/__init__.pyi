@@ -13,10 +13,12 @@ from ._asking import open_store as open_store
 from ._asking import pause as pause
 from ._asking import profile as profile
 from ._asking import prompts as prompts
+from ._asking import recipe as recipe
 from ._asking import scale as scale
 from ._asking import searches as searches
 from ._asking import show as show
 from ._asking import stop as stop
+from ._individuals import apply as apply
 from ._individuals import as_data as as_data
 from ._individuals import export_coefficients as export_coefficients
 from ._individuals import tasks as tasks
@@ -50,6 +52,7 @@ from .search.requests.answers import Answers as Answers
 from .search.requests.answers import AskedRow as AskedRow
 from .search.requests.answers import Evaluation as Evaluation
 from .search.requests.answers import Imported as Imported
+from .search.requests.recipes import Recipe as Recipe
 from .search.running.observer import Observer as Observer
 from .search.shrink.page import ShrinkPlan as ShrinkPlan
 from .search.shrink.page import Shrunk as Shrunk

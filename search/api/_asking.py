@@ -18,6 +18,7 @@ from moevolve.search.requests.models import (
     ProfileRequest,
     PromptsRequest,
 )
+from moevolve.search.requests.recipes import RecipeRequest
 from moevolve.search.requests.record import Request, fields_of, one_line_errors
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.requests.searches import BestRequest, LineageRequest, SearchesRequest, ShowRequest
@@ -159,6 +160,7 @@ export = asks(ExportRequest)
 import_eep = asks(ImportEepRequest)
 profile = asks(ProfileRequest)
 prompts = asks(PromptsRequest)
+recipe = asks(RecipeRequest)
 searches = asks(SearchesRequest)
 best = asks(BestRequest)
 show = asks(ShowRequest)

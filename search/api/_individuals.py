@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from moevolve._asking import takes
 from moevolve.search.operations.opening import opened_reader
+from moevolve.search.requests.recipes import ApplyRequest
 
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
     from moevolve.search.requests.answers import Analysis
     from moevolve.store.reader import StoreReader
+    from moevolve.workers.contract.card import ExportReport
 
 
 def tasks() -> list[TaskConfig]:
@@ -51,6 +54,13 @@ def export_coefficients(store: str | StoreReader, individual: str, path: str | P
 
     with opened_reader(store) as opened:
         export.export_coefficients(opened, individual, Path(path))
+
+
+@takes(ApplyRequest)
+def apply(asked: ApplyRequest) -> ExportReport:
+    from moevolve.search.operations import recipes
+
+    return recipes.apply(asked)
 
 
 def as_data(record: Any) -> Any:

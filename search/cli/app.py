@@ -50,7 +50,7 @@ COMMANDS = {
     **dict.fromkeys(("plan", "compare"), "planning"),
     **dict.fromkeys(("searches", "best", "show", "lineage", "tasks"), "searches"),
     **dict.fromkeys(("evaluate", "answers"), "models"),
-    **dict.fromkeys(("export", "import_eep", "profile"), "checkpoints"),
+    **dict.fromkeys(("export", "recipe", "apply", "import_eep", "profile"), "checkpoints"),
     "plot": "sharing",
     "analyse": "models",
     **dict.fromkeys(("report", "serve"), "sharing"),

@@ -11,6 +11,7 @@ from moevolve.search.cli.output.console import exit_with_message, output, print_
 from moevolve.search.cli.output.profile import print_profile
 from moevolve.search.genomes.registry import part_names
 from moevolve.search.requests.models import ExportRequest, ImportEepRequest, ProfileRequest
+from moevolve.search.requests.recipes import ApplyRequest, RecipeRequest
 
 
 @takes(ExportRequest)
@@ -28,6 +29,11 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         print_json(report)
         return
     parts = part_names([moevolve.show(store, request.individual).search.genome_kind])
+    _print_report(report, parts)
+
+
+def _print_report(report: moevolve.ExportReport, parts: str) -> None:
+    """Print where a checkpoint is, what it is like and how it was verified; `parts` are what its layers consist of."""
     verified = f"all {report.copied} tensors are equal to the source's, byte for byte"
     if report.anew:
         verified = (
@@ -73,6 +79,27 @@ def _export_coefficients(request: ExportRequest, store: str, as_json: bool) -> N
         print_json({"file": request.directory})
     else:
         output.print(f"wrote {request.directory}")
+
+
+@takes(RecipeRequest)
+def recipe(request: RecipeRequest, store: StoreOption = DEFAULT_STORE) -> None:
+    found = moevolve.ask(store, request)
+    if request.output is None:
+        print_json(found)
+        return
+    what = "" if request.data is None else f", and its token sequences to {request.data}"
+    output.print(f"wrote the recipe of {found.individual} to {request.output}{what}", soft_wrap=True)
+    output.print(f"apply it with: moevolve apply {request.output} MODEL -o DIR", soft_wrap=True)
+
+
+@takes(ApplyRequest)
+def apply(request: ApplyRequest, as_json: JsonOption = False) -> None:
+    with exit_with_message("interrupted; nothing was written", moevolve.ExportError):
+        report = moevolve.apply(**request.arguments())
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report, "experts")
 
 
 @takes(ImportEepRequest)

@@ -165,7 +165,7 @@ def watched(run: Callable[..., T], stopped: int = STOPPED, again: str | None = N
         found = run(
             observer=moevolve.Observer(
                 begin,
-                lambda note: errors.print(f"{begun[0].name}: {note}", soft_wrap=True),
+                lambda note: errors.print(": ".join([*(each.name for each in begun), note]), soft_wrap=True),
                 # `shown` is replaced when the search begins.
                 lambda stage: shown.on_stage(stage),  # noqa: PLW0108
                 lambda progress: shown.on_progress(progress),  # noqa: PLW0108

@@ -14,7 +14,7 @@ from moevolve.search.cli.output.console import exit_with_message, output, print_
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.text import memory_size, parameter_count, percent
+from moevolve.search.text import memory_size, parameter_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +67,8 @@ def _print_page(found: Shrunk) -> None:
     print_table(f"{found.model}, kept: {best.summary}", columns, rows)
     took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
     output.print(f"took {took}", soft_wrap=True)
+    if found.timing is not None:
+        output.print(found.timing, soft_wrap=True)
     output.print(f"wrote {written.directory} ({written.form} checkpoint of {found.table.winner})", soft_wrap=True)
     output.print(how_to_load(written.directory, written.form), soft_wrap=True)
     output.print(
@@ -76,13 +78,15 @@ def _print_page(found: Shrunk) -> None:
 
 def _print_checks(checks: Sequence[TaskCheck]) -> None:
     """Print what the winner's answers to held-out prompts are like, and what is beyond the limits."""
-    columns = [("held-out prompts", False), ("prompts", True), ("loops", True), ("agreement", True)]
-    columns += [("of the full score", True)]
-    rows = [
-        [check.task, str(check.prompts), str(check.loops), percent(check.agreement), percent(check.recovery)]
-        for check in checks
-    ]
-    print_table(None, columns, rows)
+    columns = [("held-out prompts", False), ("prompts", True), ("loops", True), ("JSON, calls lost", True)]
+    columns += [("agreement", True), ("perplexity", True), ("of the full score", True)]
+    print_table(None, columns, [[check.task, *check.cells] for check in checks if check.known])
+    unknown = [check.task for check in checks if not check.known]
+    if unknown:
+        output.print(f"not judged, since the full model doesn't know them: {', '.join(unknown)}", soft_wrap=True)
+    worst = min((check for check in checks if check.known), key=lambda check: check.agreement, default=None)
+    if worst is not None:
+        output.print(f"least like the full model: {worst.task}", soft_wrap=True)
     for check in checks:
         for fault in check.faults:
             output.print(f"{check.task}: the candidate {fault}", soft_wrap=True)

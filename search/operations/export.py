@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Protocol
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.coefficients import write_coefficients
@@ -13,11 +14,12 @@ from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
 from moevolve.search.operations.subject import bound_subject, find_subject
 from moevolve.search.requests.models import ExportRequest
+from moevolve.search.requests.parameters import Device, Dtype
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.loading import load_config, packing, placed
-from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
+from moevolve.workers.contract.card import CheckpointForm, ExportCard, ExportReport, ExportScore, MtpLayers
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
@@ -28,6 +30,25 @@ _SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
 """Options that only the source form has a use for."""
 
 
+class WriteOptions(Protocol):
+    """How a checkpoint is written: fields of `ExportRequest`."""
+
+    @property
+    def directory(self) -> str | Path: ...
+    @property
+    def form(self) -> CheckpointForm | None: ...
+    @property
+    def mtp(self) -> MtpLayers | None: ...
+    @property
+    def requantise(self) -> bool: ...
+    @property
+    def pad_experts(self) -> int | None: ...
+    @property
+    def device(self) -> Device | None: ...
+    @property
+    def dtype(self) -> Dtype | None: ...
+
+
 def export(store: Store, request: ExportRequest, notes: tuple[str, ...] = ()) -> ExportReport:
     """See `ExportRequest`. The export is recorded in the store; `notes` are paragraphs of its card."""
     reference = request.individual
@@ -36,31 +57,44 @@ def export(store: Store, request: ExportRequest, notes: tuple[str, ...] = ()) ->
     subject = bound_subject(store, reference, model=request.model)
     assert subject.detail is not None
     detail = subject.detail
-    card, directory, model = replace(_card(store, detail), notes=notes), Path(request.directory), subject.config.model
-    if request.form == "source" or (request.form is None and _copied(request, model, subject.edit)):
-        if changes_weights(subject.edit) is not None:
-            model = placed(model, request.device, request.dtype)
-        else:
-            _refuse(request, "the individual is exported by copying bytes alone", "device", "dtype", "requantise")
-        mtp, multiple = request.mtp or "drop", request.pad_experts or 1
-        report = export_source(model, subject.edit, directory, card, mtp, multiple, request.requantise)
-    elif request.form == "mask":
-        _refuse(request, "a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
-        report = export_mask(model, subject.edit, directory, card)
-    else:
-        _refuse(request, "only the source form (--form source) has a use for it", *_SOURCE_ALONE)
-        placement = placed(model, request.device, request.dtype)
-        report = export_model(placement, subject.edit, directory, card, request.form)
+    report = written(subject.config.model, subject.edit, replace(_card(store, detail), notes=notes), request)
     checks = json.dumps(_source_checks(report) if report.agreement is None else asdict(report.agreement))
     store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
     return report
 
 
-def _refuse(request: ExportRequest, reason: str, *options: str) -> None:
+def written(model: ModelConfig, edit: Edit, card: ExportCard, options: WriteOptions) -> ExportReport:
+    """Write an edited model as a checkpoint.
+
+    Args:
+        model: The unedited model.
+        edit: What changes it.
+        card: Provenance for the model card.
+        options: Folder, form, and what else is asked for.
+
+    Raises:
+        UserError, ExportError: See `ExportRequest`.
+    """
+    directory = Path(options.directory)
+    if options.form == "source" or (options.form is None and _copied(options, model, edit)):
+        if changes_weights(edit) is not None:
+            model = placed(model, options.device, options.dtype)
+        else:
+            _refuse(options, "the individual is exported by copying bytes alone", "device", "dtype", "requantise")
+        mtp, multiple = options.mtp or "drop", options.pad_experts or 1
+        return export_source(model, edit, directory, card, mtp, multiple, options.requantise)
+    if options.form == "mask":
+        _refuse(options, "a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
+        return export_mask(model, edit, directory, card)
+    _refuse(options, "only the source form (--form source) has a use for it", *_SOURCE_ALONE)
+    return export_model(placed(model, options.device, options.dtype), edit, directory, card, options.form)
+
+
+def _refuse(options: WriteOptions, reason: str, *names: str) -> None:
     """Raise an error that names the first of these options that is given."""
-    for option in options:
-        if getattr(request, option) not in (None, False):
-            raise UserError(f"--{option.replace('_', '-')}: {reason}; leave it out")
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise UserError(f"--{name.replace('_', '-')}: {reason}; leave it out")
 
 
 def _source_checks(report: ExportReport) -> dict[str, float]:
@@ -68,14 +102,14 @@ def _source_checks(report: ExportReport) -> dict[str, float]:
     return counts | ({"anew": report.anew, "difference": report.difference} if report.anew else {})
 
 
-def _copied(request: ExportRequest, model: ModelConfig, edit: Edit) -> bool:
+def _copied(options: WriteOptions, model: ModelConfig, edit: Edit) -> bool:
     """Whether an export without a given form copies its tensors: of quantised checkpoints, if nothing prevents it."""
-    if request.requantise:
+    if options.requantise:
         return True
-    if request.device is not None or request.dtype is not None:
+    if options.device is not None or options.dtype is not None:
         return False
     if packing(model, load_config(model)) is None:
-        return request.mtp is not None or request.pad_experts is not None
+        return options.mtp is not None or options.pad_experts is not None
     try:
         if changes_weights(edit) is not None:
             return False
@@ -107,11 +141,6 @@ def _card(store: StoreReader, detail: IndividualDetail) -> ExportCard:
     lines = tuple(
         f"{graph.search_name}:{node.index} ({node.phase}, {node.operator}): {node.summary}" for node in nearest_first
     )
-    scores = []
-    for item in detail.evaluations:
-        if item.score is not None:
-            low, high = interval(with_outcomes(store, item))
-            scores.append(ExportScore(item.task, item.split, item.score, item.examples_seen, low, high))
     return ExportCard(
         title=detail.ref,
         base_model=detail.search.model_path,
@@ -120,5 +149,15 @@ def _card(store: StoreReader, detail: IndividualDetail) -> ExportCard:
         search_id=detail.search.id,
         individual=detail.ref,
         lineage=lines,
-        scores=tuple(scores),
+        scores=scores_of(store, detail),
     )
+
+
+def scores_of(store: StoreReader, detail: IndividualDetail) -> tuple[ExportScore, ...]:
+    """The scores of an individual with their intervals."""
+    found = []
+    for item in detail.evaluations:
+        if item.score is not None:
+            low, high = interval(with_outcomes(store, item))
+            found.append(ExportScore(item.task, item.split, item.score, item.examples_seen, low, high))
+    return tuple(found)

@@ -21,7 +21,8 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     search in the store. Giving the same request again continues it.
 
     Raises:
-        UserError: a file of requests is malformed, the model can't be had or fits in no way, or the folder is taken.
+        UserError: a file of requests is malformed, the model can't be had, fits in no way or can't be made so small,
+            or the folder is taken.
         StoreError: the store can't be opened, or the search was cancelled.
         PoolError: no worker can be started; giving the same request again continues the search.
         ExportError: the checkpoint failed its verification.
@@ -32,25 +33,53 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
         str, Field(description="The checkpoint: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")
     ]
     _: KW_ONLY
-    experts: Annotated[str, Field(description="Experts to keep in every MoE layer: a number, or a share such as 50%.")]
+    experts: Annotated[
+        str | None, Field(description="Experts to keep in every MoE layer: a number, or a share such as 50%.")
+    ] = None
+    size: Annotated[
+        str | None,
+        Field(
+            description="Instead of --experts, what the new checkpoint's weight files may take, for example 16GiB: as "
+            "many experts are kept as fit."
+        ),
+    ] = None
+    context: Annotated[
+        str | None,
+        Field(description="Count the KV cache of this many tokens, for example 32k, towards --size as well."),
+    ] = None
+    batch: Annotated[
+        int | None, Field(ge=1, description="Number of sequences of --context tokens in that cache, 1 if left out.")
+    ] = None
     data: Annotated[
         Sequence[str | Path],
         Field(
-            description="File of requests, which becomes a task; repeatable. JSONL of chats, of prompts, or of prompts "
-            "with answers, or a .txt file of running text."
+            description="File of requests, which becomes a task; repeatable. JSONL or parquet of chats, of prompts, or "
+            "of prompts with answers, or a .txt file of running text."
         ),
         Flag("--data", "FILE", list[Path]),
     ] = ()
     tasks: Annotated[
         Sequence[str], Field(description="A task that there is already, by name or path; repeatable."), Flag("--task")
     ] = ()
+    weights: Annotated[
+        Sequence[str],
+        Field(description="Weight of a task in the mean, 1 if left out, by the name of its file; repeatable."),
+        Flag("--weight", "NAME=NUMBER"),
+    ] = ()
     output: Annotated[
         str | Path | None,
-        Field(description="New folder of the checkpoint; MODEL-EXPERTS if this is left out."),
+        Field(description="New folder of the checkpoint; MODEL-EXPERTS or MODEL-SIZE if this is left out."),
         Flag("--output -o", "DIR", Path),
     ] = None
     evaluations: Annotated[
         int | None, Field(ge=4, description="Candidates to try; those of the preset if this is left out.")
+    ] = None
+    time: Annotated[
+        str | None,
+        Field(
+            description="Instead of --evaluations, the time that everything may take, for example 2h: a few candidates "
+            "are measured first, and as many tried as there is time for."
+        ),
     ] = None
     repair: Annotated[
         Literal["none", "auto"] | None,
@@ -63,7 +92,12 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     overrides: RunSettings = ()
     store: NewStore = None
     guard_prompts: Annotated[
-        int, Field(ge=1, description="Held-out prompts of every task that the winner answers before it is exported.")
+        int,
+        Field(
+            ge=1,
+            description="Held-out prompts of every task that the winner answers before it is exported, beside a small "
+            "general set.",
+        ),
     ] = 16
     guard_tokens: Annotated[int, Field(ge=16, description="Longest of these answers, in tokens.")] = 48
     most_loops: Annotated[
@@ -74,8 +108,30 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
             description="Largest share of these answers that may repeat themselves where the full model's don't.",
         ),
     ] = 0.1
+    most_broken: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Largest share that may be lost of the answers in which the full model writes JSON or calls a "
+            "tool.",
+        ),
+    ] = 0.1
+    most_perplexity: Annotated[
+        float,
+        Field(
+            ge=1,
+            description="Largest perplexity on these prompts and their answers, as a multiple of the full model's.",
+        ),
+    ] = 3.0
     least_recovery: Annotated[
         float, Field(ge=0, description="Smallest share of the full model's score on `test` in every task.")
     ] = 0.5
     force: Annotated[bool, Field(description="Export the winner even if it is beyond these limits.")] = False
-    dry_run: Annotated[bool, Field(description="Write the run and task files, and launch nothing.")] = False
+    dry_run: Annotated[
+        bool,
+        Field(
+            description="Write the run and task files, and launch nothing. With --time a few candidates are measured "
+            "all the same."
+        ),
+    ] = False

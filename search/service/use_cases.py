@@ -16,6 +16,7 @@ from moevolve.search.requests.models import (
     ProfileRequest,
     PromptsRequest,
 )
+from moevolve.search.requests.recipes import RecipeRequest
 from moevolve.search.requests.record import Request
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.requests.searches import (
@@ -81,6 +82,7 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     PromptsRequest: UseCase("moevolve.search.operations.answers:prompts"),
     AnalyseRequest: UseCase("moevolve.search.operations.analyse:analyse"),
     ExportRequest: UseCase("moevolve.search.operations.export:export", writes=True),
+    RecipeRequest: UseCase("moevolve.search.operations.recipes:recipe"),
     ImportEepRequest: UseCase("moevolve.search.operations.import_eep:import_eep", opens=True),
     ProfileRequest: UseCase("moevolve.search.operations.profile:profile", opens=True),
     PauseRequest: UseCase(f"{_STEER}:pause", "/searches/{search}/pause", writes=True),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.search.config.files import (
     apply_override,
     load_run_config,
@@ -26,16 +28,23 @@ from moevolve.search.config.files import (
 from moevolve.search.config.run import RunConfig
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
+from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts
+from moevolve.search.shrink.chats import ToolChat, render_chats
 from moevolve.search.shrink.domains import read_domains, write_tasks
-from moevolve.workers.contract.settings import Originals
-from moevolve.workers.methods.eep.edit import RouterSpace
+from moevolve.search.shrink.timing import plan_time
+from moevolve.workers.contract.settings import ModelConfig, Originals
+from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import FirstWorker
+    from moevolve.workers.export.sizes import FileSizes
+    from moevolve.workers.profiling.outline import ModelOutline
 
 _WINDOW = 4
 """Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
 _RUN_FILE = "run.yaml"
+_TIMED = "# "
+"""Begin of the run file's second line if a time was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +55,17 @@ class Sizes:
         experts: Experts per MoE layer.
         rule: How its routers choose and weight experts.
         quantised: True if the checkpoint's weights are packed.
+        source, unpacked: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own format and in plain
+            numbers of the model's dtype.
+        cache_bytes: Bytes of the KV cache per position.
     """
 
     experts: int
     rule: RoutingRule
     quantised: bool
-
-    @property
-    def router_space(self) -> RouterSpace:
-        """Space of the router mapping in which a pruned model's router is a smaller one of the same family."""
-        chosen_first = self.rule.scores == "softmax_of_chosen"  # there are no scores of all experts to map
-        return "probs" if self.rule.one_hot_folds and not chosen_first else "logits"
+    source: FileSizes
+    unpacked: FileSizes
+    cache_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,8 @@ def folder_of(request: ShrinkRequest) -> Path:
         return Path(request.output)
     model = Path(request.model)
     stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
-    return Path(f"{stem}-{request.experts.replace('%', 'pct')}")
+    budget = request.experts or request.size or "small"
+    return Path(f"{stem}-{budget.replace('%', 'pct')}")
 
 
 def files_of(request: ShrinkRequest) -> Path:
@@ -83,7 +93,7 @@ def files_of(request: ShrinkRequest) -> Path:
     return folder.with_name(f"{folder.name}.shrink")
 
 
-def run_file(request: ShrinkRequest, first: FirstWorker) -> Path:
+def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str], None]) -> Path:
     """Write the task files and the run file of a request, and return the latter.
 
     A run file that was made for the same request is kept: memory that is free now must not change a search that has
@@ -92,12 +102,20 @@ def run_file(request: ShrinkRequest, first: FirstWorker) -> Path:
     Args:
         request: The request.
         first: Calls what imports torch.
+        on_stage: Called with a line about each stage of a pilot.
 
     Raises:
         UserError: A file of requests or a task can't be read, or the model can't be had, kept so many experts of, or
             held on this machine.
     """
-    domains = read_domains([Path(path) for path in request.data])
+    begun = time.monotonic()
+
+    def render(chats: tuple[ToolChat, ...]) -> tuple[tuple[str, str | None], ...]:
+        # There is no task before the chats are rendered.
+        config = _parsed(_override(_base(replace(request, weights=()), ["chats"], first), request))
+        return first.call(render_chats, config, chats)
+
+    domains = read_domains([Path(path) for path in request.data], render)
     folder = files_of(request)
     path = folder / _RUN_FILE
     with _writing(folder):
@@ -105,9 +123,19 @@ def run_file(request: ShrinkRequest, first: FirstWorker) -> Path:
         if has_run_file(request):
             return path
     data = _settings(request, [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)], first)
+    head = _mark(request)
+    if request.time is not None:
+        plan = plan_time(request.time, _parsed(data), begun, first, on_stage)
+        data, head = _shortened(data, plan.evaluations), f"{head}{_TIMED}{plan.text}\n"
     with _writing(folder):
-        path.write_text(_mark(request) + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        path.write_text(head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return path
+
+
+def timing_of(path: Path) -> str | None:
+    """The sentence of a run file about its number of evaluations; None if no time was given for it."""
+    _, second, *_ = path.read_text(encoding="utf-8").split("\n", 2)
+    return second.removeprefix(_TIMED) if second.startswith(_TIMED) else None
 
 
 def has_run_file(request: ShrinkRequest) -> bool:
@@ -136,10 +164,12 @@ def _mark(request: ShrinkRequest) -> str:
     """First line of a run file, which tells the request that it was made for."""
     content = {
         "model": request.model,
-        "experts": request.experts,
+        "budget": [request.experts, request.size, request.context, request.batch],
         "data": [str(path) for path in request.data],
         "tasks": list(request.tasks),
+        "weights": list(request.weights),
         "evaluations": request.evaluations,
+        "time": request.time,
         "repair": request.repair,
         "seed": request.seed,
         "set": list(override_lines(request.overrides)),
@@ -149,36 +179,76 @@ def _mark(request: ShrinkRequest) -> str:
 
 def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> dict[str, Any]:
     """The settings of a request's search as plain data."""
+    data = _base(request, tasks, first)
+    sizes: Sizes = first.call(sizes_of, _parsed(data))
+    repaired = request.repair == "auto" or (request.repair is None and not sizes.quantised)
+    experts = _experts(request, sizes, repaired)
+    genome = {"kind": "eep", "experts": experts, "router_space": stock_space(sizes.rule)}
+    data |= {"genome": genome, "preset": "best" if repaired else "prune"}
+    data = data if request.evaluations is None else _shortened(data, request.evaluations)
+    _override(data, request)
+    room: Room = first.call(room_for, _parsed(data))
+    data["model"]["originals"] = room.originals
+    if not data["workers"]["num_gpus"]:
+        cores = len(os.sched_getaffinity(0))
+        count = max(1, min(_WINDOW, cores, room.workers))
+        threads = max(1, cores // count)
+        data["engine"] = {"threads": threads}
+        data["workers"] = {"count": count, "num_cpus": threads}
+    _override(data, request)
+    return data
+
+
+def _base(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> dict[str, Any]:
+    """The settings that don't depend on what the model is like."""
     data: dict[str, Any] = {
         "name": _name(folder_of(request)),
         "seed": request.seed,
         "model": {"path": request.model},
-        "tasks": [{"name": task} for task in tasks],
+        "tasks": _weighted(request, tasks),
         "genome": {"kind": "eep", "experts": 1},  # until the model's number is known
         "window": _WINDOW,
     }
     resolve_paths(data, Path.cwd())
     gpus = first.gpus(_parsed(data))
     data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
-    sizes: Sizes = first.call(sizes_of, _parsed(data))
-    experts = kept_experts(request.experts, sizes.experts, sizes.rule.groups)
-    repaired = request.repair == "auto" or (request.repair is None and not sizes.quantised)
-    genome = {"kind": "eep", "experts": experts, "router_space": sizes.router_space}
-    data |= {"genome": genome, "preset": "best" if repaired else "prune"}
-    data = data if request.evaluations is None else _shortened(data, request.evaluations)
-    for override in override_lines(request.overrides):
-        apply_override(data, override)
-    room: Room = first.call(room_for, _parsed(data))
-    data["model"]["originals"] = room.originals
-    if not gpus:
-        cores = len(os.sched_getaffinity(0))
-        count = max(1, min(_WINDOW, cores, room.workers))
-        threads = max(1, cores // count)
-        data["engine"] = {"threads": threads}
-        data["workers"] = {"count": count, "num_cpus": threads}
+    return data
+
+
+def _weighted(request: ShrinkRequest, tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """The tasks with the weights that the request gives them, by name.
+
+    Raises:
+        UserError: A weight isn't NAME=NUMBER, its number isn't above 0, or there is no task of its name.
+    """
+    sections: dict[str, dict[str, Any]] = {
+        Path(task).stem if task.endswith(".yaml") else task: {"name": task} for task in tasks
+    }
+    for given in request.weights:
+        name, _, number = given.rpartition("=")
+        if re.fullmatch(r"\d+(\.\d+)?", number) is None or not float(number):
+            raise UserError(f"--weight {given}: give NAME=NUMBER, a number above 0, for example chats=2")
+        if name not in sections:
+            raise UserError(f"--weight {given}: there is no task {name!r}; there are: {', '.join(sections)}")
+        sections[name]["weight"] = float(number)
+    return list(sections.values())
+
+
+def _override(data: dict[str, Any], request: ShrinkRequest) -> dict[str, Any]:
     for override in override_lines(request.overrides):
         apply_override(data, override)
     return data
+
+
+def _experts(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> int:
+    """The number of experts to keep per MoE layer."""
+    count, groups, budget = sizes.experts, sizes.rule.groups, budget_of(request)
+    if budget is None:
+        assert request.experts is not None
+        return kept_experts(request.experts, count, groups)
+    # What isn't changed is copied in the format that it has.
+    files = sizes.unpacked if repaired else sizes.source
+    return fitting_experts(budget, files, sizes.cache_bytes, count, groups)
 
 
 def _parsed(data: dict[str, Any]) -> RunConfig:
@@ -194,35 +264,17 @@ def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
     """Settings filled with those of their preset, with so many evaluations in all phases together."""
     data = with_preset(data, "shrink")
     *before, last = data["phases"]
-    last["evaluations"] = evaluations - sum(phase["evaluations"] for phase in before)
+    last["evaluations"] = max(1, evaluations - sum(phase["evaluations"] for phase in before))
     last["initial"] = min(last["initial"], last["evaluations"])
     return data
 
 
-def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
-    """The number of experts to keep that a number or a share stands for.
+@lru_cache(maxsize=1)
+def _outlined(model: ModelConfig) -> ModelOutline:
+    """Outline a model once for both of the following functions, which one process runs."""
+    from moevolve.workers.profiling.outline import outline_model
 
-    Args:
-        wanted: A number such as `4`, which must be possible, or a share such as `50%`, which is rounded to what is.
-        experts: Experts per MoE layer of the model.
-        groups: The model's routing groups, of which each keeps as many experts.
-
-    Raises:
-        UserError: It is neither, or out of range; the message names what is possible.
-    """
-    possible = [count for count in range(1, experts + 1) if groups.fault(count) is None]
-    numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
-    if not possible:
-        raise UserError("--experts: this model is dense, it has no experts to leave out")
-    share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", wanted)
-    if share is not None and 0 < float(share[1]) <= 100:
-        aim = float(share[1]) / 100 * experts
-        return min(possible, key=lambda count: (abs(count - aim), -count))
-    if share is None and wanted.strip().isdecimal() and int(wanted) in possible:
-        return int(wanted)
-    raise UserError(
-        f"--experts {wanted}: give a share such as 50%, or one of the numbers that this model can keep: {numbers}"
-    )
+    return outline_model(model)
 
 
 def sizes_of(config: RunConfig) -> Sizes:
@@ -232,11 +284,15 @@ def sizes_of(config: RunConfig) -> Sizes:
         UserError: The checkpoint can't be read, or its family isn't supported.
     """
     from moevolve.workers.checkpoints.loading import load_config, packing
-    from moevolve.workers.profiling.outline import outline_model
+    from moevolve.workers.export.sizes import FileSizes, file_sizes
 
     model = pinned(config.model)
-    facts = outline_model(model).facts
-    return Sizes(facts.experts, facts.rule, packing(model, load_config(model)) is not None)
+    outline = _outlined(model)
+    facts, quantised = outline.facts, packing(model, load_config(model)) is not None
+    none = FileSizes(0, 0)
+    plain = file_sizes(model, "stock") if facts.experts else none
+    source = file_sizes(model, "source") if facts.experts and quantised else plain
+    return Sizes(facts.experts, facts.rule, quantised, source, plain, outline.cache_bytes)
 
 
 def room_for(config: RunConfig) -> Room:
@@ -249,10 +305,9 @@ def room_for(config: RunConfig) -> Room:
     from moevolve.search.genomes.registry import costs_of, make_space
     from moevolve.workers.checkpoints.loading import resolve_device
     from moevolve.workers.contract.capacity import NoRoomError, check_room, free_bytes
-    from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
-    outline = outline_model(config.model)
+    outline = _outlined(config.model)
     costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
     device = resolve_device(config.model)
     on_gpu = device.type == "cuda"

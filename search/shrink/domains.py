@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,11 @@ import yaml
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS, Split
+from moevolve.search.shrink.chats import ToolChat
 from moevolve.search.shrink.forms import DataFile, DataRow, read_data
+
+Render = Callable[[tuple[ToolChat, ...]], tuple[tuple[str, str | None], ...]]
+"""Prompts and answers of chats; see `render_chats`."""
 
 _SHARES: dict[Split, float] = {"calibration": 0.25, "search": 0.35, "dev": 0.15, "test": 0.25}
 _MOST: dict[Split, int] = {"calibration": 1024, "search": 256, "dev": 192, "test": 1024}
@@ -44,15 +48,19 @@ class Domain:
     rows: Mapping[Split, Sequence[DataRow]] = field(repr=False)
 
 
-def read_domains(paths: Sequence[Path]) -> list[Domain]:
+def read_domains(paths: Sequence[Path], render: Render | None = None) -> list[Domain]:
     """Read files of requests and divide each into splits.
 
     All rows of a conversation, and equal prompts, are in one split, also of different files.
 
+    Args:
+        paths: The files.
+        render: Writes chats with tools in the model's chat template. None if there can't be any.
+
     Raises:
-        UserError: See `read_data`; or a file has too few rows, or two files have one name.
+        UserError: See `read_data` and `render_chats`; or a file has too few rows, or two files have one name.
     """
-    domains = [_domain(read_data(path)) for path in paths]
+    domains = [_domain(_rendered(read_data(path), render)) for path in paths]
     names = [domain.name for domain in domains]
     for name in names:
         if names.count(name) > 1:
@@ -75,6 +83,18 @@ def write_tasks(domains: Iterable[Domain], folder: Path) -> list[Path]:
         path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
         written.append(path)
     return written
+
+
+def _rendered(data: DataFile, render: Render | None) -> DataFile:
+    """A file whose chats with tools, if it has some, are prompts and answers."""
+    chats = tuple(row.chat for row in data.rows if row.chat is not None)
+    if not chats:
+        return data
+    assert render is not None and len(chats) == len(data.rows)
+    texts = zip(data.rows, render(chats), strict=True)
+    return replace(
+        data, rows=tuple(replace(row, prompt=prompt, answer=answer, turns=()) for row, (prompt, answer) in texts)
+    )
 
 
 def _domain(data: DataFile) -> Domain:
@@ -115,6 +135,8 @@ def _settings(data: DataFile) -> dict[str, Any]:
     if data.is_text:
         return {"prompt": "{{ prompt }}", "fitness": "agreement", "positions": "text"}
     found: dict[str, Any] = {"prompt": "{{ prompt }}"}
+    if data.rows[0].chat is not None:
+        found |= {"chat": False, "answer_prefix": ""}  # the template is part of the prompts
     if any(row.turns for row in data.rows):
         found["turns"] = "turns"
     answers = [row.answer for row in data.rows if row.answer is not None]
@@ -123,7 +145,7 @@ def _settings(data: DataFile) -> dict[str, Any]:
     found["answer"] = "{{ answer }}"
     if data.rows[0].choices:
         return found | {"choices": "choices", "fitness": "rank"}
-    if all(map(_is_short, answers)):
+    if data.rows[0].chat is None and all(map(_is_short, answers)):
         # No tokenizer makes more tokens than bytes; decoding stops sooner, when the answer is decided.
         most = max(len(answer.encode()) for answer in answers) + 1
         return found | {"fitness": "generate", "matching": {"kind": "exact"}, "max_new_tokens": most}

@@ -1,27 +1,27 @@
 """Files of requests as people have them, read as rows of one form.
 
-A line of a JSONL file is `{"prompt", "answer"?, "choices"?}`, `{"text"}`, a chat in OpenAI's form
-(`{"messages": [{"role", "content"}]}`) or in ShareGPT's (`{"conversations": [{"from", "value"}]}`). A .txt file is
-running text.
+A line of a JSONL file, or a row of a parquet file, is `{"prompt", "answer"?, "choices"?}`, `{"text"}`, a chat in
+OpenAI's form (`{"messages": [{"role", "content"}], "tools"?}`) or in ShareGPT's (`{"conversations": [{"from",
+"value"}]}`). A .txt file is running text.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, first_line
+from moevolve.evaluators.text_files import parse_line, read_lines
+from moevolve.search.shrink.chats import ToolChat, read_chat, text_of, without_nulls
 
-_LATER = {
-    ".parquet": "parquet isn't read yet; write the rows as JSONL",
+_OTHERS = {
     ".csv": "CSV isn't read; write the rows as JSONL",
     ".json": "one JSON document isn't read; write one object per line, as JSONL",
 }
-_TOOLS = ("tools", "functions", "tool_calls", "function_call", "tool_call_id")
-"""Keys of chats with tool calls."""
+_OLD_TOOLS = ("functions", "function_call")
+"""Keys of OpenAI's earlier form of tool calls."""
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -32,7 +32,8 @@ _ROLES = {
     "chatgpt": "assistant",
 }
 """Roles of both forms of chats, as chat templates call them."""
-_TOOL_ROLES = ("tool", "function", "function_call", "observation")
+_TOOL_ROLES = ("function", "function_call", "observation")
+"""Roles of tool calls in forms that aren't read."""
 
 _TEXT_CHARACTERS = 400
 """Fewest characters of a row of running text. Paragraphs are joined up to that, since single lines say little."""
@@ -48,16 +49,21 @@ class DataRow:
         choices: Closed set of answers; empty for open ones.
         turns: `(role, content)` of the turns before the prompt: at most one `system` turn, then `user` and `assistant`
             by turns.
+        chat: The conversation with its tools, if any row of its file has some. `prompt` and `answer` are then made of
+            it by the model's chat template.
     """
 
     prompt: str
     answer: str | None = None
     choices: tuple[str, ...] = ()
     turns: tuple[tuple[str, str], ...] = ()
+    chat: ToolChat | None = None
 
     @property
     def first_message(self) -> str:
         """What the conversation begins with: its first turn that isn't the system prompt."""
+        if self.chat is not None:
+            return self.chat.first_message
         return next((content for role, content in self.turns if role != "system"), self.prompt)
 
 
@@ -84,38 +90,53 @@ def read_data(path: Path) -> DataFile:
             than the rows before it. The message names file and line.
     """
     suffix = path.suffix.lower()
-    if suffix in _LATER:
-        raise UserError(f"--data {path}: {_LATER[suffix]}")
+    if suffix in _OTHERS:
+        raise UserError(f"--data {path}: {_OTHERS[suffix]}")
     if path.is_dir():
         raise UserError(f"--data {path}: a folder isn't read yet; name its files")
-    if suffix not in (".jsonl", ".txt"):
+    if suffix not in (".jsonl", ".parquet", ".txt"):
         hub = "" if path.exists() else "; data sets of the hub aren't read yet: save the rows as JSONL"
-        raise UserError(f"--data {path}: the name must end in .jsonl or .txt{hub}")
-    text = _text_of(path)
+        raise UserError(f"--data {path}: the name must end in .jsonl, .parquet or .txt{hub}")
     if suffix == ".txt":
-        return DataFile(path, True, tuple(_paragraphs(text)))
-    return DataFile(path, False, tuple(_rows(path, text)))
+        rows = list(_paragraphs(read_lines(path)))
+    else:
+        rows = list(_rows(_parquet(path) if suffix == ".parquet" else _jsonl(path)))
+    if not rows:
+        raise UserError(f"{path}: the file is empty")
+    return DataFile(path, suffix == ".txt", _of_one_kind(rows))
 
 
-def _text_of(path: Path) -> str:
+def _jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            yield f"{path}:{number}", parse_line(line, f"{path}:{number}")
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        rows = parquet.read_table(path).to_pylist()
     except FileNotFoundError:
-        raise UserError(f"--data {path}: no such file") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}:{line}: not UTF-8 text; convert the file first") from None
-    except OSError as error:
-        raise UserError(f"--data {path}: can't be read: {error.strerror}") from None
-    if not text.strip():
-        raise UserError(f"--data {path}: the file is empty")
-    return text
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: not a parquet file: {first_line(error)}") from None
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}: row {number}", without_nulls(row)
 
 
-def _paragraphs(text: str) -> Iterator[DataRow]:
+def _of_one_kind(rows: list[DataRow]) -> tuple[DataRow, ...]:
+    """The rows, all with their chats if one of them has tools, so that they are rendered alike."""
+    if any(row.chat is not None and row.chat.has_tools for row in rows):
+        return tuple(rows)
+    return tuple(replace(row, chat=None) for row in rows)
+
+
+def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
     """Rows of running text: whole paragraphs, joined up to `_TEXT_CHARACTERS`."""
     lines: list[str] = []
-    for line in (*text.split("\n"), ""):
+    for line in (*text, ""):
         if line.strip():
             lines.append(line)
             continue
@@ -130,15 +151,12 @@ def _paragraphs(text: str) -> Iterator[DataRow]:
         yield DataRow(rest)
 
 
-def _rows(path: Path, text: str) -> Iterator[DataRow]:
+def _rows(read: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[DataRow]:
+    """The rows of (place, content) of each line."""
     first: tuple[str, bool, bool] | None = None
     begun = ""
-    # Not splitlines(), which also splits at U+2028 and other separators that JSON strings may contain.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        key, row = _row(line, place)
+    for place, found in read:
+        key, row = _row(found, place)
         form = key, row.answer is not None, bool(row.choices)
         if first is None:
             first, begun = form, place
@@ -154,14 +172,8 @@ def _difference(form: tuple[str, bool, bool], first: tuple[str, bool, bool]) -> 
     return f"a row with{'' if has else 'out'} {what}, but one with{'out' if has else ''}"
 
 
-def _row(line: str, place: str) -> tuple[str, DataRow]:
+def _row(found: dict[str, Any], place: str) -> tuple[str, DataRow]:
     """The row of a line, with the key that tells its form."""
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: not JSON: {error.msg} at column {error.colno}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{place}: expected a JSON object, got {type(found).__name__}")
     key = next((key for key in _FORMS if key in found), None)
     if key is None:
         known = ", ".join(f"`{key}`" for key in _FORMS)
@@ -172,53 +184,59 @@ def _row(line: str, place: str) -> tuple[str, DataRow]:
 
 
 def _check_keys(found: Mapping[str, Any], known: set[str], place: str) -> None:
-    tools = [key for key in _TOOLS if found.get(key)]
-    if tools:
-        raise UserError(f"{place}: `{tools[0]}`: tool calls aren't read yet; leave such conversations out")
-    unknown = [key for key in found if key not in known and key not in _TOOLS]
+    unknown = [key for key in found if key not in known]
+    if any(key in _OLD_TOOLS for key in unknown):
+        raise UserError(f"{place}: `{unknown[0]}` is of an earlier form of tool calls; write `tools` and `tool_calls`")
     if unknown:
         raise UserError(f"{place}: unknown key `{unknown[0]}`; known are {', '.join(sorted(known))}")
 
 
 def _prompt(found: Mapping[str, Any], place: str) -> DataRow:
     choices = found.get("choices")
-    answer = None if found.get("answer") is None else _text(found, "answer", place)
+    answer = None if found.get("answer") is None else text_of(found, "answer", place)
     if choices is None:
-        return DataRow(_text(found, "prompt", place), answer)
+        return DataRow(text_of(found, "prompt", place), answer)
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(each, str) for each in choices):
         raise UserError(f"{place}: `choices` must be a list of two or more texts")
     if answer not in choices:
         raise UserError(f"{place}: the answer must be one of the choices, {', '.join(map(repr, choices))}")
-    return DataRow(_text(found, "prompt", place), answer, tuple(choices))
+    return DataRow(text_of(found, "prompt", place), answer, tuple(choices))
 
 
 def _plain(found: Mapping[str, Any], place: str) -> DataRow:
-    return DataRow(_text(found, "text", place))
+    return DataRow(text_of(found, "text", place))
 
 
-def _chat(list_key: str, role_key: str, text_key: str) -> Callable[[Mapping[str, Any], str], DataRow]:
-    """Make the reader of one form of chats, from the keys of its list, of a turn's role and of its content."""
+def _openai(found: Mapping[str, Any], place: str) -> DataRow:
+    """A chat in OpenAI's form. One with tools keeps its messages; others are told by their turns as well."""
+    chat = read_chat(found, place)
+    if chat.has_tools:
+        # The form of a row is told by its answer, which only the model's template can write.
+        return DataRow(chat.first_message, None if chat.answer is None else "", chat=chat)
+    return replace(_turns(found["messages"], "role", "content", place), chat=chat)
 
-    def read(found: Mapping[str, Any], place: str) -> DataRow:
-        messages = found[list_key]
-        if not isinstance(messages, list) or not messages:
-            raise UserError(f"{place}: `{list_key}` must be a list of turns")
-        turns = []
-        for number, message in enumerate(messages, start=1):
-            where = f"{place}: turn {number}"
-            if not isinstance(message, dict):
-                raise UserError(f"{where}: expected an object with `{role_key}` and `{text_key}`")
-            if message.get(role_key) in _TOOL_ROLES:
-                raise UserError(
-                    f"{where}: {message[role_key]}: tool calls aren't read yet; leave such conversations out"
-                )
-            _check_keys(message, {role_key, text_key}, where)
-            if message.get(role_key) not in _ROLES:
-                raise UserError(f"{where}: unknown `{role_key}` {message.get(role_key)!r}")
-            turns.append((_ROLES[message[role_key]], _text(message, text_key, where)))
-        return _conversation(turns, place)
 
-    return read
+def _sharegpt(found: Mapping[str, Any], place: str) -> DataRow:
+    return _turns(found["conversations"], "from", "value", place)
+
+
+def _turns(messages: Any, role_key: str, text_key: str, place: str) -> DataRow:
+    """A conversation of turns, from the keys of a turn's role and of its content."""
+    if not isinstance(messages, list) or not messages:
+        raise UserError(f"{place}: expected a list of turns")
+    turns = []
+    for number, message in enumerate(messages, start=1):
+        where = f"{place}: turn {number}"
+        if not isinstance(message, dict):
+            raise UserError(f"{where}: expected an object with `{role_key}` and `{text_key}`")
+        role = message.get(role_key)
+        if role in _TOOL_ROLES:
+            raise UserError(f"{where}: {role}: tool calls are read in OpenAI's form, `tools` and `tool_calls`")
+        _check_keys(message, {role_key, text_key}, where)
+        if role not in _ROLES:
+            raise UserError(f"{where}: unknown `{role_key}` {role!r}")
+        turns.append((_ROLES[role], text_of(message, text_key, where)))
+    return _conversation(turns, place)
 
 
 def _conversation(turns: list[tuple[str, str]], place: str) -> DataRow:
@@ -235,26 +253,10 @@ def _conversation(turns: list[tuple[str, str]], place: str) -> DataRow:
     return DataRow(prompt, answer, turns=tuple(before))
 
 
-def _text(found: Mapping[str, Any], key: str, place: str) -> str:
-    value = found.get(key)
-    if isinstance(value, list) and value and all(isinstance(part, dict) for part in value):
-        value = _joined(value, key, place)  # OpenAI's form allows parts
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{place}: `{key}` must be a text that isn't empty, got {value!r:.60}")
-    return value
-
-
-def _joined(parts: list[dict[str, Any]], key: str, place: str) -> str:
-    others = [part.get("type") for part in parts if part.get("type") != "text"]
-    if others:
-        raise UserError(f"{place}: `{key}` has a part of type {others[0]!r}; only text is read")
-    return "".join(str(part.get("text", "")) for part in parts)
-
-
 _FORMS: dict[str, tuple[Callable[[Mapping[str, Any], str], DataRow], tuple[str, ...]]] = {
     "prompt": (_prompt, ("answer", "choices")),
     "text": (_plain, ()),
-    "messages": (_chat("messages", "role", "content"), ()),
-    "conversations": (_chat("conversations", "from", "value"), ()),
+    "messages": (_openai, ("tools",)),
+    "conversations": (_sharegpt, ()),
 }
 """Reader of each form and its further keys, by the key that tells the form."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.text import percent
 from moevolve.workers.contract.card import CheckpointForm
 
 
@@ -43,20 +44,55 @@ class TaskCheck:
     """What a winner's answers to held-out prompts of one task are like; see `moevolve.search.shrink.guard`.
 
     Attributes:
-        task: Name of the task.
+        task: Name of the task, or `general` and a domain of the general set.
         prompts: Number of prompts, the first ones of `test`.
         loops: Number of answers that repeat themselves, where the full model's don't.
+        structured: Number of the full model's answers that have JSON or a tool call.
+        broken: Number of those where the winner's answer doesn't have the same.
         agreement: Overlap with the full model's predictions on these rows, in [0, 1].
+        perplexity: The winner's perplexity on these rows as a multiple of the full model's; None if it has none.
         recovery: Score on `test` as a share of the full model's; None if it isn't known.
+        known: False for a domain of the general set that the full model doesn't know itself.
         faults: What is beyond the request's limits, each as the end of a sentence about the candidate.
     """
 
     task: str
     prompts: int
     loops: int
+    structured: int
+    broken: int
     agreement: float
+    perplexity: float | None
     recovery: float | None
+    known: bool = True
     faults: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The numbers as texts of a table: prompts, loops, broken answers, agreement, perplexity and recovery."""
+        return (
+            str(self.prompts),
+            str(self.loops),
+            f"{self.broken} of {self.structured}" if self.structured else "-",
+            percent(self.agreement),
+            "-" if self.perplexity is None else f"{self.perplexity:.2f} times",
+            percent(self.recovery),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedMass:
+    """How much of one task's routing the kept experts would have, before a search has chosen them.
+
+    Attributes:
+        task: Name of the task.
+        mass: Share of the full model's routing weights on the experts that all tasks together use most, in [0, 1].
+        alone: The same for the experts that this task uses most.
+    """
+
+    task: str
+    mass: float
+    alone: float
 
 
 @dataclass(frozen=True)
@@ -66,11 +102,13 @@ class Shrunk:
     Attributes:
         model: Path or hub id of the checkpoint.
         run_file: Run file of the search.
+        timing: How the number of candidates follows from the time that was given; None if none was.
         store: URL of its store.
         table: Winner and final table of the search.
         experts_full, experts: Experts per MoE layer before and after.
         layers: Number of MoE layers.
         weight_bytes: Size of the checkpoint's weight files.
+        routing: How much of each task's routing as many experts have.
         checks: What the winner's answers are like, by task; empty without a winner.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
@@ -78,12 +116,14 @@ class Shrunk:
 
     model: str
     run_file: Path
+    timing: str | None
     store: str
     table: FinalTable = field(repr=False)
     experts_full: int
     experts: int
     layers: int
     weight_bytes: int
+    routing: tuple[RetainedMass, ...]
     checks: tuple[TaskCheck, ...]
     written: Written | None
     seconds: Mapping[str, float]

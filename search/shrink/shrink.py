@@ -17,11 +17,15 @@ from moevolve.search.requests.models import ExportRequest
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file
-from moevolve.search.shrink.guard import check_winner
-from moevolve.search.shrink.page import ShrinkPlan, Shrunk, TaskCheck, Written
+from moevolve.search.shrink.budget import Budget, budget_of
+from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file, timing_of
+from moevolve.search.shrink.guard import check_winner, checks_table
+from moevolve.search.shrink.page import RetainedMass, ShrinkPlan, Shrunk, TaskCheck, Written
+from moevolve.search.shrink.routing import retained_mass, said_of
+from moevolve.search.shrink.timing import seconds_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
+from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
 
 
@@ -31,21 +35,32 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
         refuse_server(request.store)
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data FILE, or --task NAME")
+    budget = budget_of(request)
+    if request.time is not None:
+        if request.evaluations is not None:
+            raise UserError("--time and --evaluations both set the number of candidates; give one of them")
+        seconds_of(request.time)
     _check_free(request)
     seconds: dict[str, float] = {}
     with FirstWorker() as first:
         with _timed("settings", seconds):
-            path = run_file(request, first)
+            path = run_file(request, first, observer.on_stage)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
         with opened_store(config.store if request.store is None else request.store, create=True) as store:
             _check_same(request, store, config)
+            with _timed("routing", seconds):
+                observer.on_stage("measuring the routing of every task")
+                routing = retained_mass(config, first, path.with_name("routing.json"))
+                for each in routing:
+                    observer.on_note(said_of(each))
             with _timed("search", seconds):
                 setup = set_up_new(config, None, first.call)
                 table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
             checks, written = _shipped(request, store, table, observer, seconds)
-            return _page(setup, path, store, table, checks, written, seconds)
+            _check_fits(budget, written)
+            return _page(setup, path, store, table, routing, checks, written, seconds)
 
 
 def _shipped(
@@ -62,7 +77,7 @@ def _shipped(
         return checks, None
     with _timed("export", seconds):
         observer.on_stage("exporting")
-        return checks, _export(store, table.winner, folder_of(request), faults)
+        return checks, _export(store, table.winner, folder_of(request), faults, checks)
 
 
 def _page(
@@ -70,6 +85,7 @@ def _page(
     path: Path,
     store: Store,
     table: FinalTable,
+    routing: tuple[RetainedMass, ...],
     checks: tuple[TaskCheck, ...],
     written: Written | None,
     seconds: dict[str, float],
@@ -78,12 +94,14 @@ def _page(
     return Shrunk(
         model=config.model.path,
         run_file=path,
+        timing=timing_of(path),
         store=store.url,
         table=table,
         experts_full=facts.experts,
         experts=int(config.genome.model_dump()["experts"]),
         layers=len(facts.moe_layers),
         weight_bytes=_source_bytes(config.model),
+        routing=routing,
         checks=checks,
         written=written,
         seconds=seconds,
@@ -105,6 +123,14 @@ def _check_free(request: ShrinkRequest) -> None:
         raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
 
 
+def _check_fits(budget: Budget | None, written: Written | None) -> None:
+    """Raise an error if a checkpoint is larger than was asked for, which its predicted size excludes."""
+    if budget is not None and written is not None and written.weight_bytes > budget.size:
+        raise ExportError(
+            f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
+        )
+
+
 def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -> None:
     """Refuse a search of the same name with other settings, which a changed request would have to take for its own."""
     found = next((one.search for one in store.searches() if one.search.name == config.name), None)
@@ -115,8 +141,8 @@ def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -
         )
 
 
-def _export(store: Store, winner: str, folder: Path, faults: Sequence[str]) -> Written:
-    """Export the winner, unless the folder has it already; its card tells its faults."""
+def _export(store: Store, winner: str, folder: Path, faults: Sequence[str], checks: Sequence[TaskCheck]) -> Written:
+    """Export the winner, unless the folder has it already; its card has the checks and tells its faults."""
     from moevolve.search.operations.export import export
 
     earlier = store.individual(winner).exports
@@ -124,7 +150,7 @@ def _export(store: Store, winner: str, folder: Path, faults: Sequence[str]) -> W
     if found is not None and folder.is_dir():
         return Written(folder, found.form, _weight_bytes(folder))
     notes = tuple(f"It was exported in spite of this: {fault}." for fault in faults)
-    report = export(store, ExportRequest(winner, folder), notes)
+    report = export(store, ExportRequest(winner, folder), (*notes, checks_table(checks)))
     return Written(report.directory, report.form, _weight_bytes(report.directory))
 
 

@@ -44,6 +44,15 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
+def header_room(names: Iterable[str]) -> int:
+    """Upper bound on the bytes before the data of a file with these tensors: its header, and the length of that.
+
+    Data begins at a multiple of 64 bytes.
+    """
+    room = 64 + sum(len(json.dumps(name)) + _ENTRY for name in names)
+    return -(-room // 64) * 64
+
+
 def checksum(tensor: Tensor) -> int:
     """Return the CRC-32 of a host tensor's bytes."""
     return zlib.crc32(_bytes(tensor))
@@ -130,8 +139,7 @@ class _Shard:
         self.path = path
         self.planned = planned
         self.nbytes = 0
-        room = 64 + sum(len(json.dumps(name)) + _ENTRY for name in planned)
-        self._room = -(-room // 64) * 64 - 8  # data begins at a multiple of 64 bytes
+        self._room = header_room(planned) - 8
         self._entries: dict[str, dict[str, object]] = {}
         self._late: list[tuple[str, Tensor]] = []
         self._stream: IO[bytes] | None = None

@@ -17,6 +17,7 @@ _STRICT = {"extra": "forbid"}
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+ExpertsImplementation = Literal["grouped_mm", "batched_mm", "eager"]
 Originals = Literal["device", "host", "disk"]
 """Place of the original experts; see `ModelConfig`."""
 
@@ -55,7 +56,7 @@ class ModelConfig:
     device: Device = "auto"
     device_map: str | None = None
     originals: Originals = "device"
-    experts_implementation: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm"
+    experts_implementation: ExpertsImplementation = "grouped_mm"
     attn_implementation: str = "sdpa"
     trust_remote_code: bool = False
     own_dtype: Dtype | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Turn = tuple[str, str]
 """`(role, content)`."""
+Message = Mapping[str, Any]
+"""A message or a tool in the form of OpenAI's API."""
 
 _ANSWER = "\ue000answer\ue000"
 """Placeholder for an answer in a rendered conversation. Its private characters occur in no template."""
@@ -77,11 +79,36 @@ class ChatTemplate:
         prompt, before, _ = self._around_answer(turns)
         opening = before.removeprefix(prompt) if before.startswith(prompt) else ""
         marks = opening.rstrip(" ")
-        prompt += marks
-        open_block = _OPEN_THINK_BLOCK.search(prompt)
-        if open_block is not None:
-            prompt += "\n</think>\n\n" if open_block[1] else "</think>"
-        return ChatPrompt(prompt, opening[len(marks) :])
+        return ChatPrompt(_without_thoughts(prompt + marks), opening[len(marks) :])
+
+    def conversation(
+        self, messages: Sequence[Message], tools: Sequence[Message], answer: Message | None
+    ) -> tuple[str, str | None]:
+        """Render a conversation with tool calls, whose messages are in the form of OpenAI's API.
+
+        Args:
+            messages: Messages up to the one to be answered.
+            tools: Tools that the model may call.
+            answer: The assistant's answer, which may call tools; None if there is none.
+
+        Returns:
+            The prompt, and the answer as the model writes it, without the token that ends it.
+
+        Raises:
+            UserError: The template refuses the conversation, or begins a given answer in another way than a new one.
+        """
+        prompt = self._refusing(messages, generates=True, tools=tools)
+        if answer is None:
+            return _without_thoughts(prompt), None
+        whole = self._refusing((*messages, answer), generates=False, tools=tools)
+        said = self._refusing((*messages, {"role": "assistant", "content": _ANSWER}), generates=False, tools=tools)
+        after = said.partition(_ANSWER)[2]
+        if not whole.startswith(prompt):
+            raise UserError(
+                f"engine.chat_template: {self._name} begins given answers in another way than new ones, so the tokens "
+                "of tool calls can't be told; leave conversations with tools out"
+            )
+        return _without_thoughts(prompt), whole[len(prompt) :].removesuffix(after).strip()
 
     def end_token(self) -> int | None:
         """Return the special token that the template puts after an answer; None if there is none.
@@ -107,24 +134,28 @@ class ChatTemplate:
             return turns
         (_, system), (role, first), *others = turns
         try:
-            if system.strip() in self._render(turns, generates=True):
+            messages = [{"role": role, "content": content} for role, content in turns]
+            if system.strip() in self._render(messages, generates=True):
                 return turns
         except jinja2.TemplateError:
             pass
         return ((role, f"{system}\n\n{first}"), *others)
 
     def _render_or_refuse(self, turns: Sequence[Turn], generates: bool) -> str:
+        return self._refusing([{"role": role, "content": content} for role, content in turns], generates)
+
+    def _refusing(self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = ()) -> str:
         try:
-            return self._render(turns, generates)
+            return self._render(messages, generates, tools)
         except jinja2.TemplateError as error:
             raise UserError(
                 f"engine.chat_template: {self._name} refuses the prompts: {error}; use another one, or `none`"
             ) from None
 
-    def _render(self, turns: Sequence[Turn], generates: bool) -> str:
-        messages = [{"role": role, "content": content} for role, content in turns]
+    def _render(self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = ()) -> str:
         written = self._tokenizer.apply_chat_template(
-            messages,
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
             chat_template=self._source,
             tokenize=False,
             add_generation_prompt=generates,
@@ -132,6 +163,14 @@ class ChatTemplate:
         )
         assert isinstance(written, str)
         return written
+
+
+def _without_thoughts(prompt: str) -> str:
+    """Close a thinking block that a prompt ends with."""
+    open_block = _OPEN_THINK_BLOCK.search(prompt)
+    if open_block is None:
+        return prompt
+    return prompt + ("\n</think>\n\n" if open_block[1] else "</think>")
 
 
 def _fixed_clock(date: dt.date) -> str:

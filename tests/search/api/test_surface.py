@@ -13,15 +13,15 @@ import moevolve
 
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
-    *("analyse", "answers", "as_data", "ask", "best", "cancel", "compare", "estimate", "evaluate"),
+    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "estimate", "evaluate"),
     *("export", "export_coefficients", "import_eep", "launch", "lineage", "load_comparison", "load_config", "logs"),
-    *("open_reader", "open_store", "pause", "plot", "profile", "prompts", "report", "resume", "retry", "scale"),
-    *("searches", "serve", "show", "shrink", "stop", "submit", "tasks", "write_analysis"),
+    *("open_reader", "open_store", "pause", "plot", "profile", "prompts", "recipe", "report", "resume", "retry"),
+    *("scale", "searches", "serve", "show", "shrink", "stop", "submit", "tasks", "write_analysis"),
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Entry", "Control", "Estimate"),
     *("Evaluation", "ExportReport", "Imported", "IndividualDetail", "LineageGraph", "Observer", "ProfileReport"),
-    *("Progress", "RunConfig", "Score", "SearchSummary", "FinalTable", "Store", "StoreReader", "Submitted"),
+    *("Progress", "Recipe", "RunConfig", "Score", "SearchSummary", "FinalTable", "Store", "StoreReader", "Submitted"),
     *("ShrinkPlan", "Shrunk", "TaskConfig"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}

@@ -99,7 +99,7 @@ def test_a_pilot_of_what_fails_says_so(tiny: Any, tmp_path: Path) -> None:
         return failure(request, reason="no luck")
 
     config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "tiny"))
-    with pytest.raises(UserError, match="--pilot: no individual could be evaluated"):
+    with pytest.raises(UserError, match="pilot: no individual could be evaluated"):
         run_pilot(config, estimate(config), 2, lambda setup: local_pool(setup, failing))
 
 

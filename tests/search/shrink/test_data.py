@@ -15,11 +15,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_splits
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.search.shrink.choosing import Sizes, kept_experts
 from moevolve.search.shrink.domains import LEAST_ROWS, read_domains, write_tasks
 from moevolve.search.shrink.forms import read_data
-from moevolve.search.shrink.guard import is_loop
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
 
@@ -123,6 +120,74 @@ def test_text_is_read_in_whole_paragraphs(tmp_path: Path) -> None:
     assert (split.fitness, split.positions, split.chat) == ("agreement", "text", False)
 
 
+def calling(name: str, arguments: str) -> dict[str, Any]:
+    """The assistant's message that calls a tool, as OpenAI's API returns it."""
+    call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+TOOLED = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template in the manner of Qwen's."""
+
+
+def weather(number: int) -> dict[str, Any]:
+    """A chat that calls a tool, gets its result, and calls it again."""
+    asked = {"role": "user", "content": f"And the weather in place {number}?"}
+    call, again = (calling("weather", json.dumps({"place": number, "hours": hours})) for hours in (1, 2))
+    result = {"role": "tool", "tool_call_id": "c1", "content": '{"degrees": 20}'}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    return {"messages": [asked, call, result, again], "tools": tools}
+
+
+def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
+    """Prompt and answer together are the conversation as `transformers` renders it."""
+    from moevolve.search.config.files import parse_run_config, with_preset
+    from moevolve.search.shrink.chats import render_chats
+
+    tokenizer = word_tokenizer([*WORDS, "<tool_call>"])
+    tokenizer.chat_template = TOOLED
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "mixtral"}')
+    run = {"name": "a", "model": {"path": str(tmp_path / "model")}, "tasks": [{"name": "a"}]}
+    config = parse_run_config(with_preset(run | {"genome": {"kind": "eep", "experts": 1}}, "test"), "test")
+    rows = [*(weather(n) for n in range(ROWS)), openai(0)]
+    path = written(tmp_path, "tools.jsonl", rows)
+    (task,) = write_tasks(read_domains([path], lambda chats: render_chats(config, chats)), tmp_path / "tasks")
+    splits = prepare_splits(load_task(task))
+    seen = {}
+    for split in splits.values():
+        assert (split.fitness, split.positions, split.chat) == ("agreement", "answer", False)
+        for example in split.examples:
+            found = re.search(r"place (\d+)", example.prompt)
+            seen[int(found[1]) if found else ROWS] = split.text(example), example.references[0]
+    assert len(seen) == ROWS + 1
+    for number in (0, 7, ROWS):
+        prompt, answer = seen[number]
+        row = json.loads(json.dumps(rows[number]))
+        for message in row["messages"]:
+            message["content"] = message["content"] or ""
+            for call in message.get("tool_calls", ()):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        whole = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
+        assert prompt + answer + "<|im_end|>\n" == whole
+    assert seen[7][1] == '<tool_call>\n{"name": "weather", "arguments": {"place": 7, "hours": 2}}\n</tool_call>'
+
+
+def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [openai(n) | {"tools": None} for n in range(ROWS)]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
+    lines = read_data(written(tmp_path, "chats.jsonl", [openai(n) for n in range(ROWS)]))
+    assert read_data(tmp_path / "chats.parquet").rows == lines.rows
+
+
 CHAT = {"role": "user", "content": "a"}
 BAD: dict[str, tuple[str, str]] = {
     "not JSON": ('{"prompt": "a"}\n{"prompt"', r":2: not JSON"),
@@ -136,8 +201,17 @@ BAD: dict[str, tuple[str, str]] = {
     "some answers": ('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}', r":2: a row without an answer"),
     "two questions": (json.dumps({"messages": [CHAT, CHAT]}), r":1: turns must be of user and assistant by turns"),
     "an answer alone": (json.dumps({"messages": [{"role": "assistant", "content": "a"}]}), r":1: turns must be"),
-    "tools": (json.dumps({"messages": [CHAT], "tools": [{}]}), r":1: `tools`: tool calls aren't read yet"),
-    "a tool's turn": (json.dumps({"messages": [CHAT | {"role": "tool"}]}), r":1: turn 1: tool: tool calls"),
+    "the old form": (json.dumps({"messages": [CHAT], "functions": [{}]}), r":1: `functions` is of an earlier form"),
+    "another form": (json.dumps({"conversations": [{"from": "observation", "value": "a"}]}), r"read in OpenAI's form"),
+    "a call": (
+        json.dumps({"messages": [CHAT, {"role": "assistant", "tool_calls": [{}]}]}),
+        r"turn 2: call 1: expected",
+    ),
+    "arguments": (
+        json.dumps({"messages": [CHAT, calling("look_up", "[1]")]}),
+        r":1: turn 2: call 1: `arguments` of look_up must be a JSON object",
+    ),
+    "no parquet file": ("PAR", r"bad.parquet: not a parquet file"),
     "an image": (json.dumps({"messages": [CHAT | {"content": [{"type": "image_url"}]}]}), r"part of type 'image_url'"),
     "a stranger": ('{"conversations": [{"from": "narrator", "value": "a"}]}', r":1: turn 1: unknown `from` 'narrator'"),
     "nothing": ("\n", r"the file is empty"),
@@ -147,7 +221,7 @@ BAD: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("content", BAD.values(), ids=BAD.keys())
 def test_a_bad_file_is_named_with_its_line(content: tuple[str, str], tmp_path: Path) -> None:
-    path = tmp_path / "bad.jsonl"
+    path = tmp_path / ("bad.parquet" if content[0] == "PAR" else "bad.jsonl")
     path.write_text(content[0])
     with pytest.raises(UserError, match=content[1]) as error:
         read_domains([path])
@@ -157,7 +231,7 @@ def test_a_bad_file_is_named_with_its_line(content: tuple[str, str], tmp_path: P
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("rows.parquet", "parquet isn't read yet"),
+        ("rows.csv", "CSV isn't read"),
         ("owner/data", "data sets of the hub aren't read yet"),
         ("gone.jsonl", "no such file"),
     ],
@@ -165,35 +239,3 @@ def test_a_bad_file_is_named_with_its_line(content: tuple[str, str], tmp_path: P
 def test_what_is_not_read_is_refused_by_name(name: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         read_data(tmp_path / name)
-
-
-def test_a_share_of_experts_is_rounded_to_what_the_routing_groups_allow() -> None:
-    free, grouped = RoutingGroups(), RoutingGroups(4, 2, 2)
-    assert [kept_experts(share, 8, free) for share in ("50%", "12.5 %", "1%", "100%", "3")] == [4, 1, 1, 8, 3]
-    assert [kept_experts(share, 32, grouped) for share in ("50%", "30%", "5%", "12")] == [16, 8, 8, 12]
-    for wanted, experts, groups in (("9", 8, free), ("0", 8, free), ("0%", 8, free), ("half", 8, free)):
-        with pytest.raises(UserError, match="can keep: 1 to 8"):
-            kept_experts(wanted, experts, groups)
-    with pytest.raises(UserError, match="can keep: 8, 12, 16"):
-        kept_experts("6", 16, grouped)
-    with pytest.raises(UserError, match="dense"):
-        kept_experts("50%", 0, free)
-
-
-def test_a_loop_is_told_from_an_answer() -> None:
-    assert is_loop([1, 2, 3] * 8) and is_loop([*range(12), *[7] * 36])
-    assert not is_loop(list(range(48))) and not is_loop([*range(30), *range(10)])
-    assert not is_loop([5] * 8), "a short answer"
-
-
-@pytest.mark.parametrize(
-    ("rule", "space"),
-    [
-        (RoutingRule(True), "probs"),  # Mixtral
-        (RoutingRule(False), "logits"),  # OLMoE, whose pruned routers would keep the full softmax's scale
-        (RoutingRule(True, "sigmoid"), "probs"),  # DeepSeek-V3
-        (RoutingRule(True, "softmax_of_chosen"), "logits"),  # GPT-OSS
-    ],
-)
-def test_routers_are_mapped_where_a_pruned_one_is_a_smaller_one(rule: RoutingRule, space: str) -> None:
-    assert Sizes(8, rule, quantised=False).router_space == space

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.slow
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 BLOCK = 32
-OPTIONS = ("--experts", "50%", "--evaluations", "4", "-o", "small", "--set", "engine.chat_template=none")
+GENERAL = ("questions", "code", "json", "german", "spanish")
+OPTIONS = ("--experts", "50%", "--time", "1s", "-o", "small", "--set", "engine.chat_template=none")
 
 
 def write_chats(path: Path, rows: int) -> None:
@@ -82,13 +83,24 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     assert (page["experts_full"], page["experts"], page["written"]["form"]) == (8, 4, "source")
     labels = [entry["label"] for entry in page["table"]["entries"]]
     assert labels[0] == "full model" and labels[-1] == "best found"
-    assert list(page["seconds"]) == ["settings", "search", "checks", "export"]
+    assert list(page["seconds"]) == ["settings", "routing", "search", "checks", "export"]
+    assert page["timing"].startswith("--time 1s: 4 candidates, the fewest that there can be, although they take longer")
     best = page["table"]["entries"][-1]
     assert best["parameters"] < page["table"]["parameters_full"]
     (test,) = (score for score in best["scores"] if score["split"] == "test")
     assert test["low"] <= test["score"] <= test["high"]
-    (check,) = page["checks"]
-    assert check["task"] == "chats" and 0 < check["agreement"] <= 1 and check["faults"] == []
+    (routing,) = page["routing"]
+    assert (
+        routing["task"] == "chats" and 0.5 < routing["mass"] < 1 and routing["mass"] == pytest.approx(routing["alone"])
+    )
+    check, *general = page["checks"]
+    assert [each["task"] for each in general] == [f"general {name}" for name in GENERAL]
+    assert not any(each["faults"] for each in general)
+    card = (folder / "small" / "README.md").read_text()
+    assert all(f"| {each['task']}" in card for each in page["checks"])
+    assert (
+        check["task"] == "chats" and check["perplexity"] > 0.5 and 0 < check["agreement"] <= 1 and check["faults"] == []
+    )
     source, small = (load_file(folder / name / "model.safetensors") for name in ("packed", "small"))
     assert page["written"]["weight_bytes"] == (folder / "small" / "model.safetensors").stat().st_size
     router = "model.layers.0.block_sparse_moe.gate.weight"
@@ -127,7 +139,7 @@ def test_what_is_beyond_the_limits_is_a_fault(shrunk: tuple[Path, dict[str, Any]
         record = store.search("small")
         config = load_run_config(folder / "small.shrink" / "run.yaml")
         table = build_final_table(store, record, config, store.history(record.id))
-        (check,) = check_winner(store, table, request)
+        check, *_ = check_winner(store, table, request)
     assert check.prompts == 2 and check.recovery is not None
     assert check.faults == (f"keeps {100 * check.recovery:.0f} % of the full model's score, less than 200%",)
 

@@ -23,6 +23,7 @@ from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.sizes import file_sizes
 from moevolve.workers.export.source import export_source
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
@@ -47,6 +48,10 @@ def write(
         return gguf_checkpoint(model, tiny_tokenizer, tmp_path / "made", kind, files)[0]
 
     return checkpoint
+
+
+def weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.gguf"))
 
 
 def exported(config: ModelConfig, directory: Path) -> ModelConfig:
@@ -112,6 +117,8 @@ def test_a_pruned_file_computes_what_the_search_measured(
         assert_close(logits(found, None, tokens), expected, 1e-5)
         assert (report.experts, report.active) == (4, 1)
         assert report.parameters == sum(each.numel() for each in found.model.parameters())
+        size, predicted = weight_bytes(tmp_path / how), file_sizes(config, "source").total(4)
+        assert size <= predicted <= size + 64 * len(gguf.GGUFReader(config.path).tensors) * files
     assert f"in GGUF ({', '.join(sorted({kind.name, 'F32'}))})" in (report.directory / "README.md").read_text()
 
 

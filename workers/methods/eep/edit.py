@@ -66,6 +66,12 @@ class ExpertsRecipe:
 RouterSpace = Literal["probs", "logits"]
 
 
+def stock_space(rule: RoutingRule) -> RouterSpace:
+    """Space of the router mapping in which a pruned model's router is a smaller one of the same family."""
+    chosen_first = rule.scores == "softmax_of_chosen"  # there are no scores of all experts to map
+    return "probs" if rule.one_hot_folds and not chosen_first else "logits"
+
+
 def one_hot_layers(matrices: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Tell which of `matrices` [layers, n', n] have only one-hot rows: bool [layers]."""
     ones = matrices == 1

@@ -1,0 +1,50 @@
+"""Reading text files, with errors that name file and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from moevolve.evaluators.errors import UserError
+
+
+def read_lines(path: Path, missing: str = "") -> list[str]:
+    """Read the lines of a UTF-8 file.
+
+    Args:
+        path: The file.
+        missing: What to say in addition if there is no such file.
+
+    Raises:
+        UserError: It is missing, not UTF-8, or can't be read.
+    """
+    try:
+        # Not splitlines(), which also splits at U+2028 and other separators that JSON strings may contain.
+        return path.read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file{missing}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: not UTF-8 text; convert the file first") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from None
+
+
+def parse_line(line: str, place: str) -> dict[str, Any]:
+    """Read a JSON object from a line.
+
+    Args:
+        line: The line.
+        place: `file:line`, for error messages.
+
+    Raises:
+        UserError: It isn't JSON, or no object.
+    """
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{place}: not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{place}: expected a JSON object with named fields, got {type(row).__name__}")
+    return row

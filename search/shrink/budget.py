@@ -1,0 +1,125 @@
+"""How many experts to keep: of a number or a share, or of a size that the weights and the KV cache must fit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingGroups
+from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.text import memory_size
+
+if TYPE_CHECKING:
+    from moevolve.workers.export.sizes import FileSizes
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a checkpoint and its KV cache may take.
+
+    Attributes:
+        text: The size as it was given.
+        size: Bytes of both together.
+        positions: Positions in the KV cache, of all sequences together.
+    """
+
+    text: str
+    size: int
+    positions: int
+
+
+def budget_of(request: ShrinkRequest) -> Budget | None:
+    """Read the size that a request asks for; None if it asks for a number of experts.
+
+    Raises:
+        UserError: It asks for both or neither, or a size or length isn't one.
+    """
+    if (request.experts is None) == (request.size is None):
+        raise UserError("give one of --experts (for example 50%) and --size (for example 16GiB)")
+    if request.size is None:
+        if request.context is not None or request.batch is not None:
+            raise UserError("--context and --batch: the KV cache counts towards --size, and --experts is given")
+        return None
+    if request.batch is not None and request.context is None:
+        raise UserError("--batch: say with --context how long the sequences are")
+    positions = 0 if request.context is None else _length(request.context) * (request.batch or 1)
+    return Budget(request.size, _size(request.size), positions)
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    factor = None if found is None else units.get(found[2].lower())
+    if found is None or factor is None or not float(found[1]):
+        raise UserError(f"--size {text}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
+    return int(float(found[1]) * factor)
+
+
+def _length(text: str) -> int:
+    found = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", text)
+    if found is None or not int(found[1]):
+        raise UserError(f"--context {text}: give a number of tokens, such as 4096 or 32k (of 1,024 tokens)")
+    return int(found[1]) * (1024 if found[2] else 1)
+
+
+def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
+    """The number of experts to keep that a number or a share stands for.
+
+    Args:
+        wanted: A number such as `4`, which must be possible, or a share such as `50%`, which is rounded to what is.
+        experts: Experts per MoE layer of the model.
+        groups: The model's routing groups, of which each keeps as many experts.
+
+    Raises:
+        UserError: It is neither, or out of range; the message names what is possible.
+    """
+    possible = _possible(experts, groups, "--experts")
+    numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
+    share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", wanted)
+    if share is not None and 0 < float(share[1]) <= 100:
+        aim = float(share[1]) / 100 * experts
+        return min(possible, key=lambda count: (abs(count - aim), -count))
+    if share is None and wanted.strip().isdecimal() and int(wanted) in possible:
+        return int(wanted)
+    raise UserError(
+        f"--experts {wanted}: give a share such as 50%, or one of the numbers that this model can keep: {numbers}"
+    )
+
+
+def fitting_experts(budget: Budget, sizes: FileSizes, cache: int, experts: int, groups: RoutingGroups) -> int:
+    """The largest number of kept experts with which the weight files and the KV cache fit.
+
+    Args:
+        budget: What they may take.
+        sizes: Sizes of the files.
+        cache: Bytes of the KV cache per position.
+        experts: Experts per MoE layer of the model.
+        groups: The model's routing groups, of which each keeps as many experts.
+
+    Raises:
+        UserError: The fewest experts don't fit; the message says what they take.
+    """
+    possible = _possible(experts, groups, "--size")
+    cached = cache * budget.positions
+    fitting = [count for count in possible if sizes.total(count) + cached <= budget.size]
+    if fitting:
+        return fitting[-1]
+    least = possible[0]
+    besides = f", {memory_size(cached)} of them for the KV cache" if cached else ""
+    raise UserError(
+        f"--size {budget.text}: the smallest that this model can be is {memory_size(sizes.total(least) + cached)}"
+        f"{besides}, with {least} of {experts} experts"
+    )
+
+
+def _possible(experts: int, groups: RoutingGroups, option: str) -> list[int]:
+    """Numbers of experts that a model can keep, ascending."""
+    possible = [count for count in range(1, experts + 1) if groups.fault(count) is None]
+    if not possible:
+        raise UserError(f"{option}: this model is dense, it has no experts to leave out")
+    return possible

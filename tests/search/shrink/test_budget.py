@@ -1,0 +1,104 @@
+"""Budgets: numbers of experts from shares and sizes, and sizes of checkpoints from headers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from family_samples import edit_of_kind
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
+from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.export import export_model
+from moevolve.workers.export.sizes import FileSizes, file_sizes
+from moevolve.workers.export.source import export_source
+from moevolve.workers.methods.eep.edit import stock_space
+
+DEMO = ModelConfig(str(Path(__file__).parents[3] / "configs" / "demo" / "model"), device="cpu")
+CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
+
+
+def test_a_share_of_experts_is_rounded_to_what_the_routing_groups_allow() -> None:
+    free, grouped = RoutingGroups(), RoutingGroups(4, 2, 2)
+    assert [kept_experts(share, 8, free) for share in ("50%", "12.5 %", "1%", "100%", "3")] == [4, 1, 1, 8, 3]
+    assert [kept_experts(share, 32, grouped) for share in ("50%", "30%", "5%", "12")] == [16, 8, 8, 12]
+    for wanted, experts, groups in (("9", 8, free), ("0", 8, free), ("0%", 8, free), ("half", 8, free)):
+        with pytest.raises(UserError, match="can keep: 1 to 8"):
+            kept_experts(wanted, experts, groups)
+    with pytest.raises(UserError, match="can keep: 8, 12, 16"):
+        kept_experts("6", 16, grouped)
+    with pytest.raises(UserError, match="dense"):
+        kept_experts("50%", 0, free)
+
+
+def asked(**parameters: Any) -> ShrinkRequest:
+    return ShrinkRequest("model", data=("chats.jsonl",), **parameters)
+
+
+def test_the_largest_number_of_experts_that_fits_is_kept() -> None:
+    files = FileSizes(fixed=1000, expert=100)
+    budget = budget_of(asked(size="1.5kB"))
+    assert budget is not None and (budget.size, budget.positions) == (1500, 0)
+    assert fitting_experts(budget, files, 7, 8, RoutingGroups()) == 5, "to the byte"
+    assert fitting_experts(budget, FileSizes(1001, 100), 7, 8, RoutingGroups()) == 4
+    assert fitting_experts(budget, files, 7, 8, RoutingGroups(4, 2, 1)) == 4, "a number of which each group has a part"
+    cached = budget_of(asked(size="2 GiB", context="32k", batch=8))
+    assert cached is not None and cached.positions == 8 * 32768
+    whole = FileSizes(2**30, 2**27)
+    assert [fitting_experts(cached, whole, per, 8, RoutingGroups()) for per in (0, 2048, 2049)] == [8, 4, 3]
+    with pytest.raises(UserError, match=r"--size 2 GiB: .* is 3.1 GiB, 2.0 GiB of them for the KV cache, with 1 of 8"):
+        fitting_experts(cached, whole, 8192, 8, RoutingGroups())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({}, "one of --experts .* and --size"),
+        ({"experts": "4", "size": "1GiB"}, "one of --experts .* and --size"),
+        ({"size": "16"}, "--size 16: give a number with a unit"),
+        ({"size": "0GiB"}, "--size 0GiB"),
+        ({"size": "1GiB", "context": "32m"}, "--context 32m: give a number of tokens"),
+        ({"size": "1GiB", "batch": 8}, "--batch: say with --context"),
+        ({"experts": "4", "context": "32k"}, "counts towards --size"),
+    ],
+)
+def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        budget_of(asked(**parameters))
+
+
+def test_files_are_as_large_as_predicted(tmp_path: Path) -> None:
+    edit = edit_of_kind(5, 8, "prune", retained=3)
+    export_model(DEMO, edit, tmp_path / "stock", CARD)
+    export_source(DEMO, edit, tmp_path / "source", CARD)
+    for form in ("stock", "source"):
+        written = (tmp_path / form / "model.safetensors").stat().st_size
+        predicted = file_sizes(DEMO, form).total(3)  # type: ignore[arg-type]
+        assert written <= predicted < 1.005 * written
+
+
+def test_a_size_that_is_too_small_names_the_smallest(tmp_path: Path, in_process: Any) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
+    command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run", "--size")
+    done = in_process(*command, "1MiB", cwd=tmp_path)
+    assert done.returncode == 2 and "the smallest that this model can be is 1.2 MiB, with 1 of 8" in done.stderr
+    done = in_process(*command, "3MB", cwd=tmp_path)
+    assert done.returncode == 0 and "experts: 4" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("rule", "space"),
+    [
+        (RoutingRule(True), "probs"),  # Mixtral
+        (RoutingRule(False), "logits"),  # OLMoE, whose pruned routers would keep the full softmax's scale
+        (RoutingRule(True, "sigmoid"), "probs"),  # DeepSeek-V3
+        (RoutingRule(True, "softmax_of_chosen"), "logits"),  # GPT-OSS
+    ],
+)
+def test_routers_are_mapped_where_a_pruned_one_is_a_smaller_one(rule: RoutingRule, space: str) -> None:
+    assert stock_space(rule) == space

@@ -1,0 +1,78 @@
+"""The guard: what it calls a loop, JSON or a call, and which candidates it names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.shrink.guard import checks_table, faults_of, general_set
+from moevolve.search.shrink.page import TaskCheck
+from moevolve.search.shrink.routing import retained
+from moevolve.search.shrink.structure import is_loop, structure_of
+
+REQUEST = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
+GOOD = TaskCheck("chats", prompts=16, loops=1, structured=16, broken=1, agreement=0.8, perplexity=1.6, recovery=0.9)
+
+
+def test_a_loop_is_told_from_an_answer() -> None:
+    assert is_loop([1, 2, 3] * 8) and is_loop([*range(12), *[7] * 36])
+    assert not is_loop(list(range(48))) and not is_loop([*range(30), *range(10)])
+    assert not is_loop([5] * 8), "a short answer"
+
+
+@pytest.mark.parametrize(
+    ("answer", "structure"),
+    [
+        ('{"a": 1}', "json"),
+        ('Here it is:\n```json\n["red", "green"]\n```', "json"),
+        ('<tool_call>\n{"name": "weather", "arguments": {"place": 7}}\n</tool_call>', "call"),
+        ('[{"name": "weather", "parameters": {}}]', "call"),
+        ('{"name": "Mara", "age": 31}', "json"),
+        ('{"name": "weather", "arguments": {"place": ', None),
+        ("[TOOL_CALLS] [see below", None),
+        ("a set {} of nothing", None),
+        ("no braces at all", None),
+    ],
+)
+def test_json_and_calls_are_found_in_an_answer(answer: str, structure: str | None) -> None:
+    assert structure_of(answer) == structure
+
+
+def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
+    assert faults_of(GOOD, REQUEST) == ()
+    assert faults_of(replace(GOOD, structured=0, broken=0, recovery=None), REQUEST) == ()
+    for loss, said in (
+        ({"loops": 4}, "repeats itself in 4 of 16 answers"),
+        ({"broken": 5}, "lost 5 of the full model's 16 answers with JSON or tool calls"),
+        ({"perplexity": 8.25}, "has 8.2 times the full model's perplexity, more than 3 times"),
+        ({"perplexity": None}, "far more than the full model's perplexity"),
+        ({"recovery": 0.2}, "keeps 20 % of the full model's score, less than 50%"),
+    ):
+        bad = replace(GOOD, **loss)  # type: ignore[arg-type]
+        (fault,) = faults_of(bad, REQUEST)
+        assert said in fault
+        assert faults_of(replace(bad, known=False), REQUEST) == (), "what the full model doesn't know can't be lost"
+    assert "| chats | 16 | 1 | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD])
+
+
+def test_the_general_set_has_five_domains_with_answers() -> None:
+    domains = {probe.name: probe.split for probe in general_set()}
+    assert list(domains) == ["questions", "code", "json", "german", "spanish"]
+    for name, split in domains.items():
+        assert len(split.examples) == 6 and all(example.references[0] for example in split.examples)
+        found = {structure_of(example.references[0]) for example in split.examples}
+        assert found == {"json"} if name == "json" else "call" not in found
+    assert len({split.fingerprint for split in domains.values()}) == 5
+
+
+def test_a_domain_that_shares_no_experts_keeps_the_least_mass() -> None:
+    """Two domains use experts 0 and 1, one uses 2 and 3, in both layers."""
+    shares = np.array([[[0.6, 0.4, 0, 0]] * 2, [[0.5, 0.5, 0, 0]] * 2, [[0, 0, 0.95, 0.05]] * 2])
+    code, chat, german = retained(["code", "chat", "german"], shares, np.ones(3), 2)
+    assert (code.mass, chat.mass, german.mass) == pytest.approx((0.6, 0.5, 0.95)), "experts 0 and 2"
+    assert (code.alone, german.alone) == pytest.approx((1.0, 1.0))
+    heavy = retained(["code", "chat", "german"], shares, np.array([1, 9, 1.0]), 2)
+    assert [each.mass for each in heavy] == pytest.approx([1.0, 1.0, 0.0])
