@@ -33,6 +33,7 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         verified = (
             f"{report.copied} tensors are equal to the source's, byte for byte, and {report.anew} were written anew"
             + (f", up to {report.difference:.1%} from the evaluated model's" if report.difference else "")
+            + (f" ({report.another_type})" if report.another_type else "")
         )
     if report.agreement is not None:
         verified = (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf
+from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, open_parts, stored_gguf
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
 from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file, load_config
@@ -29,9 +29,10 @@ from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.facts import ModelFacts, parameters_after
 from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export.anew import Rewritten, rewrite
+from moevolve.workers.export.anew import PackedRewriter, Rewriter, Rewritten, rewrite
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
+from moevolve.workers.export.gguf_anew import GgufRewriter
 from moevolve.workers.export.masking import check_masked, padded
 from moevolve.workers.families.base import MTP_FIELDS, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
@@ -122,10 +123,6 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
         counts = {name: fields[name] for name in MTP_FIELDS if name in fields}
         fields |= _resized(fields, config, family, facts, selection) | dict.fromkeys(counts, 0)
     if file is not None:
-        if changed is not None:
-            raise UserError(
-                f"{changed}, and changed weights can't be written into a GGUF file; export it with --form stock"
-            )
         kept, changes = kept_gguf(file, facts, selection, layers, mtp)
         check_masked(kept, selection)
         return SourceExport(folder, facts, selection, kept, settings, file, changes)
@@ -199,6 +196,7 @@ def export_source(
         copied=len(plan.kept) - anew,
         anew=anew,
         difference=found.difference,
+        another_type=found.another_type,
     )
     return finished(report, directory)
 
@@ -208,17 +206,24 @@ def _rewritten(
 ) -> tuple[SourceExport, Rewritten]:
     """Load the model, apply the edit, and write what it changes to a scratch file; see `rewrite`."""
     resident, exporter, base = ResidentModel.load(model), pruning_exporter(edit), underlying(edit)
-    settings = plan.settings["config.json"].get("quantization_config")
-    packed = None if settings is None else packed_format(str(settings["quant_method"]), settings, model.path)
-    with resident.edited(edit):
+    with scratch.open("wb") as stream, resident.edited(edit):
         blueprint = exporter.build(resident, base, "stock", scratch.parent)
-        kept, found = rewrite(resident, blueprint, plan.kept, packed, scratch, requantise)
+        rewriter: Rewriter
+        if plan.gguf is None:
+            settings = plan.settings["config.json"].get("quantization_config")
+            packed = None if settings is None else packed_format(str(settings["quant_method"]), settings, model.path)
+            rewriter = PackedRewriter(plan.kept, packed, scratch, stream, requantise)
+        else:
+            config = resident.model.config
+            names = GgufNames(ARCHITECTURES[config.model_type], config.num_hidden_layers)
+            rewriter = GgufRewriter(plan.kept, names, scratch, stream, requantise)
+        kept, found = rewrite(resident, blueprint, rewriter)
     return replace(plan, kept=kept), found
 
 
 def _note(plan: SourceExport) -> str:
     if plan.gguf is not None:
-        kinds = Counter(tensor.source.dtype for tensor in plan.kept if tensor.rows is not None)
+        kinds = Counter(tensor.dtype for tensor in plan.kept if tensor.rows is not None)
         values = f"in GGUF ({', '.join(sorted(kinds))})" if kinds else "in GGUF"
     else:
         packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
@@ -335,7 +340,7 @@ def compare_bytes(
     if written.keys() != wanted.keys():
         raise VerificationError(f"tensor {min(written.keys() ^ wanted.keys())} is either missing or not expected")
     for name, tensor in written.items():
-        same = (tensor.dtype, tensor.shape) == (wanted[name].source.dtype, wanted[name].shape)
+        same = (tensor.dtype, tensor.shape) == (wanted[name].dtype, wanted[name].shape)
         if not same or _checksum(tensor) != checksums[name]:
             raise VerificationError(f"tensor {name} in {tensor.file.name} isn't what the source has; check the disk")
 

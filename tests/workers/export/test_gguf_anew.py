@@ -1,0 +1,147 @@
+"""GGUF exports of repaired and merged individuals: what is written anew and as which type; the rest is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import pytest
+import torch
+from family_samples import edit_of_kind
+from gguf import GGMLQuantizationType as Type
+from gguf_checkpoints import SETTINGS, gguf_checkpoint
+from repair_samples import rows_of, sequences_of
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.source import export_source
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
+WIDE = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2}
+"""Sides that blocks of K-quants divide."""
+
+
+@pytest.fixture
+def write(
+    tiny_model: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> Callable[[str, Type], ModelConfig]:
+    def checkpoint(family: str, kind: Type) -> ModelConfig:
+        model = tiny_model(family, **(SETTINGS[family] | (WIDE if kind == Type.Q4_K else {})))
+        return gguf_checkpoint(model, tiny_tokenizer, tmp_path / "made", kind)[0]
+
+    return checkpoint
+
+
+def pruned(kind: Type, how: str = "prune") -> Any:
+    return edit_of_kind(2 if kind == Type.Q4_K else 3, 6, how, 4, 2, "logits")
+
+
+def repaired(base: Any, strength: Any) -> RepairedEdit:
+    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(0.1, 1.0, 10.0, 100.0))
+    return RepairedEdit(base, recipe, rows_of(sequences_of([12] * 24)))
+
+
+def stored(directory: Path) -> dict[str, tuple[str, bytes]]:
+    reader = gguf.GGUFReader(directory / "model.gguf")
+    return {each.name: (each.tensor_type.name, each.data.tobytes()) for each in reader.tensors}
+
+
+def changed(one: Path, other: Path) -> set[str]:
+    before, after = stored(one), stored(other)
+    assert before.keys() == after.keys()
+    return {name for name in before if before[name] != after[name]}
+
+
+def differences(config: ModelConfig, edit: Edit, directory: Path) -> dict[str, float]:
+    """Largest difference of the file's experts from the edited model's, by matrix."""
+    edited, found = ResidentModel.load(config), ResidentModel.load(replace(config, path=str(directory / "model.gguf")))
+    edited.apply(edit)
+    worst: dict[str, float] = {}
+    for one, other in zip(edited.layers, found.layers, strict=True):
+        for name, meant in one.expert_tensors().items():
+            read, kept = other.expert_tensors()[name].data, meant.data[:4]
+            worst[name] = max(worst.get(name, 0.0), float((read - kept).norm() / kept.norm()))
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "most"),
+    [
+        ("qwen3_moe", Type.Q8_0, 0.01),
+        ("mixtral", Type.Q5_1, 0.05),
+        ("qwen3_moe", Type.Q4_0, 0.1),
+        ("gpt_oss", Type.MXFP4, 0.2),
+        ("gpt_oss", Type.BF16, 0.005),
+    ],
+)
+def test_a_repair_writes_the_down_projections_anew(
+    family: str, kind: Type, most: float, write: Callable[[str, Type], ModelConfig], tmp_path: Path
+) -> None:
+    config, base = write(family, kind), pruned(kind)
+    export_source(config, base, tmp_path / "pruned", CARD)
+    edit = repaired(base, "ridge")
+    if kind != Type.BF16:
+        with pytest.raises(UserError, match=r"\d of blk\.\*\.ffn_down_exps\.weight would .*--requantise"):
+            export_source(config, edit, tmp_path / "refused", CARD)
+        assert not (tmp_path / "refused").exists()
+    report = export_source(config, edit, tmp_path / "out", CARD, requantise=kind != Type.BF16)
+    names = changed(tmp_path / "pruned", tmp_path / "out")
+    assert names and all(".ffn_down_exps." in name for name in names) and report.anew == len(names)
+    found = differences(config, edit, tmp_path / "out")
+    assert found.pop("gate_up_proj") == 0 and 0 < found["down_proj"] < most
+    kinds = {stored(tmp_path / "out")[name][0] for name in names if name.endswith("weight")}
+    assert kinds == {kind.name} and not report.another_type
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K])
+def test_a_factor_goes_into_the_scales(kind: Type, write: Callable[[str, Type], ModelConfig], tmp_path: Path) -> None:
+    """Two or four bytes of a block change, so that K-quants keep their type."""
+    config, base = write("qwen3_moe", kind), pruned(kind)
+    edit = repaired(base, "scalar")
+    export_source(config, base, tmp_path / "pruned", CARD)
+    export_source(config, edit, tmp_path / "out", CARD)
+    names = changed(tmp_path / "pruned", tmp_path / "out")
+    assert names and all(".ffn_down_exps." in name for name in names)
+    one, other = stored(tmp_path / "pruned"), stored(tmp_path / "out")
+    size, scales = gguf.GGML_QUANT_SIZES[kind][1], {Type.Q8_0: 2, Type.Q4_K: 4}[kind]
+    for name in names:
+        blocks = [
+            torch.frombuffer(bytearray(each[name][1]), dtype=torch.uint8).reshape(-1, size) for each in (one, other)
+        ]
+        assert one[name][0] == other[name][0] == kind.name and torch.equal(*(each[:, scales:] for each in blocks))
+    assert differences(config, edit, tmp_path / "out")["down_proj"] < 2**-8
+
+
+def test_merged_experts_are_written_anew(write: Callable[[str, Type], ModelConfig], tmp_path: Path) -> None:
+    """The last layer's are one-hot rows, so they are the source's; the router's rows are plain numbers."""
+    config, edit = write("qwen3_moe", Type.Q8_0), pruned(Type.Q8_0, "mixed")
+    report = export_source(config, edit, tmp_path / "out", CARD, requantise=True)
+    assert max(differences(config, edit, tmp_path / "out").values()) < 0.01 and report.anew
+    before, after = stored(Path(config.path).parent), stored(tmp_path / "out")
+    for matrix in ("gate", "up", "down"):
+        name = f"blk.2.ffn_{matrix}_exps.weight"
+        slab = len(before[name][1]) // 6
+        source = {before[name][1][i * slab : (i + 1) * slab] for i in range(6)}
+        assert {after[name][1][i * slab : (i + 1) * slab] for i in range(4)} <= source
+
+
+def test_what_the_library_cannot_pack_becomes_q8_0(write: Callable[[str, Type], ModelConfig], tmp_path: Path) -> None:
+    """Experts of one tensor share its type, so those that an edit leaves alone are written anew with the others."""
+    config, edit = write("qwen3_moe", Type.Q4_K), pruned(Type.Q4_K, "mixed")
+    report = export_source(config, edit, tmp_path / "out", CARD, requantise=True)
+    assert max(differences(config, edit, tmp_path / "out").values()) < 0.01
+    kinds = {name: kind for name, (kind, _) in stored(tmp_path / "out").items() if "_exps." in name}
+    assert len(kinds) == 6
+    assert all(kind == ("Q8_0" if ".0." in name else "Q4_K") for name, kind in kinds.items())
+    assert "from Q4_K to Q8_0, because the gguf library can't pack Q4_K" in report.another_type
+    assert report.another_type in (tmp_path / "out" / "README.md").read_text()
