@@ -27,7 +27,9 @@ _SCALES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0, 2)),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0, 2)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 4)),
-    "Q2_K": (80, 84), "Q3_K": (108, 110), "Q6_K": (208, 210),
+    "Q2_K": (80, 84),
+    "Q3_K": (108, 110),
+    "Q6_K": (208, 210),
 }
 """First byte and end, within a block, of the float16 numbers that all of its numbers are multiplied by.
 
