@@ -33,7 +33,6 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         verified = (
             f"{report.copied} tensors are equal to the source's, byte for byte, and {report.anew} were written anew"
             + (f", up to {report.difference:.1%} from the evaluated model's" if report.difference else "")
-            + (f" ({report.another_type})" if report.another_type else "")
         )
     if report.agreement is not None:
         verified = (
@@ -45,6 +44,8 @@ def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, {verified}",
         soft_wrap=True,
     )
+    for title, names in report.changes:
+        output.print(f"{title}: {names}", soft_wrap=True)
     if report.form == "mask":
         output.print(f"{report.directory / 'README.md'} says how to apply it", soft_wrap=True)
         return

@@ -68,6 +68,13 @@ def _source_checks(report: ExportReport) -> dict[str, float]:
     return counts | ({"anew": report.anew, "difference": report.difference} if report.anew else {})
 
 
+def needs_requantising(store: Store, individual: str) -> bool:
+    """Whether an individual changes weights of a quantised checkpoint, so that only `requantise` keeps its format."""
+    subject = bound_subject(store, individual)
+    model = subject.config.model
+    return packing(model, load_config(model)) is not None and changes_weights(subject.edit) is not None
+
+
 def _copied(request: ExportRequest, model: ModelConfig, edit: Edit) -> bool:
     """Whether an export without a given form copies its tensors: of quantised checkpoints, if nothing prevents it."""
     if request.requantise:

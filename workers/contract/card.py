@@ -160,7 +160,7 @@ class ExportReport:
         copied: In the source form, the number of tensors that were read back and found equal to the source's.
         anew: In the source form, the number of tensors that were written anew, read back and found as they were packed.
         difference: Largest difference of a tensor that was packed anew from the edited model's, relative to the latter.
-        another_type: Which tensors of a GGUF file were packed anew as another type than theirs; empty if none.
+        changes: What was written anew and how, each as a title and patterns of names; also in the model card.
     """
 
     directory: Path
@@ -173,7 +173,7 @@ class ExportReport:
     copied: int = 0
     anew: int = 0
     difference: float = 0.0
-    another_type: str = ""
+    changes: tuple[tuple[str, str], ...] = ()
 
 
 class ExportError(RuntimeError):

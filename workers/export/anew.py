@@ -60,21 +60,13 @@ class Rewritten:
                 )
             )
         if self.retyped:
-            found.append(("written as another type", self.another_type))
+            kinds = ", ".join(sorted(set(self.retyped.values())))
+            why = f"from {kinds} to {INSTEAD}, because the gguf library can't pack {kinds}"
+            found.append(("written as another type", f"{patterns(set(self.retyped))} {why}"))
         for title, names in (("factor in the scales of", self.scaled), ("new values", self.cast)):
             if names:
                 found.append((title, patterns(names)))
         return tuple(found)
-
-    @property
-    def another_type(self) -> str:
-        """Which GGUF tensors were packed as another type than theirs; empty if none."""
-        kinds = ", ".join(sorted(set(self.retyped.values())))
-        return (
-            f"{patterns(set(self.retyped))} from {kinds} to {INSTEAD}, because the gguf library can't pack {kinds}"
-            if kinds
-            else ""
-        )
 
 
 def patterns(names: set[str]) -> str:

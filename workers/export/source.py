@@ -196,7 +196,7 @@ def export_source(
         copied=len(plan.kept) - anew,
         anew=anew,
         difference=found.difference,
-        another_type=found.another_type,
+        changes=found.rows(),
     )
     return finished(report, directory)
 

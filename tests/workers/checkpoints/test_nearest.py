@@ -151,10 +151,6 @@ def decoded(kind: str, parts: Parts) -> tuple[Floats, Floats]:
     return np.take_along_axis(levels, codes.astype(np.int64)[..., None], -1)[..., 0], levels
 
 
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
 @pytest.mark.parametrize("kind", [*DECODERS, *GGUF])
 def test_numbers_are_rounded_to_the_nearest(kind: str) -> None:
     numbers = np.random.default_rng(6)
