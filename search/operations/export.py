@@ -22,7 +22,7 @@ from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.mask import export_mask
-from moevolve.workers.export.source import changes_weights, export_source, plan_source
+from moevolve.workers.export.source import SourceExport, changes_weights, export_source, plan_source
 
 _SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
 """Options that only the source form has a use for."""
@@ -37,13 +37,13 @@ def export(store: Store, request: ExportRequest, notes: tuple[str, ...] = ()) ->
     assert subject.detail is not None
     detail = subject.detail
     card, directory, model = replace(_card(store, detail), notes=notes), Path(request.directory), subject.config.model
-    if request.form == "source" or (request.form is None and _copied(request, model, subject.edit)):
+    plan = _source_plan(request, model, subject.edit)
+    if plan is not None:
         if changes_weights(subject.edit) is not None:
             model = placed(model, request.device, request.dtype)
         else:
             _refuse(request, "the individual is exported by copying bytes alone", "device", "dtype", "requantise")
-        mtp, multiple = request.mtp or "drop", request.pad_experts or 1
-        report = export_source(model, subject.edit, directory, card, mtp, multiple, request.requantise)
+        report = export_source(model, subject.edit, directory, card, requantise=request.requantise, plan=plan)
     elif request.form == "mask":
         _refuse(request, "a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
         report = export_mask(model, subject.edit, directory, card)
@@ -75,21 +75,22 @@ def needs_requantising(store: Store, individual: str) -> bool:
     return packing(model, load_config(model)) is not None and changes_weights(subject.edit) is not None
 
 
-def _copied(request: ExportRequest, model: ModelConfig, edit: Edit) -> bool:
-    """Whether an export without a given form copies its tensors: of quantised checkpoints, if nothing prevents it."""
-    if request.requantise:
-        return True
-    if request.device is not None or request.dtype is not None:
-        return False
-    if packing(model, load_config(model)) is None:
-        return request.mtp is not None or request.pad_experts is not None
+def _source_plan(request: ExportRequest, model: ModelConfig, edit: Edit) -> SourceExport | None:
+    """Plan an export that copies tensors; None for another form.
+
+    Without a given form they are copied if an option says so, and from quantised checkpoints if nothing prevents it.
+    """
+    asked = request.requantise or request.mtp is not None or request.pad_experts is not None
+    if request.form == "source" or (request.form is None and asked):
+        return plan_source(model, edit, request.mtp or "drop", request.pad_experts or 1)
+    if (request.form, request.device, request.dtype) != (None, None, None) or packing(
+        model, load_config(model)
+    ) is None:
+        return None
     try:
-        if changes_weights(edit) is not None:
-            return False
-        plan_source(model, edit)
+        return None if changes_weights(edit) is not None else plan_source(model, edit)
     except UserError:
-        return False
-    return True
+        return None
 
 
 def export_coefficients(store: StoreReader, reference: str, path: Path) -> None:

@@ -89,6 +89,35 @@ def pruning_exporter(edit: Edit) -> PruningExporter:
     return exporter
 
 
+class SourceCheckpoint:
+    """What is known about a checkpoint of experts without its weights.
+
+    Attributes:
+        folder: Its folder.
+        gguf: Its GGUF file; None for safetensors.
+        config: `transformers` config of its text model.
+        family: Its family.
+        facts: Facts about the model.
+        layers: Number of decoder layers without those for MTP.
+
+    Raises:
+        UserError: The checkpoint can't be found or read.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.facts = describe_config(meta_model(model), model)
+        self.folder, self.gguf, self.config = checkpoint_folder(model), gguf_file(model), load_config(model)
+        family = FAMILIES[self.facts.family]
+        assert isinstance(family, ExpertFamily)
+        self.family = family
+        self.layers = int(self.config.num_hidden_layers)
+
+    def pruning(self, selection: ExpertSelection, mtp: MtpLayers = "drop") -> Pruning:
+        """Choose the tensors of safetensors files that a pruned model keeps; see `Pruning`."""
+        facts, stored = self.facts, stored_tensors(self.folder)
+        return Pruning(stored, self.family, facts.moe_layers, facts.experts, self.layers, selection, mtp)
+
+
 def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multiple: int = 1) -> SourceExport:
     """Check that an edited model can be written in its checkpoint's format, and choose what to write.
 
@@ -103,7 +132,8 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
             disagree with each other or with its config.
     """
     exporter, changed = pruning_exporter(edit), changes_weights(edit)
-    facts = describe_config(meta_model(model), model)
+    source = SourceCheckpoint(model)
+    facts, folder, config, file = source.facts, source.folder, source.config, source.gguf
     if changed is not None and mtp == "prune":
         raise UserError(f"--mtp prune: {changed}, which can't be done to layers for MTP; choose drop or keep")
     if changed is not None and multiple > 1:
@@ -111,22 +141,17 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
             f"--pad-experts {multiple}: {changed}, and only an individual that leaves experts out is padded"
         )
     selection = padded(exporter.selection(underlying(edit), facts), facts.rule, multiple)
-    folder = checkpoint_folder(model)
-    family = FAMILIES[facts.family]
-    assert isinstance(family, ExpertFamily)
-    config, file = load_config(model), gguf_file(model)
-    layers = int(config.num_hidden_layers)
     settings: dict[str, Any] = {}
     if (folder / "config.json").is_file():
         settings["config.json"] = _json(folder / "config.json")
         fields = _text_fields(settings["config.json"], config)
         counts = {name: fields[name] for name in MTP_FIELDS if name in fields}
-        fields |= _resized(fields, config, family, facts, selection) | dict.fromkeys(counts, 0)
+        fields |= _resized(fields, config, source.family, facts, selection) | dict.fromkeys(counts, 0)
     if file is not None:
-        kept, changes = kept_gguf(file, facts, selection, layers, mtp)
+        kept, changes = kept_gguf(file, facts, selection, source.layers, mtp)
         check_masked(kept, selection)
         return SourceExport(folder, facts, selection, kept, settings, file, changes)
-    pruning = Pruning(stored_tensors(folder), family, facts.moe_layers, facts.experts, layers, selection, mtp)
+    pruning = source.pruning(selection, mtp)
     kept = pruning.kept()
     check_masked(kept, selection)
     if mtp != "drop" and pruning.has_mtp:
@@ -147,6 +172,7 @@ def export_source(
     mtp: MtpLayers = "drop",
     multiple: int = 1,
     requantise: bool = False,
+    plan: SourceExport | None = None,
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
@@ -161,13 +187,14 @@ def export_source(
         mtp: What becomes of layers for multi-token prediction.
         multiple: Pad the number of experts to a multiple of this; see `padded`.
         requantise: Whether quantised tensors that the edit changes are packed anew.
+        plan: Result of `plan_source` with these arguments, if there is one already.
 
     Raises:
         UserError: See `plan_source` and `rewrite`; or the directory is taken, or the disk is full.
         ExportError: A written tensor differs from the source's.
     """
     with new_checkpoint(directory, card.title) as part:
-        plan = plan_source(model, edit, mtp, multiple)
+        plan = plan or plan_source(model, edit, mtp, multiple)
         check_room(part, sum(tensor.nbytes for tensor in plan.kept))
         _copy_files(plan.folder, part)
         for name, content in plan.settings.items():

@@ -151,7 +151,7 @@ def decoded(kind: str, parts: Parts) -> tuple[Floats, Floats]:
     return np.take_along_axis(levels, codes.astype(np.int64)[..., None], -1)[..., 0], levels
 
 
-@pytest.mark.parametrize("kind", [*DECODERS, *GGUF])
+@pytest.mark.parametrize("kind", [*DECODERS, *(pytest.param(kind, id=f"gguf {kind}") for kind in GGUF)])
 def test_numbers_are_rounded_to_the_nearest(kind: str) -> None:
     numbers = np.random.default_rng(6)
     codec, parts = sample(kind, numbers)

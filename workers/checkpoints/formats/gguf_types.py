@@ -23,7 +23,7 @@ Scales of Q4_0 and Q5_0 give the largest number the code -8 or -16, so that its 
 _BLOCK = 32
 """Numbers of a row that share a scale, in all types that can be packed."""
 
-_SCALES = {
+SCALES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0, 2)),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0, 2)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 4)),
@@ -80,10 +80,10 @@ class GgufType:
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
         """See `Codec`. Types whose scales are exponents take no factor."""
-        if self.kind not in _SCALES:
+        if self.kind not in SCALES:
             return None
         (data,) = parts.values()
-        first, end = _SCALES[self.kind]
+        first, end = SCALES[self.kind]
         blocks = data.numpy().reshape(-1, self._bytes).copy()
         scales = blocks[:, first:end].copy().view(np.float16).astype(np.float64) * factor
         blocks[:, first:end] = scales.astype(np.float16).view(np.uint8)
