@@ -50,6 +50,8 @@ def _print_report(report: moevolve.ExportReport, parts: str) -> None:
         f"{report.parameters:,} parameters, {report.size_bytes / 2**20:.1f} MiB); read from its files, {verified}",
         soft_wrap=True,
     )
+    for title, names in report.changes:
+        output.print(f"{title}: {names}", soft_wrap=True)
     if report.form == "mask":
         output.print(f"{report.directory / 'README.md'} says how to apply it", soft_wrap=True)
         return

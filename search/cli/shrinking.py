@@ -70,6 +70,8 @@ def _print_page(found: Shrunk) -> None:
     if found.timing is not None:
         output.print(found.timing, soft_wrap=True)
     output.print(f"wrote {written.directory} ({written.form} checkpoint of {found.table.winner})", soft_wrap=True)
+    for title, names in written.changes:
+        output.print(f"{title}: {names}", soft_wrap=True)
     output.print(how_to_load(written.directory, written.form), soft_wrap=True)
     output.print(
         f"the search is {found.table.search} in {found.store}; its settings are in {found.run_file}", soft_wrap=True

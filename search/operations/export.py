@@ -24,7 +24,7 @@ from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.mask import export_mask
-from moevolve.workers.export.source import changes_weights, export_source, plan_source
+from moevolve.workers.export.source import SourceExport, changes_weights, export_source, plan_source
 
 _SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
 """Options that only the source form has a use for."""
@@ -76,13 +76,13 @@ def written(model: ModelConfig, edit: Edit, card: ExportCard, options: WriteOpti
         UserError, ExportError: See `ExportRequest`.
     """
     directory = Path(options.directory)
-    if options.form == "source" or (options.form is None and _copied(options, model, edit)):
+    plan = _source_plan(options, model, edit)
+    if plan is not None:
         if changes_weights(edit) is not None:
             model = placed(model, options.device, options.dtype)
         else:
             _refuse(options, "the individual is exported by copying bytes alone", "device", "dtype", "requantise")
-        mtp, multiple = options.mtp or "drop", options.pad_experts or 1
-        return export_source(model, edit, directory, card, mtp, multiple, options.requantise)
+        return export_source(model, edit, directory, card, requantise=options.requantise, plan=plan)
     if options.form == "mask":
         _refuse(options, "a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
         return export_mask(model, edit, directory, card)
@@ -102,21 +102,29 @@ def _source_checks(report: ExportReport) -> dict[str, float]:
     return counts | ({"anew": report.anew, "difference": report.difference} if report.anew else {})
 
 
-def _copied(options: WriteOptions, model: ModelConfig, edit: Edit) -> bool:
-    """Whether an export without a given form copies its tensors: of quantised checkpoints, if nothing prevents it."""
-    if options.requantise:
-        return True
-    if options.device is not None or options.dtype is not None:
-        return False
-    if packing(model, load_config(model)) is None:
-        return options.mtp is not None or options.pad_experts is not None
+def needs_requantising(store: Store, individual: str) -> bool:
+    """Whether an individual changes weights of a quantised checkpoint, so that only `requantise` keeps its format."""
+    subject = bound_subject(store, individual)
+    model = subject.config.model
+    return packing(model, load_config(model)) is not None and changes_weights(subject.edit) is not None
+
+
+def _source_plan(options: WriteOptions, model: ModelConfig, edit: Edit) -> SourceExport | None:
+    """Plan an export that copies tensors; None for another form.
+
+    Without a given form they are copied if an option says so, and from quantised checkpoints if nothing prevents it.
+    """
+    asked = options.requantise or options.mtp is not None or options.pad_experts is not None
+    if options.form == "source" or (options.form is None and asked):
+        return plan_source(model, edit, options.mtp or "drop", options.pad_experts or 1)
+    if (options.form, options.device, options.dtype) != (None, None, None) or packing(
+        model, load_config(model)
+    ) is None:
+        return None
     try:
-        if changes_weights(edit) is not None:
-            return False
-        plan_source(model, edit)
+        return None if changes_weights(edit) is not None else plan_source(model, edit)
     except UserError:
-        return False
-    return True
+        return None
 
 
 def export_coefficients(store: StoreReader, reference: str, path: Path) -> None:

@@ -32,11 +32,13 @@ class Written:
         directory: Its folder.
         form: See `CheckpointForm`.
         weight_bytes: Size of its weight files.
+        changes: See `ExportReport`; empty if an earlier command wrote it.
     """
 
     directory: Path
     form: CheckpointForm
     weight_bytes: int
+    changes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

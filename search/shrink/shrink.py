@@ -143,15 +143,23 @@ def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -
 
 def _export(store: Store, winner: str, folder: Path, faults: Sequence[str], checks: Sequence[TaskCheck]) -> Written:
     """Export the winner, unless the folder has it already; its card has the checks and tells its faults."""
-    from moevolve.search.operations.export import export
+    from moevolve.search.operations.export import export, needs_requantising
 
     earlier = store.individual(winner).exports
     found = next((one for one in earlier if Path(one.path).resolve() == folder.resolve()), None)
     if found is not None and folder.is_dir():
         return Written(folder, found.form, _weight_bytes(folder))
-    notes = tuple(f"It was exported in spite of this: {fault}." for fault in faults)
-    report = export(store, ExportRequest(winner, folder), (*notes, checks_table(checks)))
-    return Written(report.directory, report.form, _weight_bytes(report.directory))
+    notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(checks))
+    requantise = needs_requantising(store, winner)
+    try:
+        report = export(store, ExportRequest(winner, folder, requantise=requantise), notes)
+    except UserError as error:
+        if not requantise:
+            raise
+        # A result of hours in a larger form is better than none.
+        notes += (f"It isn't in the format of the base model: {error}.",)
+        report = export(store, ExportRequest(winner, folder), notes)
+    return Written(report.directory, report.form, _weight_bytes(report.directory), report.changes)
 
 
 def _source_bytes(model: ModelConfig) -> int:

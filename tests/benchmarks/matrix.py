@@ -71,7 +71,7 @@ class Collector:
         if match is None or not (report.when == "call" or report.failed):
             return
         test, row = match["test"], match["row"]
-        gguf = match["file"].endswith("test_gguf.py")
+        gguf = "test_gguf" in match["file"] or (row or "").startswith("gguf ")
         if "families" in match["file"] and test in OF_FAMILIES and row is not None:
             family = next((part for part in row.split("-") if part not in KINDS), row)
             self.families[family][OF_FAMILIES[test]].append(report.passed)
@@ -97,8 +97,11 @@ def print_table(title: str, found: dict[str, dict[str, list[bool]]], verbs: tupl
 def main() -> int:
     collector = Collector()
     files = [
-        *(CHECKPOINTS / name for name in ("test_unpacking.py", "test_gguf.py", "test_stored_experts.py")),
-        *(EXPORTS / name for name in ("test_source.py", "test_gguf.py", "test_anew.py")),
+        *(
+            CHECKPOINTS / name
+            for name in ("test_unpacking.py", "test_gguf.py", "test_stored_experts.py", "test_nearest.py")
+        ),
+        *(EXPORTS / name for name in ("test_source.py", "test_gguf.py", "test_anew.py", "test_gguf_anew.py")),
         *(IN_FAMILIES / name for name in ("test_recent_families.py", "test_family_edits.py", "test_family_loading.py")),
     ]
     wanted = " or ".join([*FORMATS, *OF_FAMILIES])

@@ -44,7 +44,7 @@ class KeptTensor:
         source: Tensor that it is copied from.
         rows: Indices along the source's first dimension, in order; None for the whole tensor.
         lead: Dimensions of size 1 that precede those of the source.
-        anew: Tensor of the same dtype and shape to copy instead, if an edit changes its values.
+        anew: Tensor of the same shape to copy instead, if an edit changes its values.
         masked: Positions, along its first dimension, of numbers that are `MASK` instead of the source's. The tensor is
             then a bias [experts] that routers add before they choose.
     """
@@ -83,7 +83,14 @@ class KeptTensor:
         return (*self.lead, *rows, *self.source.shape[1:])
 
     @property
+    def dtype(self) -> str:
+        """Dtype as the format spells it: the source's, unless a GGUF tensor changes its type."""
+        return (self.anew or self.source).dtype
+
+    @property
     def nbytes(self) -> int:
+        if self.anew is not None:
+            return self.anew.nbytes
         return self.source.nbytes if self.rows is None else self.source.nbytes // self.source.shape[0] * len(self.rows)
 
 

@@ -160,6 +160,7 @@ class ExportReport:
         copied: In the source form, the number of tensors that were read back and found equal to the source's.
         anew: In the source form, the number of tensors that were written anew, read back and found as they were packed.
         difference: Largest difference of a tensor that was packed anew from the edited model's, relative to the latter.
+        changes: What was written anew and how, each as a title and patterns of names; also in the model card.
     """
 
     directory: Path
@@ -172,6 +173,7 @@ class ExportReport:
     copied: int = 0
     anew: int = 0
     difference: float = 0.0
+    changes: tuple[tuple[str, str], ...] = ()
 
 
 class ExportError(RuntimeError):

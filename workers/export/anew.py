@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, PackedMatrix, Plain
+from moevolve.workers.checkpoints.formats.gguf_types import INSTEAD
 from moevolve.workers.checkpoints.headers import StoredTensor
 from moevolve.workers.checkpoints.pruning import KeptTensor, is_mtp_stem
 from moevolve.workers.checkpoints.shards import read_tensor
@@ -37,6 +38,7 @@ class Rewritten:
     Attributes:
         packed, scaled, cast: Names of tensors that were packed in their format, of those whose scales took a factor,
             and of those that were stored as they are in the tensor's dtype.
+        retyped: Former type of GGUF tensors that were packed as another one, by name.
         difference: Largest difference between a tensor that was packed and the edited model's, relative to the latter,
             both as the root of the sum of squares.
     """
@@ -44,6 +46,7 @@ class Rewritten:
     packed: set[str] = field(default_factory=set)
     scaled: set[str] = field(default_factory=set)
     cast: set[str] = field(default_factory=set)
+    retyped: dict[str, str] = field(default_factory=dict)
     difference: float = 0.0
 
     def rows(self) -> tuple[tuple[str, str], ...]:
@@ -56,6 +59,10 @@ class Rewritten:
                     f"{patterns(self.packed)}; up to {self.difference:.1%} from the weights that were evaluated",
                 )
             )
+        if self.retyped:
+            kinds = ", ".join(sorted(set(self.retyped.values())))
+            why = f"from {kinds} to {INSTEAD}, because the gguf library can't pack {kinds}"
+            found.append(("written as another type", f"{patterns(set(self.retyped))} {why}"))
         for title, names in (("factor in the scales of", self.scaled), ("new values", self.cast)):
             if names:
                 found.append((title, patterns(names)))
@@ -70,23 +77,13 @@ def patterns(names: set[str]) -> str:
     return ", ".join(f"{count} of {pattern}" for pattern, count in sorted(counts.items()))
 
 
-def rewrite(
-    resident: Resident,
-    blueprint: Blueprint,
-    kept: Sequence[KeptTensor],
-    packed: PackedFormat | None,
-    scratch: Path,
-    requantise: bool,
-) -> tuple[list[KeptTensor], Rewritten]:
+def rewrite(resident: Resident, blueprint: Blueprint, rewriter: Rewriter) -> tuple[list[KeptTensor], Rewritten]:
     """Write the tensors that an edit changes to a scratch file.
 
     Args:
         resident: Resident model with the edit applied.
         blueprint: Its stock checkpoint.
-        kept: Tensors of the export.
-        packed: Format of quantised tensors; None if there are none.
-        scratch: File to write to.
-        requantise: Whether quantised tensors may be packed anew.
+        rewriter: Rewriter of the source's format.
 
     Returns:
         The tensors of the export, of which changed ones are read from the scratch file, and a summary.
@@ -96,72 +93,80 @@ def rewrite(
             isn't in the source under the name that `transformers` gives.
         VerificationError: Unpacked numbers are further from the edited model's than rounding explains.
     """
-    with scratch.open("wb") as stream:
-        writer = _Writer(kept, packed, scratch, stream, requantise)
-        names, prefix = SavedNames(blueprint.model), layers_prefix(blueprint.model)
-        experts = experts_prefix(blueprint.model)
-        for layer in resident.layers:
-            family = layer.family
-            changeable = experts, f"{family.block}.{family.router}.", f"{family.block}.{family.correction}"
-            for name, tensor in blueprint.layer(layer.index):
-                if name.startswith(changeable):
-                    for saved, values in names.saved(f"{prefix}{layer.index}.{name}", tensor).items():
-                        writer.write(saved, values.detach().cpu(), required=name.startswith(experts))
-    found = writer.found
-    if found.packed and not requantise:
+    names, prefix = SavedNames(blueprint.model), layers_prefix(blueprint.model)
+    experts = experts_prefix(blueprint.model)
+    for layer in resident.layers:
+        family = layer.family
+        changeable = experts, f"{family.block}.{family.router}.", f"{family.block}.{family.correction}"
+        for name, tensor in blueprint.layer(layer.index):
+            if name.startswith(changeable):
+                for saved, values in names.saved(f"{prefix}{layer.index}.{name}", tensor).items():
+                    rewriter.write(saved, values.detach().cpu(), required=name.startswith(experts))
+        rewriter.finish_layer()
+    found = rewriter.found
+    if found.packed and not rewriter.requantise:
         raise UserError(
             f"the individual changes weights that the source has quantised, and {patterns(found.packed)} would have to "
             "be written anew; add --requantise, or export it with --form stock"
         )
-    return [replace(each, anew=writer.anew.get(each.name)) for each in kept], found
+    return [replace(each, anew=rewriter.anew.get(name)) for name, each in rewriter.kept.items()], found
 
 
-class _Writer:
-    """Compares tensors with the source's, and appends what differs to a file."""
+class Rewriter:
+    """Compares tensors with the source's, and appends what differs to a file.
 
-    def __init__(
-        self, kept: Sequence[KeptTensor], packed: PackedFormat | None, file: Path, stream: IO[bytes], requantise: bool
-    ) -> None:
-        self._kept = {each.name: each for each in kept}
-        matrices = [] if packed is None else list(packed.matrices(self._kept.keys()))
-        used = {part for matrix in matrices for part in matrix.parts.values()}
-        plain = Plain()
-        matrices += [PackedMatrix(name, {"": name}, plain) for name in self._kept if name not in used]
-        # Checkpoints with images and the like have the text model's layers under a longer name than its class.
-        self._matrices = {place: matrix for matrix in matrices for place in _places(matrix.name)}
-        self._file, self._stream, self._requantise = file, stream, requantise
+    Attributes:
+        kept: Tensors of the export by name.
+        requantise: Whether quantised tensors may be packed anew.
+        anew: What was written, by name.
+        found: Summary of it.
+    """
+
+    def __init__(self, kept: Sequence[KeptTensor], file: Path, stream: IO[bytes], requantise: bool) -> None:
+        self.kept = {each.name: each for each in kept}
+        self.requantise = requantise
         self.anew: dict[str, StoredTensor] = {}
         self.found = Rewritten()
+        self._file, self._stream = file, stream
 
     def write(self, name: str, values: Tensor, required: bool) -> None:
-        matrix = next((self._matrices[place] for place in _places(name) if place in self._matrices), None)
-        if matrix is None:
-            if required:
-                raise UserError(
-                    f"tensor {name} isn't in the checkpoint's files under this name; export the individual with "
-                    "--form stock"
-                )
-            return
-        parts = {last: _read(self._kept[part]) for last, part in matrix.parts.items()}
-        changed = dict(parts)
-        fused = values.ndim == 3
-        for unit in [slice(i, i + 1) for i in range(len(values))] if fused else [slice(None)]:
-            before = {last: part[unit] if fused else part for last, part in parts.items()}
-            after = self._changed(matrix, before, values[unit])
-            for last, part in after.items():
-                if fused:
-                    if changed[last] is parts[last]:
-                        changed[last] = parts[last].clone()
-                    changed[last][unit] = part
-                else:
-                    changed[last] = part
-        for last, part in changed.items():
-            if part is not parts[last] and not torch.equal(_raw(part), _raw(parts[last])):
-                self._append(matrix.parts[last], part, parts[last])
+        """Write a tensor if it isn't what the source has.
 
-    def _changed(self, matrix: PackedMatrix, parts: Mapping[str, Tensor], values: Tensor) -> dict[str, Tensor]:
-        """Return the parts of a matrix with other values; empty if it has these already."""
-        codec, before = matrix.codec, matrix.codec.unpack(parts, values.dtype)
+        Args:
+            name: Its name in an unquantised checkpoint.
+            values: Its values in the edited model, on the host.
+            required: Whether the source must have the tensor.
+
+        Raises:
+            UserError: The source doesn't have it.
+            VerificationError: See `rewrite`.
+        """
+        raise NotImplementedError
+
+    def finish_layer(self) -> None:
+        """Write what was put off until all tensors of a layer are known."""
+
+    def miss(self, name: str, required: bool) -> None:
+        """Raise an error if the source must have a tensor."""
+        if required:
+            raise UserError(
+                f"tensor {name} isn't in the checkpoint's files under this name; export the individual with "
+                "--form stock"
+            )
+
+    def changed(
+        self, name: str, codec: Codec, parts: Mapping[str, Tensor], values: Tensor, target: Codec | None = None
+    ) -> dict[str, Tensor]:
+        """Return the parts of a matrix with other values; empty if it has these already or they may not be packed.
+
+        Args:
+            name: Name of the matrix, for the summary and messages.
+            codec: Codec of the matrix.
+            parts: Its parts in the source.
+            values: Other values.
+            target: Codec to pack with, if that is another one.
+        """
+        before = codec.unpack(parts, values.dtype)
         if torch.equal(before, values):
             return {}
         factor = None if codec.plain else _factor(before, values)
@@ -169,13 +174,13 @@ class _Writer:
         if scaled is not None:
             found = codec.unpack(scaled, torch.float32)
             if bool(((found - values.float()).abs() <= _FACTOR_ERROR * values.float().abs()).all()):
-                self.found.scaled.add(matrix.name)
+                self.found.scaled.add(name)
                 return scaled
         if codec.plain:
-            self.found.cast.add(matrix.name)
+            self.found.cast.add(name)
             return codec.pack(values, parts)
-        self.found.packed.add(matrix.name)
-        return self._packed(matrix.name, codec, parts, values) if self._requantise else {}
+        self.found.packed.add(name)
+        return self._packed(name, target or codec, parts, values) if self.requantise else {}
 
     def _packed(self, name: str, codec: Codec, parts: Mapping[str, Tensor], values: Tensor) -> dict[str, Tensor]:
         packed = codec.pack(values, parts)
@@ -186,13 +191,64 @@ class _Writer:
         self.found.difference = max(self.found.difference, difference)
         return packed
 
-    def _append(self, name: str, part: Tensor, like: Tensor) -> None:
+    def append(self, name: str, data: Iterable[bytes], dtype: str) -> None:
+        """Append the bytes of a tensor to the file."""
+        start = self._stream.tell()
+        for each in data:
+            self._stream.write(each)
+        shape = self.kept[name].shape
+        self.anew[name] = StoredTensor(name, self._file, dtype, shape, start, self._stream.tell() - start)
+
+
+class PackedRewriter(Rewriter):
+    """See `Rewriter`: the tensors of safetensors files.
+
+    Args:
+        kept: Tensors of the export.
+        packed: Format of quantised tensors; None if there are none.
+        file: Scratch file.
+        stream: The same, opened for writing.
+        requantise: Whether quantised tensors may be packed anew.
+    """
+
+    def __init__(
+        self, kept: Sequence[KeptTensor], packed: PackedFormat | None, file: Path, stream: IO[bytes], requantise: bool
+    ) -> None:
+        super().__init__(kept, file, stream, requantise)
+        matrices = [] if packed is None else list(packed.matrices(self.kept.keys()))
+        used = {part for matrix in matrices for part in matrix.parts.values()}
+        plain = Plain()
+        matrices += [PackedMatrix(name, {"": name}, plain) for name in self.kept if name not in used]
+        # Checkpoints with images and the like have the text model's layers under a longer name than its class.
+        self._matrices = {place: matrix for matrix in matrices for place in _places(matrix.name)}
+
+    def write(self, name: str, values: Tensor, required: bool) -> None:
+        """See `Rewriter`."""
+        matrix = next((self._matrices[place] for place in _places(name) if place in self._matrices), None)
+        if matrix is None:
+            self.miss(name, required)
+            return
+        parts = {last: _read(self.kept[part]) for last, part in matrix.parts.items()}
+        changed = dict(parts)
+        fused = values.ndim == 3
+        for unit in [slice(i, i + 1) for i in range(len(values))] if fused else [slice(None)]:
+            before = {last: part[unit] if fused else part for last, part in parts.items()}
+            after = self.changed(matrix.name, matrix.codec, before, values[unit])
+            for last, part in after.items():
+                if fused:
+                    if changed[last] is parts[last]:
+                        changed[last] = parts[last].clone()
+                    changed[last][unit] = part
+                else:
+                    changed[last] = part
+        for last, part in changed.items():
+            if part is not parts[last] and not torch.equal(_raw(part), _raw(parts[last])):
+                self._append_part(matrix.parts[last], part, parts[last])
+
+    def _append_part(self, name: str, part: Tensor, like: Tensor) -> None:
         if (part.dtype, part.shape) != (like.dtype, like.shape):
             raise ValueError(f"tensor {name} was packed as {part.dtype} {list(part.shape)}")
-        data = _raw(part).numpy().tobytes()
-        kept = self._kept[name]
-        self.anew[name] = StoredTensor(name, self._file, kept.source.dtype, kept.shape, self._stream.tell(), len(data))
-        self._stream.write(data)
+        self.append(name, [_raw(part).numpy().tobytes()], self.kept[name].source.dtype)
 
 
 def _places(name: str) -> Iterator[str]:

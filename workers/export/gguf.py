@@ -112,12 +112,10 @@ def _write_file(
         kind, value = field.types[0], changes.get(field.name, field.contents())
         writer.add_key_value(field.name, value, kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
     writer.data_alignment = reader.alignment
-    arrays = {each.name: each.data for each in reader.tensors}
     for tensor in tensors:
-        array = arrays[tensor.source.name]
-        shape = array.shape if tensor.rows is None else (len(tensor.rows), *array.shape[1:])
-        stored_as = GGMLQuantizationType[tensor.source.dtype]
-        writer.add_tensor_info(tensor.name, shape, array.dtype, tensor.nbytes, stored_as)
+        # With a type given, the dtype only says that the shape is one of numbers, not of bytes.
+        stored_as = GGMLQuantizationType[tensor.dtype]
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, stored_as)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

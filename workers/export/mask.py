@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.headers import file_tensors, stored_tensors
-from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file, load_config
-from moevolve.workers.checkpoints.pruning import MASK, Pruning
+from moevolve.workers.checkpoints.headers import file_tensors
+from moevolve.workers.checkpoints.loading import gguf_file
+from moevolve.workers.checkpoints.pruning import MASK
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport
 from moevolve.workers.export.folder import finished, new_checkpoint, write_card
 from moevolve.workers.export.masking import check_masked, masked_instead
-from moevolve.workers.export.source import changes_weights, compare_bytes, header_of, pruning_exporter
-from moevolve.workers.families.base import ExpertFamily
-from moevolve.workers.families.registry import FAMILIES
-from moevolve.workers.model.describe import describe_config, meta_model
+from moevolve.workers.export.source import (
+    SourceCheckpoint,
+    changes_weights,
+    compare_bytes,
+    header_of,
+    pruning_exporter,
+)
 
 if TYPE_CHECKING:
     from moevolve.workers.contract.edits import Edit
@@ -50,13 +53,10 @@ def export_mask(model: ModelConfig, edit: Edit, directory: Path, card: ExportCar
         changed = changes_weights(edit)
         if changed is not None:
             raise UserError(f"--form mask: {changed}, and a mask can only leave experts out; use another form")
-        exporter, facts = pruning_exporter(edit), describe_config(meta_model(model), model)
+        exporter, source = pruning_exporter(edit), SourceCheckpoint(model)
+        facts = source.facts
         selection = masked_instead(exporter.selection(edit, facts), facts.experts, facts.rule)
-        family = FAMILIES[facts.family]
-        assert isinstance(family, ExpertFamily)
-        stored, layers = stored_tensors(checkpoint_folder(model)), int(load_config(model).num_hidden_layers)
-        pruning = Pruning(stored, family, facts.moe_layers, facts.experts, layers, selection)
-        tensors = [tensor for tensor in pruning.kept() if tensor.masked]
+        tensors = [tensor for tensor in source.pruning(selection).kept() if tensor.masked]
         check_masked(tensors, selection)
         tensors.sort(key=lambda tensor: -tensor.source.alignment)
         data = {tensor.name: b"".join(tensor.chunks()) for tensor in tensors}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf
+from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, open_parts, stored_gguf
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
 from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file, load_config
@@ -29,9 +29,10 @@ from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.facts import ModelFacts, parameters_after
 from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export.anew import Rewritten, rewrite
+from moevolve.workers.export.anew import PackedRewriter, Rewriter, Rewritten, rewrite
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
+from moevolve.workers.export.gguf_anew import GgufRewriter
 from moevolve.workers.export.masking import check_masked, padded
 from moevolve.workers.families.base import MTP_FIELDS, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
@@ -88,6 +89,35 @@ def pruning_exporter(edit: Edit) -> PruningExporter:
     return exporter
 
 
+class SourceCheckpoint:
+    """What is known about a checkpoint of experts without its weights.
+
+    Attributes:
+        folder: Its folder.
+        gguf: Its GGUF file; None for safetensors.
+        config: `transformers` config of its text model.
+        family: Its family.
+        facts: Facts about the model.
+        layers: Number of decoder layers without those for MTP.
+
+    Raises:
+        UserError: The checkpoint can't be found or read.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.facts = describe_config(meta_model(model), model)
+        self.folder, self.gguf, self.config = checkpoint_folder(model), gguf_file(model), load_config(model)
+        family = FAMILIES[self.facts.family]
+        assert isinstance(family, ExpertFamily)
+        self.family = family
+        self.layers = int(self.config.num_hidden_layers)
+
+    def pruning(self, selection: ExpertSelection, mtp: MtpLayers = "drop") -> Pruning:
+        """Choose the tensors of safetensors files that a pruned model keeps; see `Pruning`."""
+        facts, stored = self.facts, stored_tensors(self.folder)
+        return Pruning(stored, self.family, facts.moe_layers, facts.experts, self.layers, selection, mtp)
+
+
 def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multiple: int = 1) -> SourceExport:
     """Check that an edited model can be written in its checkpoint's format, and choose what to write.
 
@@ -102,7 +132,8 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
             disagree with each other or with its config.
     """
     exporter, changed = pruning_exporter(edit), changes_weights(edit)
-    facts = describe_config(meta_model(model), model)
+    source = SourceCheckpoint(model)
+    facts, folder, config, file = source.facts, source.folder, source.config, source.gguf
     if changed is not None and mtp == "prune":
         raise UserError(f"--mtp prune: {changed}, which can't be done to layers for MTP; choose drop or keep")
     if changed is not None and multiple > 1:
@@ -110,26 +141,17 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
             f"--pad-experts {multiple}: {changed}, and only an individual that leaves experts out is padded"
         )
     selection = padded(exporter.selection(underlying(edit), facts), facts.rule, multiple)
-    folder = checkpoint_folder(model)
-    family = FAMILIES[facts.family]
-    assert isinstance(family, ExpertFamily)
-    config, file = load_config(model), gguf_file(model)
-    layers = int(config.num_hidden_layers)
     settings: dict[str, Any] = {}
     if (folder / "config.json").is_file():
         settings["config.json"] = _json(folder / "config.json")
         fields = _text_fields(settings["config.json"], config)
         counts = {name: fields[name] for name in MTP_FIELDS if name in fields}
-        fields |= _resized(fields, config, family, facts, selection) | dict.fromkeys(counts, 0)
+        fields |= _resized(fields, config, source.family, facts, selection) | dict.fromkeys(counts, 0)
     if file is not None:
-        if changed is not None:
-            raise UserError(
-                f"{changed}, and changed weights can't be written into a GGUF file; export it with --form stock"
-            )
-        kept, changes = kept_gguf(file, facts, selection, layers, mtp)
+        kept, changes = kept_gguf(file, facts, selection, source.layers, mtp)
         check_masked(kept, selection)
         return SourceExport(folder, facts, selection, kept, settings, file, changes)
-    pruning = Pruning(stored_tensors(folder), family, facts.moe_layers, facts.experts, layers, selection, mtp)
+    pruning = source.pruning(selection, mtp)
     kept = pruning.kept()
     check_masked(kept, selection)
     if mtp != "drop" and pruning.has_mtp:
@@ -150,6 +172,7 @@ def export_source(
     mtp: MtpLayers = "drop",
     multiple: int = 1,
     requantise: bool = False,
+    plan: SourceExport | None = None,
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
@@ -164,13 +187,14 @@ def export_source(
         mtp: What becomes of layers for multi-token prediction.
         multiple: Pad the number of experts to a multiple of this; see `padded`.
         requantise: Whether quantised tensors that the edit changes are packed anew.
+        plan: Result of `plan_source` with these arguments, if there is one already.
 
     Raises:
         UserError: See `plan_source` and `rewrite`; or the directory is taken, or the disk is full.
         ExportError: A written tensor differs from the source's.
     """
     with new_checkpoint(directory, card.title) as part:
-        plan = plan_source(model, edit, mtp, multiple)
+        plan = plan or plan_source(model, edit, mtp, multiple)
         check_room(part, sum(tensor.nbytes for tensor in plan.kept))
         _copy_files(plan.folder, part)
         for name, content in plan.settings.items():
@@ -199,6 +223,7 @@ def export_source(
         copied=len(plan.kept) - anew,
         anew=anew,
         difference=found.difference,
+        changes=found.rows(),
     )
     return finished(report, directory)
 
@@ -208,17 +233,24 @@ def _rewritten(
 ) -> tuple[SourceExport, Rewritten]:
     """Load the model, apply the edit, and write what it changes to a scratch file; see `rewrite`."""
     resident, exporter, base = ResidentModel.load(model), pruning_exporter(edit), underlying(edit)
-    settings = plan.settings["config.json"].get("quantization_config")
-    packed = None if settings is None else packed_format(str(settings["quant_method"]), settings, model.path)
-    with resident.edited(edit):
+    with scratch.open("wb") as stream, resident.edited(edit):
         blueprint = exporter.build(resident, base, "stock", scratch.parent)
-        kept, found = rewrite(resident, blueprint, plan.kept, packed, scratch, requantise)
+        rewriter: Rewriter
+        if plan.gguf is None:
+            settings = plan.settings["config.json"].get("quantization_config")
+            packed = None if settings is None else packed_format(str(settings["quant_method"]), settings, model.path)
+            rewriter = PackedRewriter(plan.kept, packed, scratch, stream, requantise)
+        else:
+            config = resident.model.config
+            names = GgufNames(ARCHITECTURES[config.model_type], config.num_hidden_layers)
+            rewriter = GgufRewriter(plan.kept, names, scratch, stream, requantise)
+        kept, found = rewrite(resident, blueprint, rewriter)
     return replace(plan, kept=kept), found
 
 
 def _note(plan: SourceExport) -> str:
     if plan.gguf is not None:
-        kinds = Counter(tensor.source.dtype for tensor in plan.kept if tensor.rows is not None)
+        kinds = Counter(tensor.dtype for tensor in plan.kept if tensor.rows is not None)
         values = f"in GGUF ({', '.join(sorted(kinds))})" if kinds else "in GGUF"
     else:
         packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
@@ -335,7 +367,7 @@ def compare_bytes(
     if written.keys() != wanted.keys():
         raise VerificationError(f"tensor {min(written.keys() ^ wanted.keys())} is either missing or not expected")
     for name, tensor in written.items():
-        same = (tensor.dtype, tensor.shape) == (wanted[name].source.dtype, wanted[name].shape)
+        same = (tensor.dtype, tensor.shape) == (wanted[name].dtype, wanted[name].shape)
         if not same or _checksum(tensor) != checksums[name]:
             raise VerificationError(f"tensor {name} in {tensor.file.name} isn't what the source has; check the disk")
 

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 
+SCALE_FLOOR = 2.0**-18
+"""Largest error of a number of up to 7 bits whose float16 scale is subnormal, so that it may be wrong by 2^-25."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
@@ -19,15 +22,17 @@ class Rounding:
     Attributes:
         share: Half a step divided by the block's largest absolute value, with what the rounding of scales adds.
         block: Rows and columns of a block, which are the last two dimensions; None for the whole matrix.
+        floor: Error that is allowed in addition, whatever the block's numbers are.
     """
 
     share: float
     block: tuple[int, int] | None = None
+    floor: float = float(torch.finfo(torch.float32).tiny)
 
     def holds(self, meant: Tensor, found: Tensor) -> bool:
         """Compare unpacked numbers with those that were packed, both [..., rows, columns]."""
         error, largest = (blocks_largest(each.float(), self.block) for each in (found.float() - meant.float(), meant))
-        return bool((error <= self.share * largest + torch.finfo(torch.float32).tiny).all())
+        return bool((error <= self.share * largest + self.floor).all())
 
 
 class Codec(Protocol):

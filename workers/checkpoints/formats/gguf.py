@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
 from moevolve.workers.checkpoints.state import SavedNames, empty_model
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader, TensorNameMap
+    from gguf import GGUFReader
     from gguf.gguf_reader import ReaderTensor
     from transformers import PretrainedConfig
 
@@ -182,13 +182,13 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
             f"{file}: its architecture is {architecture!r}, and its config's model type is {settings.model_type!r}; "
             f"supported are {', '.join(f'{arch!r} with {kind!r}' for kind, arch in ARCHITECTURES.items())}"
         )
-    names = _name_map(architecture, settings.num_hidden_layers)
+    names = GgufNames(architecture, settings.num_hidden_layers)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
     model = empty_model(kind, settings, dtype)
     wanted = {name: tensor for saved in SavedNames(model).tensors.values() for name, tensor in saved.items()}
     tensors, used = {}, set()
     for name, tensor in wanted.items():
-        found = _sources(name, names)
+        found = names.sources(name)
         missing = [source for source in found if source not in stored]
         if missing:
             raise UserError(f"{file}: tensor {missing[0]}, from which {name} is made, is missing; fetch it again")
@@ -212,25 +212,54 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
     return tensors
 
 
-def _name_map(architecture: str, layers: int) -> TensorNameMap:
-    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+class GgufNames:
+    """Where a GGUF file has the tensors of a Hugging Face checkpoint.
 
-    return get_tensor_name_map(next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == architecture), layers)
+    Args:
+        architecture: Architecture in the file's metadata.
+        layers: Number of decoder layers.
+    """
 
+    def __init__(self, architecture: str, layers: int) -> None:
+        from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
-def _sources(name: str, names: TensorNameMap) -> list[str]:
-    """Names in a GGUF file of what a tensor is computed from; the tensor's own name if the library knows none."""
-    fused = _FUSED.fullmatch(name)
-    if fused is not None:
-        matrices = ("gate", "up") if fused["matrix"] == "gate_up" else ("down",)
-        kind = "bias" if fused["bias"] else "weight"
-        return [f"blk.{fused['layer']}.ffn_{matrix}_exps.{kind}" for matrix in matrices]
-    match = EXPERT.fullmatch(name)
-    name = f"{match['block']}{match['rest']}" if match else name
-    module, _, last = name.rpartition(".")
-    # Parameters that aren't a module's weight or bias, as attention sinks, are stored as if they were a weight.
-    found = names.get_name(module) if last in ("weight", "bias") else names.get_name(name)
-    return [name if found is None else f"{found}.{last if last in ('weight', 'bias') else 'weight'}"]
+        found = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == architecture)
+        self._map = get_tensor_name_map(found, layers)
+
+    def sources(self, name: str) -> list[str]:
+        """Names of what a tensor is computed from; the tensor's own name if the library knows none."""
+        fused = _FUSED.fullmatch(name)
+        if fused is not None:
+            matrices = ("gate", "up") if fused["matrix"] == "gate_up" else ("down",)
+            kind = "bias" if fused["bias"] else "weight"
+            return [f"blk.{fused['layer']}.ffn_{matrix}_exps.{kind}" for matrix in matrices]
+        match = EXPERT.fullmatch(name)
+        name = f"{match['block']}{match['rest']}" if match else name
+        module, _, last = name.rpartition(".")
+        # Parameters that aren't a module's weight or bias, as attention sinks, are stored as if they were a weight.
+        ends = ("weight", "bias")
+        found = self._map.get_name(module) if last in ends else self._map.get_name(name)
+        return [name if found is None else f"{found}.{last if last in ends else 'weight'}"]
+
+    def stored(self, name: str, values: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
+        """Divide a tensor of experts or of a router as the file has it; the inverse of reading it.
+
+        Args:
+            name: Name in an unquantised Hugging Face checkpoint.
+            values: Its values.
+
+        Yields:
+            Name in the file, index of the expert or None for a whole tensor, and values.
+        """
+        sources, fused = self.sources(name), _FUSED.fullmatch(name)
+        if fused is None:
+            match = EXPERT.fullmatch(name)
+            yield sources[0], int(match["expert"]) if match else None, values
+            return
+        rows = values if fused["bias"] else values.mT
+        for place, source in enumerate(sources):
+            for expert, each in enumerate(rows):
+                yield source, expert, each[place :: len(sources)]
 
 
 def _experts(name: str, tensor: Tensor) -> range | None:

@@ -12,16 +12,20 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import PackedMatrix, Rounding, matrix_parts
+from moevolve.workers.checkpoints.formats.base import SCALE_FLOOR, PackedMatrix, Rounding, matrix_parts
+
+_AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+"""Which of eight neighbouring outputs each four bits of a word have, from the lowest ones."""
 
 
 class Awq:
     """See `PackedFormat`. A matrix has `qweight`, `qzeros` and `scales`, in the order that AutoAWQ's GEMM reads."""
 
     plain = False
-    rounding = Rounding(0.0)
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._symmetric = not settings.get("zero_point", True)
+        self.rounding = _rounding(4)
         bits, version = settings.get("bits", 4), str(settings.get("version", "gemm")).lower()
         if bits != 4 or version != "gemm":
             raise UserError(f"awq weights of {bits} bits in version {version} aren't supported; use 4 bits and gemm")
@@ -33,19 +37,26 @@ class Awq:
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """See `Codec`."""
+        codes, zeros = self._codes(parts)
+        group_of = torch.arange(len(codes)) // (len(codes) // len(zeros))
+        return ((codes - zeros[group_of]) * parts["scales"].float()[group_of]).T.to(dtype)
+
+    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Codec` and `_rounded`."""
+        _, zeros = self._codes(like)
+        group_of = torch.arange(values.shape[1]) // (values.shape[1] // len(zeros))
+        codes, zeros, scales = _rounded(values, group_of, zeros, like["scales"], range(16), self._symmetric)
+        return {**like, "qweight": _awq_words(codes), "qzeros": _awq_words(zeros), "scales": scales}
+
+    def _codes(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Codes [inputs, outputs] and zero points [groups, outputs], float32."""
         from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 
         codes, zeros = AutoAWQConverter.reverse_awq_order(
             *AutoAWQConverter.unpack_awq(parts["qweight"], parts["qzeros"], 4), 4
         )
-        group = codes.shape[0] // zeros.shape[0]
         # Shifting a negative int32 fills its upper bits with ones.
-        shifted = (codes & 15) - (zeros & 15).repeat_interleave(group, 0)
-        return (shifted.float() * parts["scales"].float().repeat_interleave(group, 0)).T.to(dtype)
-
-    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec`; not supported."""
-        raise UserError("AWQ weights can't be written anew; export the individual with --form stock")
+        return (codes & 15).float(), (zeros & 15).float()
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
         """See `Codec`. Scales are float16 as a rule."""
@@ -56,7 +67,6 @@ class Gptq:
     """See `PackedFormat`. A matrix has `qweight`, `qzeros`, `scales` and the group of every input, `g_idx`."""
 
     plain = False
-    rounding = Rounding(0.0)
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._bits = int(settings.get("bits", 4))
@@ -64,6 +74,8 @@ class Gptq:
             raise UserError(f"gptq weights of {self._bits} bits aren't supported; use 2, 4 or 8 bits")
         # The first version of the format stores zero points less one.
         self._less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
+        self._symmetric = bool(settings.get("sym", True))
+        self.rounding = _rounding(self._bits)
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
         """See `PackedFormat`."""
@@ -72,19 +84,97 @@ class Gptq:
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """See `Codec`."""
-        from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
-
-        scales, group_of = parts["scales"].float(), parts["g_idx"].long()
-        shape = torch.Size((len(group_of), scales.shape[1]))
-        # Both are unpacked less 2^(bits - 1), which their difference cancels.
-        codes = unpack_from_int32(parts["qweight"], self._bits, shape, packed_dim=0)
-        zeros = unpack_from_int32(parts["qzeros"], self._bits, scales.shape, packed_dim=1).float() + self._less
-        return ((codes.float() - zeros[group_of]) * scales[group_of]).T.to(dtype)
+        codes, zeros = self._codes(parts)
+        group_of = parts["g_idx"].long()
+        return ((codes - zeros[group_of]) * parts["scales"].float()[group_of]).T.to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec`; not supported."""
-        raise UserError("GPTQ weights can't be written anew; export the individual with --form stock")
+        """See `Codec` and `_rounded`. Inputs stay in their groups."""
+        from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+        _, zeros = self._codes(like)
+        allowed = range(self._less, 2**self._bits)  # a zero point of 0 isn't the same to all kernels if stored as -1
+        codes, zeros, scales = _rounded(values, like["g_idx"].long(), zeros, like["scales"], allowed, self._symmetric)
+        half = 2 ** (self._bits - 1)
+        packed = pack_to_int32((codes - half).to(torch.int8), self._bits, packed_dim=0)
+        points = pack_to_int32((zeros - self._less - half).to(torch.int8), self._bits, packed_dim=1)
+        return {**like, "qweight": packed, "qzeros": points, "scales": scales}
+
+    def _codes(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Codes [inputs, outputs] and zero points [groups, outputs], float32."""
+        from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+        scales, half = parts["scales"], 2 ** (self._bits - 1)
+        shape = torch.Size((len(parts["g_idx"]), scales.shape[1]))
+        codes = unpack_from_int32(parts["qweight"], self._bits, shape, packed_dim=0).float() + half
+        zeros = unpack_from_int32(parts["qzeros"], self._bits, scales.shape, packed_dim=1).float() + half
+        return codes, zeros + self._less
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
         """See `Codec`. Scales are float16 as a rule."""
         return {**parts, "scales": (parts["scales"].double() * factor).to(parts["scales"].dtype)}
+
+
+def _rounding(bits: int) -> Rounding:
+    """Half a step where a group's range is that of its largest number, and a step of a range that begins at 0.
+
+    The groups of GPTQ need not be neighbours, so the largest number is that of the matrix.
+    """
+    return Rounding(0.5 / (2 ** (bits - 1) - 1) + 2**-7, None, SCALE_FLOOR)
+
+
+def _rounded(
+    values: Tensor, group_of: Tensor, zeros: Tensor, scales: Tensor, allowed: range, symmetric: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Round a matrix to the nearest numbers of the format.
+
+    A group keeps its former scale and zero point if its largest error is no larger with them. Otherwise its codes range
+    from its smallest number, or 0, to its largest one.
+
+    Args:
+        values: Matrix, [outputs, inputs].
+        group_of: Group of every input.
+        zeros: Former zero points, float32 [groups, outputs].
+        scales: Former scales, [groups, outputs], whose dtype the new ones get.
+        allowed: Zero points that there are; codes go from 0 to the last one.
+        symmetric: Whether zero points stay as they are, since kernels expect them in the middle.
+
+    Returns:
+        Codes [inputs, outputs], zero points [groups, outputs] and scales.
+    """
+    exact, last = values.float().T.contiguous(), allowed[-1]
+    index = group_of[:, None].expand_as(exact)
+    # Groups without inputs, and the side of 0 on which a group has no numbers, have the extreme 0.
+    highest = torch.zeros(scales.shape).scatter_reduce(0, index, exact, "amax")
+    lowest = torch.zeros(scales.shape).scatter_reduce(0, index, exact, "amin")
+    if symmetric:
+        steps = torch.maximum(highest / (last - zeros).clamp_min(1), -lowest / zeros.clamp_min(1))
+    else:
+        steps = (highest - lowest) / last
+    steps = torch.where(steps > 0, steps, scales.float()).to(scales.dtype)
+    points = zeros
+    if not symmetric:
+        nearest = (-lowest / steps.float()).nan_to_num(0.0, 0.0, 0.0).round()
+        points = nearest.clamp(allowed[0], last)
+
+    def coded(scales: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
+        steps = scales.float()[group_of]
+        codes = ((exact / steps).nan_to_num(0.0, 0.0, 0.0).round() + zeros[group_of]).clamp(0, last)
+        error = (exact - (codes - zeros[group_of]) * steps).abs()
+        return codes, torch.zeros(scales.shape).scatter_reduce(0, index, error, "amax")
+
+    before, error_before = coded(scales, zeros)
+    after, error_after = coded(steps, points)
+    kept = error_before <= error_after
+    return (
+        torch.where(kept[group_of], before, after),
+        torch.where(kept, zeros, points),
+        torch.where(kept, scales, steps),
+    )
+
+
+def _awq_words(codes: Tensor) -> Tensor:
+    """Pack codes [rows, columns], of which eight neighbours of a row make a word, int32 [rows, columns / 8]."""
+    grouped = codes.to(torch.int64).unflatten(1, (-1, 8))[..., _AWQ_ORDER]
+    words = (grouped << torch.arange(0, 32, 4)).sum(-1)
+    return torch.where(words < 1 << 31, words, words - (1 << 32)).to(torch.int32)

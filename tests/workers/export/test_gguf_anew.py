@@ -1,0 +1,163 @@
+"""GGUF exports of repaired and merged individuals: what is written anew and as which type; the rest is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from family_samples import edit_of_kind
+from gguf import GGMLQuantizationType as Type
+from gguf_checkpoints import SETTINGS, gguf_checkpoint
+from repair_samples import rows_of, sequences_of
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.formats.gguf_types import SCALES as SCALED_TYPES
+from moevolve.workers.checkpoints.formats.gguf_types import GgufType
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.source import export_source
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.model.resident import ResidentModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
+WIDE = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2}
+"""Sides that blocks of K-quants divide."""
+
+
+@pytest.fixture
+def write(
+    tiny_model: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> Callable[[str, Type], ModelConfig]:
+    def checkpoint(family: str, kind: Type) -> ModelConfig:
+        model = tiny_model(family, **(SETTINGS[family] | (WIDE if kind == Type.Q4_K else {})))
+        return gguf_checkpoint(model, tiny_tokenizer, tmp_path / "made", kind)[0]
+
+    return checkpoint
+
+
+def pruned(kind: Type, how: str = "prune") -> Any:
+    return edit_of_kind(2 if kind == Type.Q4_K else 3, 6, how, 4, 2, "logits")
+
+
+def repaired(base: Any, strength: Any) -> RepairedEdit:
+    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(0.1, 1.0, 10.0, 100.0))
+    return RepairedEdit(base, recipe, rows_of(sequences_of([12] * 24)))
+
+
+def stored(directory: Path) -> dict[str, tuple[str, bytes]]:
+    reader = gguf.GGUFReader(directory / "model.gguf")
+    return {each.name: (each.tensor_type.name, each.data.tobytes()) for each in reader.tensors}
+
+
+def changed(one: Path, other: Path) -> set[str]:
+    before, after = stored(one), stored(other)
+    assert before.keys() == after.keys()
+    return {name for name in before if before[name] != after[name]}
+
+
+def differences(config: ModelConfig, edit: Edit, directory: Path, layers: int = 3) -> dict[str, float]:
+    """Largest difference of the experts of a file's first layers from the edited model's, by matrix."""
+    edited, found = ResidentModel.load(config), ResidentModel.load(replace(config, path=str(directory / "model.gguf")))
+    edited.apply(edit)
+    worst: dict[str, float] = {}
+    for one, other in list(zip(edited.layers, found.layers, strict=True))[:layers]:
+        for name, meant in one.expert_tensors().items():
+            read, kept = other.expert_tensors()[name].data, meant.data[:4]
+            worst[name] = max(worst.get(name, 0.0), float((read - kept).norm() / kept.norm()))
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "most"),
+    [
+        ("qwen3_moe", Type.Q8_0, 0.01),
+        ("mixtral", Type.Q5_1, 0.05),
+        ("qwen3_moe", Type.Q4_0, 0.1),
+        ("gpt_oss", Type.MXFP4, 0.2),
+        ("gpt_oss", Type.BF16, 0.005),
+    ],
+)
+def test_a_repair_writes_the_down_projections_anew(
+    family: str, kind: Type, most: float, write: Callable[[str, Type], ModelConfig], tmp_path: Path
+) -> None:
+    config, base = write(family, kind), pruned(kind)
+    export_source(config, base, tmp_path / "pruned", CARD)
+    edit = repaired(base, "ridge")
+    if kind != Type.BF16:
+        with pytest.raises(UserError, match=r"\d of blk\.\*\.ffn_down_exps\.weight would .*--requantise"):
+            export_source(config, edit, tmp_path / "refused", CARD)
+        assert not (tmp_path / "refused").exists()
+    report = export_source(config, edit, tmp_path / "out", CARD, requantise=kind != Type.BF16)
+    names = changed(tmp_path / "pruned", tmp_path / "out")
+    assert names and all(".ffn_down_exps." in name for name in names) and report.anew == len(names)
+    found = differences(config, edit, tmp_path / "out")
+    assert found.pop("gate_up_proj") == 0 and 0 < found["down_proj"] < most
+    kinds = {stored(tmp_path / "out")[name][0] for name in names if name.endswith("weight")}
+    assert kinds == {kind.name} and "written as another type" not in dict(report.changes)
+
+
+def test_a_factor_goes_into_the_scales(write: Callable[[str, Type], ModelConfig], tmp_path: Path) -> None:
+    config, base = write("qwen3_moe", Type.Q8_0), pruned(Type.Q8_0)
+    edit = repaired(base, "scalar")
+    for name, each in (("pruned", base), ("out", edit)):
+        export_source(config, each, tmp_path / name, CARD)
+    names = changed(tmp_path / "pruned", tmp_path / "out")
+    assert names and all(".ffn_down_exps." in name for name in names)
+    one, other = (stored(tmp_path / name) for name in ("pruned", "out"))
+    for name in names:
+        codes = [np.frombuffer(each[name][1], np.uint8).reshape(-1, 34)[:, 2:] for each in (one, other)]
+        assert np.array_equal(*codes)
+    assert differences(config, edit, tmp_path / "out")["down_proj"] < 2**-8
+
+
+@pytest.mark.parametrize("kind", SCALED_TYPES)
+def test_scales_of_every_type_take_a_factor(kind: str) -> None:
+    """Doubling a float16 number is exact, so that the library unpacks twice the numbers of any block."""
+    size, width = gguf.GGML_QUANT_SIZES[Type[kind]]
+    data = np.random.default_rng(2).integers(0, 256, (8, width), dtype=np.uint8)
+    first, end = SCALED_TYPES[kind]
+    data[:, first:end] = np.tile(np.array([0.01], np.float16).view(np.uint8), (8, (end - first) // 2))
+    codec = GgufType(kind)
+    doubled = codec.scaled({"": torch.from_numpy(data.copy())}, 2.0)
+    assert doubled is not None
+    before, after = (gguf.dequantize(each, Type[kind]) for each in (data, doubled[""].numpy()))
+    assert before.shape == (8, size) and before.any() and np.array_equal(after, 2 * before)
+
+
+def test_merged_experts_are_written_anew(write: Callable[[str, Type], ModelConfig], tmp_path: Path) -> None:
+    """The last layer's rows are one-hot, so that its experts are the source's, and the resident model copies none."""
+    config, edit = write("qwen3_moe", Type.Q8_0), pruned(Type.Q8_0, "mixed")
+    report = export_source(config, edit, tmp_path / "out", CARD, requantise=True)
+    assert max(differences(config, edit, tmp_path / "out", 2).values()) < 0.01 and report.anew
+    before, after = stored(Path(config.path).parent), stored(tmp_path / "out")
+    for matrix in ("gate", "up", "down"):
+        name = f"blk.2.ffn_{matrix}_exps.weight"
+        slab = len(before[name][1]) // 6
+        source = {before[name][1][i * slab : (i + 1) * slab] for i in range(6)}
+        assert {after[name][1][i * slab : (i + 1) * slab] for i in range(4)} <= source
+
+
+def test_what_the_library_cannot_pack_becomes_q8_0(write: Callable[[str, Type], ModelConfig], tmp_path: Path) -> None:
+    """Experts of one tensor share its type, so those that an edit leaves alone are written anew with the others."""
+    config, edit = write("qwen3_moe", Type.Q4_K), pruned(Type.Q4_K, "mixed")
+    report = export_source(config, edit, tmp_path / "out", CARD, requantise=True)
+    assert max(differences(config, edit, tmp_path / "out", 1).values()) < 0.01
+    kinds = {name: kind for name, (kind, _) in stored(tmp_path / "out").items() if "_exps." in name}
+    assert len(kinds) == 6
+    assert all(kind == ("Q8_0" if ".0." in name else "Q4_K") for name, kind in kinds.items())
+    said = dict(report.changes)["written as another type"]
+    assert said == (
+        "1 of blk.*.ffn_down_exps.weight, 1 of blk.*.ffn_gate_exps.weight, 1 of blk.*.ffn_up_exps.weight "
+        "from Q4_K to Q8_0, because the gguf library can't pack Q4_K"
+    )
+    assert said in (tmp_path / "out" / "README.md").read_text()
