@@ -39,8 +39,11 @@ for module in (sys.modules[__name__], disturbed_lab, search_lab):
 
 @pytest.fixture(scope="module")
 def head(frugal: dict[str, Any]) -> Iterator[Cluster]:
+    """Without CPUs; it takes seconds to find out that a node is gone, not the default's twenty."""
     ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **frugal})
+    watchful = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+    settings = frugal | {"_system_config": frugal["_system_config"] | watchful}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **settings})
     yield cluster
     ray.shutdown()
     cluster.shutdown()
@@ -48,7 +51,7 @@ def head(frugal: dict[str, Any]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(head: Cluster) -> Iterator[Cluster]:
-    """A head without CPUs, and the nodes that the test adds."""
+    """The head, and the nodes that the test adds."""
     yield head
     for node in list(head.worker_nodes):
         head.remove_node(node)
