@@ -28,8 +28,8 @@ from moevolve.workers.contract.messages import EvaluationReply, EvaluationReques
 
 TOTAL = 60
 LEASE_S = 3.0
-_PRELOADED = [f"moevolve.{name}" for name in ("search.service.launch", "search.pools.ray_pool", "workers.worker")]
-"""Of the product; where tests have their modules that process doesn't know."""
+_PRELOADED = ["moevolve.search.running.launch", "moevolve.search.pools.ray_pool", "alembic.runtime.migration"]
+"""Of the product and what it imports late; where tests have their modules that process doesn't know."""
 REFUSED = 2
 """Exit code of a driver that the store refused."""
 
