@@ -28,6 +28,8 @@ def pytest_configure() -> None:
     # A process can't change over, and some tests start Ray in it, which asks for tokens if nobody says anything, while
     # others join a cluster of the tests' own.
     os.environ["RAY_AUTH_MODE"] = "disabled"
+    # By default Ray's workers give way to everything else on the machine: to the other half of the tests.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's spelling
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

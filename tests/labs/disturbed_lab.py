@@ -7,16 +7,14 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replies import answers, failure, result
-from search_lab import make_lab_setup, run_config, smooth
+from light_workers import LightWorker
+from search_lab import make_lab_setup, run_config, scored, smooth
 from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import Pool
 from moevolve.search.pools.local import LocalPool
@@ -26,34 +24,25 @@ from moevolve.search.running.observer import Observer
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
-from moevolve.workers.worker import EvaluationWorker
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 TOTAL = 60
 LEASE_S = 3.0
-_PRELOADED = [f"moevolve.{name}" for name in ("search.service.launch", "search.pools.ray_pool", "workers.worker")]
-"""Of the product; where tests have their modules that process doesn't know."""
+_PRELOADED = ["moevolve.search.running.launch", "moevolve.search.pools.ray_pool", "alembic.runtime.migration"]
+"""Of the product and what it imports late; where tests have their modules that process doesn't know."""
 REFUSED = 2
 """Exit code of a driver that the store refused."""
 
 
-class CheapWorker(EvaluationWorker):
-    """Scores what it is sent after a moment, without a model."""
+class CheapWorker(LightWorker):
+    """Scores what it is sent after a moment."""
 
     def __init__(self, *_: object, seconds: float = 0.02) -> None:
         self._seconds = seconds
 
-    def info(self, node: str = "") -> WorkerInfo:
-        return WorkerInfo(f"cheap/{os.getpid()}", node, "cpu")
-
-    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+    def reply(self, request: EvaluationRequest) -> EvaluationReply:
         time.sleep(self._seconds)
-        outcome = smooth(request.edit)
-        if outcome is None:
-            reply = failure(request)
-        else:
-            reply = answers(request, dict.fromkeys(request.fingerprints, result(*outcome)))
-        return replace(reply, worker=self.info().name)
+        return scored(smooth)(request)
 
 
 def local_pool(setup: SearchSetup) -> Pool:
@@ -81,13 +70,11 @@ def drive(url: str, name: str, address: str | None) -> None:
 def _ray_pool(setup: SearchSetup) -> Pool:
     import disturbed_lab
     import ray
-    import replies
     import search_lab
-    import search_samples
 
     from moevolve.search.pools.ray_pool import RayPool
 
-    for module in (disturbed_lab, replies, search_lab, search_samples):
+    for module in (disturbed_lab, search_lab):
         ray.cloudpickle.register_pickle_by_value(module)  # workers can't import what is the tests' own
     config = setup.config
     return RayPool(config.workers, config.model, config.engine, setup.all_prepared, CheapWorker)

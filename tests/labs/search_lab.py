@@ -34,12 +34,17 @@ ROWS = 20
 """Examples that a candidate has outcomes on."""
 
 
+def fails(phenotype_hash: str) -> bool:
+    """Whether `smooth` has a candidate fail: one in nine."""
+    return int(phenotype_hash[:4], 16) % 9 == 4
+
+
 def smooth(edit: Edit) -> Outcome:
-    """A landscape that evolution can climb, coarse enough for ties; one candidate in nine fails."""
+    """A landscape that evolution can climb, coarse enough for ties; some candidates fail."""
     if isinstance(edit, IdentityEdit):
         return 0.9, -0.25
     assert isinstance(edit, EepEdit)
-    if int(edit.phenotype_hash[:4], 16) % 9 == 4:
+    if fails(edit.phenotype_hash):
         return None
     worth = np.random.default_rng(99).random((edit.layers, 1, edit.experts))
     gain = float((edit.expert_merging * worth).sum(axis=(1, 2)).mean() / edit.retained)

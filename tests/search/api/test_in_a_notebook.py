@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,21 @@ def launched(tiny: Any, ray_address: str, tmp_path_factory: pytest.TempPathFacto
     ray.shutdown()
 
 
-def test_the_lines_of_the_first_page_run(
-    tiny: Any, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches have a worker in this process."""
+    from local_workers import local_pool
+
+    from moevolve.search.running import launch as service
+
+    monkeypatch.setattr(service, "execute", partial(service.execute, make_pool=local_pool))
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_the_lines_of_the_first_page_run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README's, with a small search in the place of the demo's."""
     (lines,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    workers = {"count": 1, "num_cpus": 0.5, "address": ray_address}
-    config = tiny.write_run(tmp_path / "run.yaml", "first", engine={}, workers=workers)
+    config = tiny.write_run(tmp_path / "run.yaml", "first", engine={})
     changed = {"configs/runs/demo.yaml": str(config), "demo-span": "pick"}
     for theirs, ours in changed.items():
         assert theirs in lines
@@ -126,14 +135,8 @@ def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launch
         moevolve.profile(None, ["demo:0"])
 
 
-def test_an_open_store_is_where_a_search_goes(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from functools import partial
-
-    from local_workers import local_pool
-
-    from moevolve.search.running import launch as service
-
-    monkeypatch.setattr(service, "execute", partial(service.execute, make_pool=local_pool))
+@pytest.mark.usefixtures("without_ray")
+def test_an_open_store_is_where_a_search_goes(tiny: Any, tmp_path: Path) -> None:
     run = tiny.write_run(
         tmp_path / "run.yaml", "here", engine={}, phases=[{"kind": "prune", "evaluations": 3, "initial": 3}]
     )

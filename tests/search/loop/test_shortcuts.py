@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fickle_library import FickleLibrary
 from local_workers import Guarded
 
@@ -23,14 +24,16 @@ from moevolve.workers.worker import EvaluationWorker
 
 DEMO = Path(__file__).parents[3] / "configs" / "runs" / "demo.yaml"
 TASKS = ("demo-span", "demo-relation@rank", "demo-kin@perplexity", "demo-compare@kl", "demo-calendar@agreement")
+NO_SHORTCUTS = Shortcuts(draft=False, lean=False, prefixes=False)
+Searched = tuple[list[Any], dict[str, list[float]]]
 
 
-def settings() -> RunConfig:
-    """All kinds of fitness at once, a prune and a merge phase."""
+def settings(prune: int, merge: int) -> RunConfig:
+    """All kinds of fitness at once, a prune and a merge phase of so many evaluations."""
     counts = {"search": 12, "dev": 6, "test": 6}
     data = load_run_config(DEMO).model_dump(mode="json") | {
         "tasks": [{"name": name, "counts": counts} for name in TASKS],
-        "phases": [{"kind": "prune", "evaluations": 14, "initial": 5}, {"kind": "merge", "evaluations": 8}],
+        "phases": [{"kind": "prune", "evaluations": prune, "initial": 5}, {"kind": "merge", "evaluations": merge}],
         "genome": {"kind": "eep", "experts": 2, "groups": "per_layer"},
         "stop_at_recovery": None,
         "final": {"rerank": 2},
@@ -40,10 +43,14 @@ def settings() -> RunConfig:
 
 
 def searched(
-    folder: Path, activation_cache_bytes: int, shortcuts: Shortcuts = ALL_SHORTCUTS, library: Any = None
-) -> tuple[list[Any], dict[str, list[float]]]:
+    folder: Path,
+    activation_cache_bytes: int,
+    shortcuts: Shortcuts = ALL_SHORTCUTS,
+    library: Any = None,
+    evaluations: tuple[int, int] = (14, 8),
+) -> Searched:
     """All individuals and their evaluations, and the shares spared."""
-    setup = set_up_new(settings())
+    setup = set_up_new(settings(*evaluations))
     model, engine = setup.config.model, setup.config.engine
     spared: dict[str, list[float]] = {}
 
@@ -70,9 +77,15 @@ def searched(
     return found, spared
 
 
-def test_the_store_holds_the_same(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def with_all(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    """With all shortcuts, and room for all hidden states."""
+    return searched(tmp_path_factory.mktemp("all"), 1 << 26)
+
+
+def test_the_store_holds_the_same(with_all: Searched, tmp_path: Path) -> None:
     whole, nothing = searched(tmp_path, 0)
-    roomy, spared = searched(tmp_path, 1 << 26)
+    roomy, spared = with_all
     tight, less = searched(tmp_path, 5 << 20)
     assert roomy == whole and tight == whole
     assert len(whole) > 22 * 6
@@ -82,16 +95,14 @@ def test_the_store_holds_the_same(tmp_path: Path) -> None:
     assert 0 < sum(sums[1]) < sum(sums[2]), sums
 
 
-def test_the_store_holds_the_same_without_any_shortcut(tmp_path: Path) -> None:
-    on, _ = searched(tmp_path, 1 << 26)
-    off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, prefixes=False))
-    assert on == off
+def test_the_store_holds_the_same_without_any_shortcut(with_all: Searched, tmp_path: Path) -> None:
+    assert with_all[0] == searched(tmp_path, 0, NO_SHORTCUTS)[0]
 
 
 def test_the_store_holds_the_same_on_a_library_whose_products_depend_on_their_shapes(tmp_path: Path) -> None:
-    library = FickleLibrary()
-    on, _ = searched(tmp_path, 1 << 26, library=library)
+    library, evaluations = FickleLibrary(), (7, 3)
+    on, _ = searched(tmp_path, 1 << 26, library=library, evaluations=evaluations)
     asked = library.asked
-    off, _ = searched(tmp_path, 0, Shortcuts(draft=False, lean=False, prefixes=False), library)
+    off, _ = searched(tmp_path, 0, NO_SHORTCUTS, library, evaluations)
     assert on == off
-    assert 10_000 < asked < library.asked
+    assert 5_000 < asked < library.asked

@@ -8,130 +8,135 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import disturbed_lab
 import pytest
 import ray
+import search_lab
+from disturbed_lab import CheapWorker, population, undisturbed
+from light_workers import LightWorker, await_file
 from ray.cluster_utils import Cluster
-from report_lab import finished
+from search_lab import make_lab_setup
 from waiting import PATIENT_S
 
-from moevolve.evaluators.preparation.prepare import prepare_split
-from moevolve.evaluators.preparation.registry import load_task
-from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools import ray_pool
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.execute import execute
-from moevolve.search.running.launch import register, set_up_new
+from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.worker import EvaluationWorker
 
 pytestmark = pytest.mark.slow
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import this file
+for module in (sys.modules[__name__], disturbed_lab, search_lab):
+    ray.cloudpickle.register_pickle_by_value(module)  # workers can't import what is the tests' own
 
 
-@pytest.fixture
-def cluster(frugal: dict[str, Any]) -> Iterator[Cluster]:
-    """A head without CPUs and two nodes of one each: every worker has a node to itself."""
+@pytest.fixture(scope="module")
+def head(frugal: dict[str, Any]) -> Iterator[Cluster]:
+    """Without CPUs; it takes seconds to find out that a node is gone, not the default's twenty."""
     ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **frugal})
+    watchful = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+    settings = frugal | {"_system_config": frugal["_system_config"] | watchful}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **settings})
     yield cluster
     ray.shutdown()
     cluster.shutdown()
 
 
-def test_a_lost_node_counts_against_nobody(cluster: Cluster, tiny: Any) -> None:
-    nodes = [cluster.add_node(num_cpus=1, include_log_monitor=False) for _ in range(2)]
-    cluster.wait_for_nodes()
-    split = prepare_split(load_task(tiny.task), "search")
-    workers = WorkersSection(count=2, num_cpus=1, max_attempts=1, address=cluster.address)
-    # One token per pass makes an evaluation long enough to lose a node under it.
-    model, engine = ModelConfig(path=str(tiny.model), device="cpu"), EngineConfig(batch_tokens=1)
-    pool = RayPool(workers, model, engine, {split.fingerprint: split})
+@pytest.fixture
+def cluster(head: Cluster) -> Iterator[Cluster]:
+    """The head, and the nodes that the test adds."""
+    yield head
+    for node in list(head.worker_nodes):
+        head.remove_node(node)
+    deadline = time.monotonic() + PATIENT_S
+    while sum(node["Alive"] for node in ray.nodes()) > 1:
+        assert time.monotonic() < deadline, "the nodes do not go"
+        time.sleep(0.1)
+
+
+def add_node(cluster: Cluster, num_cpus: int = 1) -> Any:
+    """With one CPU, a worker has it to itself."""
+    return cluster.add_node(wait=True, num_cpus=num_cpus, include_log_monitor=False)
+
+
+def light_pool(cluster: Cluster, worker: type[LightWorker] = LightWorker, **settings: Any) -> RayPool:
+    workers = WorkersSection(num_cpus=1, address=cluster.address, **settings)
+    return RayPool(workers, ModelConfig(path="nowhere"), EngineConfig(), {}, worker=worker)
+
+
+def submit(pool: RayPool, count: int, what: str) -> None:
+    for number in range(count):
+        pool.submit(EvaluationRequest(IdentityEdit(), (), ticket=f"{what} {number}"))
+
+
+def test_a_lost_node_counts_against_nobody(cluster: Cluster, tmp_path: Path) -> None:
+    nodes, gate = [add_node(cluster) for _ in range(2)], tmp_path / "gate"
+    pool = light_pool(cluster, count=2, max_attempts=1)
     try:
-        _wait_until_ready(pool, 2)
-        for number in range(60):
-            pool.submit(EvaluationRequest(IdentityEdit(), (split.ref,), ticket=str(number)))
-        done = pool.poll(5.0)
+        wait_until_ready(pool, 2)
+        submit(pool, 10, f"after {gate}")
         cluster.remove_node(nodes[0], allow_graceful=False)
-        done += _collect(pool, 60 - len(done))
-        assert sorted(int(item.ticket) for item in done) == list(range(60))
-        assert [item.failure for item in done] == [None] * 60
-        assert len({item.results[split.fingerprint].gold_logprob for item in done}) == 1
-        assert max(item.attempts for item in done) == 2, "one evaluation was lost with its node"
+        gate.touch()
+        done = collect(pool, 10)
+        assert sorted(item.ticket for item in done) == [f"after {gate} {number}" for number in range(10)]
+        assert [item.failure for item in done] == [None] * 10
+        assert sorted(item.attempts for item in done) == [1] * 9 + [2], "one evaluation was lost with its node"
     finally:
         pool.close()
 
 
 def test_a_start_that_a_node_takes_along_is_no_failed_one(
-    cluster: Cluster, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_pool, "_FAILED_STARTS", 1)
     loading, gate = tmp_path / "loading", tmp_path / "gate"
 
-    class LoadingWorker(EvaluationWorker):
+    class LoadingWorker(LightWorker):
         def __init__(self, *arguments: Any) -> None:
             loading.touch()
-            while not gate.exists():
-                time.sleep(0.05)
-            super().__init__(*arguments)
+            await_file(gate)
 
-    node = cluster.add_node(num_cpus=1, include_log_monitor=False)
-    cluster.wait_for_nodes()
-    model = ModelConfig(path=str(tiny.model), device="cpu")
-    pool = RayPool(WorkersSection(address=cluster.address), model, EngineConfig(), {}, worker=LoadingWorker)
+    node = add_node(cluster)
+    pool = light_pool(cluster, LoadingWorker, count=1)
     try:
         while not loading.exists():
             pool.poll(0.5)
         cluster.remove_node(node, allow_graceful=False)
-        cluster.add_node(num_cpus=1, include_log_monitor=False)
+        add_node(cluster)
         gate.touch()
-        _wait_until_ready(pool, 1)
+        wait_until_ready(pool, 1)
     finally:
         pool.close()
 
 
-def test_an_address_where_no_cluster_is(tiny: Any) -> None:
+def test_an_address_where_no_cluster_is() -> None:
     ray.shutdown()
     workers = WorkersSection(address="127.0.0.1:1")
     with pytest.raises(PoolError, match=r"127\.0\.0\.1:1"):
-        RayPool(workers, ModelConfig(path=str(tiny.model)), EngineConfig(), {})
+        RayPool(workers, ModelConfig(path="nowhere"), EngineConfig(), {})
 
 
-def _wait_until_ready(pool: RayPool, workers: int) -> None:
+def wait_until_ready(pool: RayPool, workers: int) -> None:
     deadline = time.monotonic() + PATIENT_S
     while pool.ready < workers:
         assert time.monotonic() < deadline, "the workers do not start"
         pool.poll(0.5)
 
 
-def _collect(pool: RayPool, count: int) -> list[EvaluationReply]:
+def collect(pool: RayPool, count: int) -> list[EvaluationReply]:
     done: list[EvaluationReply] = []
     deadline = time.monotonic() + PATIENT_S
     while len(done) < count:
         assert time.monotonic() < deadline, f"{count - len(done)} evaluations are missing"
         done += pool.poll(0.5)
     return done
-
-
-def waiting_at(gate: Path) -> type[EvaluationWorker]:
-    """Workers that begin no evaluation before there is a file."""
-
-    class WaitingWorker(EvaluationWorker):
-        def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-            deadline = time.monotonic() + PATIENT_S
-            while not gate.exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            return super().evaluate(request, splits)
-
-    return WaitingWorker
 
 
 class WatchedPool(RayPool):
@@ -145,61 +150,57 @@ class WatchedPool(RayPool):
         return replies
 
 
-def test_a_search_takes_what_nodes_there_are(cluster: Cluster, tiny: Any, snapshot: Any, tmp_path: Path) -> None:
+def test_a_search_takes_what_nodes_there_are(cluster: Cluster, tmp_path: Path) -> None:
     """One node, then two, then another one: the population is the one that a single worker makes."""
-    nodes = [cluster.add_node(num_cpus=1, include_log_monitor=False)]
-    cluster.wait_for_nodes()
-    phases, final = [{"kind": "prune", "evaluations": 12, "initial": 6}], {"rerank": 0, "test": False}
-    workers = {"count": "auto", "address": cluster.address}
-    run = load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", workers=workers, phases=phases, final=final))
-    gate = tmp_path / "gate"
+    nodes, gate = [add_node(cluster)], tmp_path / "gate"
+
+    class WaitingWorker(CheapWorker):
+        def reply(self, request: EvaluationRequest) -> EvaluationReply:
+            await_file(gate)
+            return super().reply(request)
 
     def watch(pool: RayPool) -> None:
         if pool.ready == 1 and len(nodes) == 1:
-            nodes.append(cluster.add_node(num_cpus=1, include_log_monitor=False))
+            nodes.append(add_node(cluster))
         if pool.ready == 2 and not gate.exists():
             cluster.remove_node(nodes[0], allow_graceful=False)
             gate.touch()
 
     def make_pool(setup: SearchSetup) -> RayPool:
         config = setup.config
-        pool = WatchedPool(config.workers, config.model, config.engine, setup.all_prepared, worker=waiting_at(gate))
+        pool = WatchedPool(config.workers, config.model, config.engine, setup.all_prepared, worker=WaitingWorker)
         pool.watch = watch
         return pool
 
-    with Store.open(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
-        setup = set_up_new(run)
+    calm = disturbed_lab.setup_of("nowhere")
+    workers = WorkersSection(count="auto", address=cluster.address)
+    setup = make_lab_setup(calm.config.model_copy(update={"workers": workers}), calm.search_id)
+    url = f"sqlite:///{tmp_path / 'moevolve.db'}"
+    with Store.open(url) as store:
         register(setup, store)
         execute(setup, store, Observer(), make_pool)
     assert gate.exists(), "there was no second worker"
-    with Store.open(f"sqlite:///{tmp_path / 'local.db'}") as store:
-        finished(store, run)
-    assert snapshot(tmp_path / "moevolve.db", "calm") == snapshot(tmp_path / "local.db", "calm")
+    assert population(url) == undisturbed(tmp_path)
 
 
-def test_workers_that_are_too_many_end_their_evaluations(cluster: Cluster, tiny: Any, tmp_path: Path) -> None:
-    cluster.add_node(num_cpus=2, include_log_monitor=False)
-    cluster.wait_for_nodes()
-    split, gate = prepare_split(load_task(tiny.task), "search"), tmp_path / "gate"
-    workers = WorkersSection(count=2, address=cluster.address)
-    model, splits = ModelConfig(path=str(tiny.model), device="cpu"), {split.fingerprint: split}
-    pool = RayPool(workers, model, EngineConfig(), splits, worker=waiting_at(gate))
+def test_workers_that_are_too_many_end_their_evaluations(cluster: Cluster, tmp_path: Path) -> None:
+    add_node(cluster, num_cpus=2)
+    gate = tmp_path / "gate"
+    pool = light_pool(cluster, count=2)
     try:
-        _wait_until_ready(pool, 2)
-        for number in range(4):
-            pool.submit(EvaluationRequest(IdentityEdit(), (split.ref,), ticket=str(number)))
+        wait_until_ready(pool, 2)
+        submit(pool, 4, f"after {gate}")
         pool.resize(1)
         assert pool.ready == 2, "both evaluate something"
         gate.touch()
-        done = _collect(pool, 4)
+        done = collect(pool, 4)
         assert pool.ready == 1 and {item.attempts for item in done} == {1}
         gate.unlink()
-        for number in range(2):
-            pool.submit(EvaluationRequest(IdentityEdit(), (split.ref,), ticket=str(number)))
+        submit(pool, 2, f"after {gate}")
         pool.resize(0, at_once=True)
         assert pool.ready == 0 and pool.poll(0.1) == []
         gate.touch()
         pool.resize(1)
-        assert {item.attempts for item in _collect(pool, 2)} == {1}, "they are charged for nothing"
+        assert {item.attempts for item in collect(pool, 2)} == {1}, "they are charged for nothing"
     finally:
         pool.close()

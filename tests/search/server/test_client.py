@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from search_lab import reranked_search
+from search_lab import reranked_search, run_config
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
+from store_samples import search
 
 import moevolve
 from moevolve.search.requests.running import ResumeRequest
@@ -92,3 +93,13 @@ def test_resuming_a_finished_search_gives_its_table(
     found = connected().resume(ResumeRequest("reranked"), moevolve.Observer(on_begin=begun.append))
     assert found is not None and found.winner == "reranked:1"
     assert [(config.name, config.store) for config in begun] == [("reranked", URL)]
+
+
+def test_following_a_search_reports_a_lost_driver(
+    connected: Callable[[], RemoteService], lab_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab_store.create_search(search("left", config=run_config(name="left").canonical_json()), [])
+    lab_store.set_status(lab_store.acquire("id-left", "a driver that is killed", 0.1), "running")
+    monkeypatch.setenv("MOEVOLVE_TOKEN", READ)
+    with connected() as client, pytest.raises(moevolve.UserError, match="moevolve resume left"):
+        client.follow("left", 0, moevolve.Observer())

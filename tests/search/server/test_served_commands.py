@@ -15,18 +15,12 @@ from typing import Any
 
 import httpx2
 import pytest
-import store_samples as samples
 import yaml
 from killing import MOEVOLVE, count
-from search_lab import run_config
 from server_tokens import READ, WRITE
 from waiting import PATIENT_S
 
 import moevolve as api
-from moevolve.evaluators.errors import UserError
-from moevolve.search.running.observer import Observer
-from moevolve.search.server.client import RemoteService
-from moevolve.store.repository import Store
 
 pytestmark = pytest.mark.slow
 
@@ -39,13 +33,11 @@ class Served:
         url: where it is.
         store: URL of its store.
         process: that runs it.
-        folder: with its settings.
     """
 
     url: str
     store: str
     process: subprocess.Popen[str]
-    folder: Path
 
 
 def serve(folder: Path, store: str, *flags: str) -> Served:
@@ -60,44 +52,34 @@ def serve(folder: Path, store: str, *flags: str) -> Served:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("serving at http://"), line + process.stdout.read()
-    return Served(line.split()[2].rstrip(",;"), store, process, folder)
+    return Served(line.split()[2].rstrip(",;"), store, process)
 
 
-@pytest.fixture
-def tokens(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens"
-    path.write_text(f"read {READ}\nwrite {WRITE}\n")
-    path.chmod(0o600)
-    return path
-
-
-@pytest.fixture
-def kinds(all_kinds: str, tokens: Path, tmp_path: Path) -> Iterator[Served]:
-    """A store with searches of all kinds, served."""
-    found = serve(tmp_path, all_kinds, "--tokens", str(tokens))
+@pytest.fixture(scope="module")
+def kinds(all_kinds: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A store with searches of all kinds, served to other machines."""
+    hosts = "--hosts", "one.example", "--hosts", "localhost.example"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOEVOLVE_READ_TOKEN", READ)
+        patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
+        found = serve(tmp_path_factory.mktemp("served"), all_kinds, "--host", "0.0.0.0", *hosts)
     yield found
     found.process.send_signal(signal.SIGTERM)
     assert found.process.wait(PATIENT_S) == 0
 
 
 def test_a_server_for_other_machines_prints_urls_that_work(
-    all_kinds: str, in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kinds: Served, in_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
-    served = serve(tmp_path, all_kinds, "--host", "0.0.0.0", "--hosts", "one.example", "--hosts", "localhost.example")
-    try:
-        name, port = served.url.removeprefix("http://").split(":")
-        assert name == socket.gethostname()
-        monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
-        for url in (served.url, f"http://127.0.0.1:{port}"):
-            done = in_process("best", "--limit", "1", "--server", url)
-            assert done.returncode == 0, done.stderr
-        for host, status in {"one.example": 200, "localhost.example": 200, "two.example": 400}.items():
-            headers = {"host": host, "authorization": f"Bearer {WRITE}"}
-            assert httpx2.get(f"http://127.0.0.1:{port}/api/searches", headers=headers).status_code == status
-    finally:
-        served.process.terminate()
-        assert served.process.wait(PATIENT_S) == 0
+    name, port = kinds.url.removeprefix("http://").split(":")
+    assert name == socket.gethostname()
+    monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
+    for url in (kinds.url, f"http://127.0.0.1:{port}"):
+        done = in_process("best", "--limit", "1", "--server", url)
+        assert done.returncode == 0, done.stderr
+    for host, status in {"one.example": 200, "localhost.example": 200, "two.example": 400}.items():
+        headers = {"host": host, "authorization": f"Bearer {WRITE}"}
+        assert httpx2.get(f"http://127.0.0.1:{port}/api/searches", headers=headers).status_code == status
 
 
 READING = (
@@ -147,32 +129,18 @@ def test_reading_commands_print_the_same_for_a_server_and_its_store(
         assert "secret" not in failed.stderr
 
 
-def test_following_a_search_reports_a_lost_driver(tmp_path: Path, tokens: Path, monkeypatch: Any) -> None:
-    store = f"sqlite:///{tmp_path / 'moevolve.db'}"
-    with Store.open(store) as opened:
-        opened.create_search(samples.search("left", config=run_config(name="left").canonical_json()), [])
-        lease = opened.acquire("id-left", "a driver that is killed", 0.1)
-        opened.set_status(lease, "running")
-    served = serve(tmp_path, store, "--tokens", str(tokens))
-    monkeypatch.setenv("MOEVOLVE_TOKEN", READ)
-    try:
-        with RemoteService(served.url) as client, pytest.raises(UserError, match="moevolve resume left"):
-            client.follow("left", 0, Observer())
-    finally:
-        served.process.terminate()
-        served.process.wait(PATIENT_S)
-
-
 def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
     tiny: Any,
     uninterrupted: Any,
     snapshot: Any,
     ray_address: str,
     in_process: Any,
-    tokens: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"read {READ}\nwrite {WRITE}\n")
+    tokens.chmod(0o600)
     (tmp_path / "runs").mkdir()
     tiny.write_run(tmp_path / "runs" / "small.yaml", "calm")
     settings = tmp_path / "server.yaml"
