@@ -175,11 +175,15 @@ def test_relations_compose_as_in_a_family() -> None:
     assert set(COMPOSED.values()) <= {*words.KIN, *words.FURTHER_KIN}
 
 
-def test_regenerating_gives_the_shipped_files(tmp_path: Path) -> None:
+def test_regenerating_gives_the_shipped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first tenth: rows of a split are drawn one after the other."""
+    monkeypatch.setattr("demo.files.SPLIT_SIZES", {split: size // 10 for split, size in SPLIT_SIZES.items()})
     written = write_demo_tasks(tmp_path)
     assert len(written) == len(TASKS) * len(SPLIT_SIZES)
     for path in written:
-        assert path.read_bytes() == (DEMO / "data" / path.relative_to(tmp_path)).read_bytes(), path
+        found = path.read_bytes()
+        assert found.count(b"\n") == SPLIT_SIZES[path.stem] // 10
+        assert (DEMO / "data" / path.relative_to(tmp_path)).read_bytes().startswith(found), path
 
 
 @pytest.mark.parametrize("task", TASKS)

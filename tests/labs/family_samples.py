@@ -6,6 +6,7 @@ Nothing here uses the code under test but the edit itself: routing is written ou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -407,19 +408,24 @@ class PlainBlock(nn.Module):
         return getattr(self.config, "moe_routed_scaling_factor", 1.0) * out + self.shared(hidden_states)
 
 
-@torch.no_grad()
-def plain_family_logits(directory: Any, edit: EepEdit, ids: Tensor) -> Tensor:
-    """Logits of an edited checkpoint, computed with `PlainBlock`s."""
+@lru_cache(maxsize=2)
+def _plain_family(directory: Any) -> tuple[Any, list[tuple[nn.Module, str, nn.Module]]]:
+    """A checkpoint, and of every MoE block its layer, its name there, and the block itself."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval().requires_grad_(False)
-    sparse = [
-        (layer, name)
+    return model, [
+        (layer, name, block)
         for layer in model.model.layers
         for name, block in layer.named_children()
         if hasattr(block, "experts")
     ]
-    for i, (layer, name) in enumerate(sparse):
-        block = getattr(layer, name)
+
+
+@torch.no_grad()
+def plain_family_logits(directory: Any, edit: EepEdit, ids: Tensor) -> Tensor:
+    """Logits of an edited checkpoint, computed with `PlainBlock`s."""
+    model, sparse = _plain_family(directory)
+    for i, (layer, name, block) in enumerate(sparse):
         setattr(layer, name, PlainBlock(block, edit.router_mapping[i], edit.expert_merging[i], edit, model.config))
     return model(ids).logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,19 +150,25 @@ class PlainMoE(nn.Module):
 Logits = Callable[..., Tensor]
 
 
-def plain_model(
-    directory: Path, edit: EepEdit, thresholds: Sequence[float] | None = None
-) -> tuple[Any, list[PlainMoE]]:
-    """Load a checkpoint with `PlainMoE` blocks; returns the model and the blocks."""
+@lru_cache(maxsize=2)
+def loaded_plain(directory: Path) -> tuple[Any, list[tuple[Any, Any]]]:
+    """A checkpoint, and its MoE layers with their blocks."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    return model, [(layer, layer.mlp) for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+
+
+def plain_model(
+    directory: Path, edit: EepEdit, thresholds: Sequence[float] | None = None
+) -> tuple[Any, list[PlainMoE]]:
+    """A checkpoint with `PlainMoE` blocks until it is asked for again; returns the model and the blocks."""
+    model, sparse = loaded_plain(directory)
     rescale = bool(getattr(model.config, "norm_topk_prob", True))
     blocks = []
-    for layer in (each for each in model.model.layers if hasattr(each.mlp, "experts")):
-        i = len(blocks)
+    for i, (layer, block) in enumerate(sparse):
         skip = None if thresholds is None else float(thresholds[i])
-        layer.mlp = PlainMoE(layer.mlp, edit.router_mapping[i], edit.expert_merging[i], edit, rescale, skip)
+        layer.mlp = PlainMoE(block, edit.router_mapping[i], edit.expert_merging[i], edit, rescale, skip)
         blocks.append(layer.mlp)
     return model, blocks
 

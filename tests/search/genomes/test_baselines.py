@@ -170,8 +170,7 @@ def run_baseline(tiny: Any, folder: Path, data: dict[str, Any]) -> tuple[Any, Ee
         return subject.detail.individual, genome, row.fitness or 0.0, made
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-@pytest.mark.parametrize("groups", ["per_layer", 2])
+@pytest.mark.parametrize(("family", "groups"), [("mixtral", "per_layer"), ("qwen2_moe", 2)])
 @pytest.mark.parametrize("name", PRUNING)
 def test_a_pruning_baseline_is_a_search_of_one(
     name: str, groups: Any, family: str, models: Any, plain: Any, tiny: Any, tmp_path: Path

@@ -451,7 +451,17 @@ def test_buffers_take_no_more_than_there_is(kind: Sample, phase: PhaseConfig) ->
         assert 0 <= costs.buffer_bytes(phases, host, repaired) <= most
 
 
-@phased
+DRAWN = (
+    *("eep-prune", "eep-merge", "eep-one-expert-merge", "eep-many-merge", "eep-repaired-merge"),
+    *("eep-allocated-one-expert-allocate", "eep-allocated-any-number-allocate"),
+    *("nanomoe-I-tune", "nanomoe-III-tune", "nanomoe-low-rank-tune"),
+    *("factorllm-tune", "factorllm-plain-tune", "factorllm-whole-tune", "factorllm-baselines-tune"),
+    *("tomoe-tune", "tomoe-networks-tune", "tomoe-whole-tune", "tomoe-repaired-tune"),
+)
+"""Samples that look different; figures take long."""
+
+
+@pytest.mark.parametrize(("kind", "phase"), [each for each in PHASED if each.id in DRAWN])
 def test_genomes_are_drawn(kind: Sample, phase: PhaseConfig) -> None:
     start, genome = start_of(kind), base_genome(grown(kind, phase, 2))
     start = None if start is None else base_genome(start)
@@ -471,6 +481,8 @@ def test_genomes_are_drawn(kind: Sample, phase: PhaseConfig) -> None:
 
 def test_every_registered_kind_is_tested() -> None:
     assert {kind.space.kind for kind in SAMPLES.values()} == set(KINDS)
+    assert set(DRAWN) <= {each.id for each in PHASED}
+    assert {SAMPLES[name.rpartition("-")[0]].space.kind for name in DRAWN} == set(KINDS)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -194,11 +194,7 @@ def test_a_configuration_takes_it(make_run: Callable[..., RunConfig]) -> None:
             make_run(genome=genome)
 
 
-@pytest.mark.parametrize("strategy", ["evolution", "nevergrad:OnePlusOne", "surrogate"])
-def test_it_is_searched_listed_and_drawn(
-    make_run: Callable[..., RunConfig], tiny: Any, in_process: Any, tmp_path: Path, strategy: str
-) -> None:
-    config, url = make_run(strategy=strategy, window=1), f"sqlite:///{tmp_path / 'toy.db'}"
+def searched(config: RunConfig, url: str) -> None:
     with Store.open(url) as store:
         finished(store, config)
         rows = store.history(store.search("toy").id)
@@ -206,6 +202,18 @@ def test_it_is_searched_listed_and_drawn(
         assert len(rows) == 14 and all(row.status == "ok" for row in rows)
         genome = find_subject(store, "toy:0").genome
         assert isinstance(genome, RunsGenome) and genome.firsts == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("strategy", ["nevergrad:OnePlusOne", "surrogate"])
+def test_every_strategy_searches_it(make_run: Callable[..., RunConfig], tmp_path: Path, strategy: str) -> None:
+    searched(make_run(strategy=strategy, window=1), f"sqlite:///{tmp_path / 'toy.db'}")
+
+
+def test_it_is_searched_listed_and_drawn(
+    make_run: Callable[..., RunConfig], tiny: Any, in_process: Any, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'toy.db'}"
+    searched(make_run(strategy="evolution", window=1), url)
 
     def shown(*arguments: str) -> str:
         done = in_process(*arguments, "--store", url)

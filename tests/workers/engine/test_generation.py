@@ -103,6 +103,10 @@ class Case:
         self.split = split_of(self.prompts, self.golds)
         self.answers = [greedy(self.model, prompt) for prompt in self.prompts]
         self.logprobs = [mean_logprob(self.model, p, g) for p, g in zip(self.prompts, self.golds, strict=True)]
+        choices = [[30], [31, 32], [33, 34, 35], [36]]
+        self.ranks = [
+            [mean_logprob(self.model, p, c) for c in choices[: 1 + i % 4]] for i, p in enumerate(self.prompts)
+        ]
 
     def engine(self, batch_tokens: int = 4096, config: dict[str, int] | None = None, **on: bool) -> GenerationEngine:
         settings = EngineConfig(batch_tokens=batch_tokens, **(config or {}))
@@ -138,7 +142,12 @@ def test_the_samples_reach_every_path(case: Case) -> None:
     assert any(followed) and not all(followed)
 
 
-@pytest.fixture(params=["packed", "unshared", "padded"])
+LAYOUTS = ("packed", "unshared", "padded")
+BATCHES = (1, 90, 4096)
+SHORTCUTS = ((True, True), (True, False), (False, True))
+
+
+@pytest.fixture
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Sets the layout of sequences; returns whether they share prefixes."""
     if request.param == "padded":
@@ -146,23 +155,27 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     return bool(request.param == "packed")
 
 
-@pytest.mark.parametrize(("lean", "draft"), [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("batch_tokens", [1, 90, 4096])
+# A Latin square: every pair of a layout, a size of batches and shortcuts is tried once.
+@pytest.mark.parametrize(
+    ("layout", "batch_tokens", "shortcuts"),
+    [(LAYOUTS[i], BATCHES[j], SHORTCUTS[(i + j) % 3]) for i in range(3) for j in range(3)],
+    indirect=["layout"],
+)
 def test_answers_and_gold_logprobs_are_those_of_single_unpadded_prompts(
-    case: Case, batch_tokens: int, lean: bool, draft: bool, layout: bool
+    case: Case, batch_tokens: int, shortcuts: tuple[bool, bool], layout: bool
 ) -> None:
+    lean, draft = shortcuts
     got = case.engine(batch_tokens, draft=draft, lean=lean, prefixes=layout).generate(case.split, never)
     assert list(got.texts) == [words(answer) for answer in case.answers]
     assert got.gold_logprobs.dtype == np.float64
     np.testing.assert_allclose(got.gold_logprobs, case.logprobs, atol=1e-4)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 90, 4096])
+@pytest.mark.parametrize("layout", LAYOUTS, indirect=True)
+@pytest.mark.parametrize("batch_tokens", BATCHES)
 def test_ranks_are_those_of_single_unpadded_prompts(case: Case, batch_tokens: int, layout: bool) -> None:
     got = case.engine(batch_tokens, prefixes=layout).rank(case.split)
-    tokens = [[30], [31, 32], [33, 34, 35], [36]]
-    for i, (values, prompt) in enumerate(zip(got, case.prompts, strict=True)):
-        expected = [mean_logprob(case.model, prompt, choice) for choice in tokens[: 1 + i % 4]]
+    for values, expected in zip(got, case.ranks, strict=True):
         assert values.dtype == np.float64
         np.testing.assert_allclose(values, expected, atol=1e-4)
 

@@ -85,6 +85,15 @@ def model(request: pytest.FixtureRequest, tiny_model: MakeModel) -> PreTrainedMo
     return tiny_model(request.param)
 
 
+@pytest.fixture(scope="module")
+def plain(model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
+    """What the model gives for each of `some_texts` as it is and `changed`."""
+    full = [plain_logits_of(model, text) for text in some_texts()]
+    with changed(model):
+        return full, [plain_logits_of(model, text) for text in some_texts()]
+
+
+Plain = tuple[list[Tensor], list[Tensor]]
 Engines = Callable[..., GenerationEngine]
 
 
@@ -101,29 +110,26 @@ def engine_of(tiny_tokenizer: PreTrainedTokenizerFast) -> Engines:
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
 def test_logprobs_are_those_of_single_unpadded_texts(
-    model: PreTrainedModel, engine_of: Engines, batch_tokens: int, lean: bool
+    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int, lean: bool
 ) -> None:
     texts = some_texts()
     got = engine_of(model, batch_tokens, lean).text_logprobs(split_of(texts))
     assert got.dtype == np.float64
-    expected = [mean_logprob(plain_logits_of(model, text), text) for text in texts]
+    expected = [mean_logprob(logs, text) for logs, text in zip(plain[0], texts, strict=True)]
     np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
 def test_divergences_are_those_of_two_models_side_by_side(
-    model: PreTrainedModel, engine_of: Engines, batch_tokens: int, lean: bool
+    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int, lean: bool
 ) -> None:
-    texts = some_texts()
-    split = split_of(texts, "kl")
+    split = split_of(some_texts(), "kl")
     engine = engine_of(model, batch_tokens, lean)
     engine.remember(split)
-    full = [plain_logits_of(model, text) for text in texts]
     with changed(model):
         got = engine.divergences(split)
-        edited = [plain_logits_of(model, text) for text in texts]
-    expected = [mean_kl(before, now) for before, now in zip(full, edited, strict=True)]
+    expected = [mean_kl(before, now) for before, now in zip(*plain, strict=True)]
     assert got.dtype == np.float64
     assert min(expected) > 1e-3
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-5)
@@ -133,18 +139,15 @@ def test_divergences_are_those_of_two_models_side_by_side(
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
 def test_agreements_are_overlaps_of_two_models_side_by_side(
-    model: PreTrainedModel, engine_of: Engines, batch_tokens: int, lean: bool
+    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int, lean: bool
 ) -> None:
-    texts = some_texts()
-    split = replace(split_of(texts, "agreement"), metric="mean")
+    split = replace(split_of(some_texts(), "agreement"), metric="mean")
     engine = engine_of(model, batch_tokens, lean)
     engine.remember(split)
-    full = [plain_logits_of(model, text) for text in texts]
     with changed(model):
         got = engine.agreements(split)
         result = run_split(engine, split)
-        edited = [plain_logits_of(model, text) for text in texts]
-    expected = [mean_overlap(before, now) for before, now in zip(full, edited, strict=True)]
+    expected = [mean_overlap(before, now) for before, now in zip(*plain, strict=True)]
     assert max(expected) < 0.999
     np.testing.assert_allclose(got, expected, atol=2e-5)
     np.testing.assert_allclose(result.outcomes, expected, atol=2e-5)
@@ -156,9 +159,9 @@ def test_agreements_are_overlaps_of_two_models_side_by_side(
 @pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
 @pytest.mark.parametrize("fitness", ["kl", "agreement"])
 def test_only_the_positions_that_predict_the_answer_count(
-    model: PreTrainedModel, engine_of: Engines, fitness: str, batch_tokens: int
+    model: PreTrainedModel, plain: Plain, engine_of: Engines, fitness: str, batch_tokens: int
 ) -> None:
-    texts = [text for text in some_texts(30) if len(text) > 3]
+    texts = [text for text in some_texts() if len(text) > 3]
     heads, tails = [text[:-2] for text in texts], [text[-2:] for text in texts]
     examples = tuple(
         Example(" ".join(f"w{t}" for t in head), (" ".join(f"w{t}" for t in tail),))
@@ -167,12 +170,11 @@ def test_only_the_positions_that_predict_the_answer_count(
     split = replace(split_of(texts, fitness), examples=examples, positions="answer")
     engine = engine_of(model, batch_tokens)
     engine.remember(split)
-    full = [plain_logits_of(model, text)[-2:] for text in texts]
     with changed(model):
         got = engine.divergences(split) if fitness == "kl" else engine.agreements(split)
-        edited = [plain_logits_of(model, text)[-2:] for text in texts]
     compare = mean_kl if fitness == "kl" else mean_overlap
-    expected = [compare(before, now) for before, now in zip(full, edited, strict=True)]
+    pairs = [pair for pair in zip(*plain, strict=True) if len(pair[0]) > 3]
+    expected = [compare(before[-2:], now[-2:]) for before, now in pairs]
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-5)
     (kept,) = engine._scorer._remembered.values()
     assert sum(part.shape[0] for part in kept) == 2 * len(texts), "nothing but these positions is kept"

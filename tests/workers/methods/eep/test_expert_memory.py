@@ -104,8 +104,15 @@ def test_a_full_model_copies_what_does_not_fit_once_a_pass_and_the_rest_once(
     assert taken(model) <= fitting * LAYER
 
 
-@pytest.mark.parametrize("kind", ["prune", "merged", "both", "mixed"])
-@pytest.mark.parametrize(("retained", "fitting"), [(6, 3.0), (6, 2.0), (5, 2.0), (6, 1.0), (4, 1.0), (3, 0.5)])
+KINDS = ("prune", "merged", "both", "mixed")
+SIZES = ((6, 3.0), (6, 2.0), (5, 2.0), (6, 1.0), (4, 1.0), (3, 0.5))
+
+
+# Two kinds of each size, and three sizes of each kind.
+@pytest.mark.parametrize(
+    ("kind", "retained", "fitting"),
+    [(KINDS[(place + more) % 4], *size) for place, size in enumerate(SIZES) for more in (0, 1)],
+)
 def test_candidates_of_any_size_run_where_they_do_not_all_fit(
     kind: str,
     retained: int,

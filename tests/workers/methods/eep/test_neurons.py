@@ -191,9 +191,17 @@ def test_kept_experts_with_their_own_neurons_change_nothing(
     assert digest(model) == before
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["prune", "both"])
-@pytest.mark.parametrize(("originals", "spread"), [("device", 0), ("device", 8), ("host", -8)])
+@pytest.mark.parametrize(
+    ("family", "kind", "originals", "spread"),
+    [
+        (FAMILIES[0], "prune", "device", 0),
+        (FAMILIES[1], "both", "device", 0),
+        (FAMILIES[0], "both", "device", 8),
+        (FAMILIES[1], "prune", "device", 8),
+        (FAMILIES[0], "prune", "host", -8),
+        (FAMILIES[1], "both", "host", -8),
+    ],
+)
 def test_a_repair_fills_fits_and_takes_everything_back(
     originals: str, spread: int, kind: str, family: str, model_config: Callable[..., ModelConfig]
 ) -> None:

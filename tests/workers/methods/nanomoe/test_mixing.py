@@ -261,9 +261,17 @@ def decaying(outputs: int, inputs: int, power: float) -> Tensor:
     return left * torch.arange(1, left.shape[1] + 1, dtype=torch.float64) ** -power @ right.t()
 
 
-@pytest.mark.parametrize("shape", [(640, 960), (960, 640)])
-@pytest.mark.parametrize("rank", [20, 60, 240])
-@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "rank", "measured"),
+    [
+        ((640, 960), 20, False),
+        ((960, 640), 60, False),
+        ((640, 960), 240, False),
+        ((960, 640), 20, True),
+        ((640, 960), 60, True),
+        ((960, 640), 240, True),
+    ],
+)
 def test_wide_layers_are_approximated_as_well_as_by_a_whole_decomposition(
     shape: tuple[int, int], rank: int, measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
