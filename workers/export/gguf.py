@@ -69,7 +69,7 @@ def kept_gguf(
                 "come first; fetch the file again"
             )
         masked = selection.masked[ordinal] if selection.masked and _BIAS.fullmatch(rest) else ()
-        kept.append(KeptTensor(name, tensor, None if rows == tuple(range(facts.experts)) else rows, masked))
+        kept.append(KeptTensor(name, tensor, None if rows == tuple(range(facts.experts)) else rows, masked=masked))
     changes = {"expert_count": selection.retained, "expert_used_count": selection.active}
     if facts.rule.groups.count == 1:
         # Groups that don't limit the choice need not divide the experts that are left. llama.cpp wants them to.
