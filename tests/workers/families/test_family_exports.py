@@ -31,17 +31,22 @@ Outsider = Callable[[list[Path], Tensor], Found]
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 
 
+WHOLE = ("deepseek_v2-grouped", "deepseek_v3-grouped", "gpt_oss")
+"""Those whose routing has what the others' has and more: they are exported in every way, the others in two or three."""
+
+
 def cases(variant: str) -> dict[str, Edit]:
     stock = "stock" if SAMPLES[variant].folds else "native"
-    made: dict[str, Edit] = {
-        f"prune-{stock}": make_family_edit(variant, "prune"),
-        f"merged-{stock}": make_family_edit(variant, "merged", active=1),
-        "logits-stock": make_family_edit(variant, "both", space="logits"),
-        "full-stock": IdentityEdit(),
-    }
+    made: dict[str, Edit] = {f"prune-{stock}": make_family_edit(variant, "prune")}
     if variant != "gpt_oss":
         made["both-native"] = make_family_edit(variant, "both", active=1)
-        made["mixed-native"] = make_family_edit(variant, "mixed")
+    if not SAMPLES[variant].rescales or variant in WHOLE:
+        made["logits-stock"] = make_family_edit(variant, "both", space="logits")
+    if variant in WHOLE:
+        made[f"merged-{stock}"] = make_family_edit(variant, "merged", active=1)
+        made["full-stock"] = IdentityEdit()
+        if variant != "gpt_oss":
+            made["mixed-native"] = make_family_edit(variant, "mixed")
     return made
 
 
