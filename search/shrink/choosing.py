@@ -55,16 +55,14 @@ class Sizes:
         experts: Experts per MoE layer.
         rule: How its routers choose and weight experts.
         quantised: True if the checkpoint's weights are packed.
-        source, unpacked: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own format and in plain
-            numbers of the model's dtype.
+        files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own format if it is quantised.
         cache_bytes: Bytes of the KV cache per position.
     """
 
     experts: int
     rule: RoutingRule
     quantised: bool
-    source: FileSizes
-    unpacked: FileSizes
+    files: FileSizes
     cache_bytes: int
 
 
@@ -182,9 +180,10 @@ def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) 
     data = _base(request, tasks, first)
     sizes: Sizes = first.call(sizes_of, _parsed(data))
     repaired = request.repair == "auto" or (request.repair is None and not sizes.quantised)
-    experts = _experts(request, sizes, repaired)
-    genome = {"kind": "eep", "experts": experts, "router_space": stock_space(sizes.rule)}
-    data |= {"genome": genome, "preset": "best" if repaired else "prune"}
+    genome = {"kind": "eep", "experts": _experts(request, sizes), "router_space": stock_space(sizes.rule)}
+    # Only experts of the width that they have can be packed in a checkpoint's own format.
+    preset = "prune" if not repaired else "repaired" if sizes.quantised else "best"
+    data |= {"genome": genome, "preset": preset}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)
     room: Room = first.call(room_for, _parsed(data))
@@ -240,15 +239,13 @@ def _override(data: dict[str, Any], request: ShrinkRequest) -> dict[str, Any]:
     return data
 
 
-def _experts(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> int:
+def _experts(request: ShrinkRequest, sizes: Sizes) -> int:
     """The number of experts to keep per MoE layer."""
     count, groups, budget = sizes.experts, sizes.rule.groups, budget_of(request)
     if budget is None:
         assert request.experts is not None
         return kept_experts(request.experts, count, groups)
-    # What isn't changed is copied in the format that it has.
-    files = sizes.unpacked if repaired else sizes.source
-    return fitting_experts(budget, files, sizes.cache_bytes, count, groups)
+    return fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
 
 
 def _parsed(data: dict[str, Any]) -> RunConfig:
@@ -289,10 +286,8 @@ def sizes_of(config: RunConfig) -> Sizes:
     model = pinned(config.model)
     outline = _outlined(model)
     facts, quantised = outline.facts, packing(model, load_config(model)) is not None
-    none = FileSizes(0, 0)
-    plain = file_sizes(model, "stock") if facts.experts else none
-    source = file_sizes(model, "source") if facts.experts and quantised else plain
-    return Sizes(facts.experts, facts.rule, quantised, source, plain, outline.cache_bytes)
+    files = file_sizes(model, "source" if quantised else "stock") if facts.experts else FileSizes(0, 0)
+    return Sizes(facts.experts, facts.rule, quantised, files, outline.cache_bytes)
 
 
 def room_for(config: RunConfig) -> Room:

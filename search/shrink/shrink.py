@@ -150,16 +150,17 @@ def _export(store: Store, winner: str, folder: Path, faults: Sequence[str], chec
     if found is not None and folder.is_dir():
         return Written(folder, found.form, _weight_bytes(folder))
     notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(checks))
-    requantise = needs_requantising(store, winner)
+    requantise, why = needs_requantising(store, winner), tuple[tuple[str, str], ...]()
     try:
         report = export(store, ExportRequest(winner, folder, requantise=requantise), notes)
     except UserError as error:
         if not requantise:
             raise
         # A result of hours in a larger form is better than none.
+        why = (("not in the base model's format", str(error)),)
         notes += (f"It isn't in the format of the base model: {error}.",)
         report = export(store, ExportRequest(winner, folder), notes)
-    return Written(report.directory, report.form, _weight_bytes(report.directory), report.changes)
+    return Written(report.directory, report.form, _weight_bytes(report.directory), (*report.changes, *why))
 
 
 def _source_bytes(model: ModelConfig) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -130,18 +129,6 @@ def test_the_same_command_again_changes_nothing(shrunk: tuple[Path, dict[str, An
     with moevolve.open_reader(f"sqlite:///{folder / 'moevolve.db'}") as store:
         detail = store.individual(page["table"]["winner"])
     assert len(detail.exports) == 1
-
-
-def test_a_repaired_winner_keeps_the_format(shrunk: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = shrunk
-    done = run(folder, "--repair", "auto", "-o", "repaired", "--force")
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
-    assert "wrote repaired (source checkpoint of repaired:" in said
-    source, small = (load_file(folder / name / "model.safetensors") for name in ("packed", "repaired"))
-    assert {small[name].dtype for name in small} == {source[name].dtype for name in source}
-    pattern = r"requantised: \d+ of model\.layers\.\*\.block_sparse_moe\.experts\.\*\.w2\.weight; up to \d"
-    assert re.search(pattern, said) and "requantised" in (folder / "repaired" / "README.md").read_text()
 
 
 def test_what_is_beyond_the_limits_is_a_fault(shrunk: tuple[Path, dict[str, Any]], monkeypatch: Any) -> None:
