@@ -31,8 +31,8 @@ _HINT = (
     "to one), and for a cluster with a token RAY_AUTH_MODE=token and the token must be set here"
 )
 
-_our_sessions: dict[str | None, str | None] = {}
-"""Ray sessions that moevolve, and not the user, has connected this process to, with their `workers.address`."""
+_our_connections: dict[tuple[str | None, str], str | None] = {}
+"""Connections to a Ray that moevolve, and not the user, has made in this process, with their `workers.address`."""
 
 _users: set[object] = set()
 """Objects that use Ray in this process now."""
@@ -57,7 +57,7 @@ def start_ray(workers: WorkersSection, user: object) -> None:
     if not ray.is_initialized():
         _users.clear()
         _init_ray(workers)
-        _our_sessions[cluster_name()] = workers.address
+        _our_connections[_connection()] = workers.address
     _users.add(user)
 
 
@@ -72,12 +72,12 @@ def _leave_unfit(workers: WorkersSection) -> None:
     Raises:
         PoolError: That Ray is in use, or the user has connected to it.
     """
-    session, address = cluster_name(), workers.address
-    ours = session in _our_sessions
-    local = ours and _our_sessions[session] is None
+    connection, address = _connection(), workers.address
+    ours = connection in _our_connections
+    local = ours and _our_connections[connection] is None
     here, cpus = ray.get_runtime_context().gcs_address, ray.cluster_resources().get("CPU", 0.0)
     if address is not None:
-        fits = address in (here, _our_sessions.get(session)) or (address == "auto" and not local)
+        fits = address in (here, _our_connections.get(connection)) or (address == "auto" and not local)
     else:
         fits = not ours or (local and cpus >= _cpus_needed(workers))
     if fits:
@@ -89,7 +89,12 @@ def _leave_unfit(workers: WorkersSection) -> None:
             f"ray.shutdown() {'when its search has ended' if ours else 'first'}"
         )
     ray.shutdown()
-    del _our_sessions[session]
+    del _our_connections[connection]
+
+
+def _connection() -> tuple[str | None, str]:
+    """The present connection to Ray: the user may have left a cluster that moevolve joined, and joined it again."""
+    return cluster_name(), ray.get_runtime_context().get_job_id()
 
 
 def _cpus_needed(workers: WorkersSection) -> int:

@@ -10,26 +10,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import broken_models
 import numpy as np
 import pytest
 import ray
-import replies
-from broken_models import broken
+from light_workers import LightWorker
 from replies import failure
 from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_pool
-from moevolve.search.pools.base import PoolError, StopRequested, check_not_ended
+from moevolve.search.pools.base import Pool, PoolError, StopRequested, check_not_ended
+from moevolve.search.pools.local import LocalPool
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.store.records import Control
 from moevolve.workers.contract.edits import Calibration, IdentityEdit
@@ -41,50 +39,26 @@ from moevolve.workers.worker import EvaluationWorker
 
 pytestmark = pytest.mark.slow
 
-# Workers can't import this file, nor labs: what is in them travels by value.
-for module in (sys.modules[__name__], broken_models, replies):
-    ray.cloudpickle.register_pickle_by_value(module)
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import this file
 
 ANYTHING: Any = None
 """The recipe of a calibration that nothing is measured for."""
 CHECKOUT = Path(__file__).parents[3]
 
 
-class FaultyWorker(EvaluationWorker):
-    """Does what the ticket's first word says instead of evaluating; `after` evaluates once the file is there."""
+class SearchingWorker(LightWorker):
+    """Says besides what it finds under the name of our folder of kernels."""
 
-    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-        match request.ticket.split()[0]:
-            case "die":
-                os._exit(1)
-            case "hang":
-                time.sleep(3600)
-            case "after":
-                while not Path(request.ticket.split()[1]).exists():
-                    time.sleep(0.05)
-            case "memory":
-                with broken(self.resident.model, MemoryError("no more")):
-                    return super().evaluate(request, splits)
-            case "spec":
-                return failure(request, reason=str(importlib.util.find_spec("kernels")))
-        return super().evaluate(request, splits)
+    def reply(self, request: EvaluationRequest) -> EvaluationReply:
+        if request.ticket == "spec":
+            return failure(request, reason=str(importlib.util.find_spec("kernels")))
+        return super().reply(request)
 
 
 @pytest.fixture(scope="module")
-def split(tiny: Any) -> PreparedSplit:
-    return prepare_split(load_task(tiny.task), "search")
-
-
-def new_pool(tiny: Any, split: PreparedSplit, address: str, **settings: Any) -> RayPool:
-    workers = WorkersSection(num_cpus=0.5, address=address, **settings)
-    model = ModelConfig(path=str(tiny.model), device="cpu")
-    return RayPool(workers, model, EngineConfig(), {split.fingerprint: split}, worker=FaultyWorker)
-
-
-@pytest.fixture(scope="module")
-def pool(tiny: Any, split: PreparedSplit, ray_address: str) -> Iterator[RayPool]:
+def pool(ray_address: str) -> Iterator[RayPool]:
     """Two workers."""
-    pool = new_pool(tiny, split, ray_address, count=2, max_attempts=2)
+    pool = light_pool(ray_address, SearchingWorker, count=2, max_attempts=2)
     yield pool
     pool.close()
 
@@ -97,7 +71,7 @@ def from_the_checkout() -> Iterator[None]:
     ray.shutdown()
 
 
-def collect(pool: RayPool, count: int, timeout: float = PATIENT_S) -> dict[str, EvaluationReply]:
+def collect(pool: Pool, count: int, timeout: float = PATIENT_S) -> dict[str, EvaluationReply]:
     done: dict[str, EvaluationReply] = {}
     deadline = time.monotonic() + timeout
     while len(done) < count:
@@ -106,8 +80,9 @@ def collect(pool: RayPool, count: int, timeout: float = PATIENT_S) -> dict[str, 
     return done
 
 
-def request(split: PreparedSplit, ticket: str, edit: Any = None) -> EvaluationRequest:
-    return EvaluationRequest(edit or IdentityEdit(), (split.ref,), ticket=ticket)
+def submit(pool: RayPool, *tickets: str) -> None:
+    for ticket in tickets:
+        pool.submit(EvaluationRequest(IdentityEdit(), (), ticket=ticket))
 
 
 def limit(pool: RayPool, **seconds: float) -> None:
@@ -115,23 +90,27 @@ def limit(pool: RayPool, **seconds: float) -> None:
     pool._workers = pool._workers.model_copy(update=seconds)
 
 
-def test_an_evaluation_past_its_time_fails(tiny: Any, split: PreparedSplit, ray_address: str) -> None:
-    pool = new_pool(tiny, split, ray_address, count=1, timeout_s=1.5, max_attempts=1)
-    with contextlib.closing(pool):
-        pool.submit(request(split, "hang"))
+def test_an_evaluation_past_its_time_fails(ray_address: str) -> None:
+    with contextlib.closing(light_pool(ray_address, LightWorker, count=1, timeout_s=1.5, max_attempts=1)) as pool:
+        submit(pool, "hang")
         done = collect(pool, 1)
         limit(pool, timeout_s=PATIENT_S)
-        pool.submit(request(split, "good"))
+        submit(pool, "good")
         done |= collect(pool, 1)
     assert "longer than workers.timeout_s = 1.5" in (done["hang"].failure or "") and done["hang"].kind == "timeout"
     assert done["good"].failure is None
 
 
-def test_a_model_that_does_not_load_ends_the_pool(split: PreparedSplit, ray_address: str, tmp_path: Path) -> None:
-    workers = WorkersSection(count=1, num_cpus=0.5, address=ray_address)
-    pool = RayPool(workers, ModelConfig(path=str(tmp_path)), EngineConfig(), {split.fingerprint: split})
-    with contextlib.closing(pool), pytest.raises(PoolError, match=r"workers can't start: .*config\.json"):
-        collect(pool, 1, timeout=PATIENT_S)
+def test_a_model_that_does_not_load_ends_the_pool(
+    ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_pool, "_PAUSE_S", 0.1)
+    with (
+        contextlib.closing(light_pool(ray_address, fragile(tmp_path, "refuse"), count=1)) as pool,
+        pytest.raises(PoolError, match="workers can't start: UserError: not a model for this"),
+    ):
+        collect(pool, 1)
+    assert len(list(tmp_path.iterdir())) == 3, "it was tried several times"
 
 
 def fragile(folder: Path, *fates: str, calibrating: tuple[str, ...] = ()) -> Any:
@@ -181,7 +160,7 @@ def meet(folder: Path, fates: tuple[str, ...]) -> None:
             os._exit(1)
 
 
-def fragile_pool(address: str, worker: Any, **settings: Any) -> RayPool:
+def light_pool(address: str, worker: Any, **settings: Any) -> RayPool:
     workers = WorkersSection(num_cpus=0.5, address=address, **settings)
     return RayPool(workers, ModelConfig(path="nowhere"), EngineConfig(), {}, worker=worker)
 
@@ -199,8 +178,8 @@ def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(
     """It is started again after pauses that grow, and the search goes on."""
     monkeypatch.setattr(ray_pool, "_PAUSE_S", 0.1)
     monkeypatch.setattr(ray_pool, "_LONGEST_PAUSE_S", 0.3)
-    fates = ["fine", *["fail"] * 6, "fine"]
-    with contextlib.closing(fragile_pool(ray_address, fragile(tmp_path, *fates), count=1)) as pool:
+    fates = ["fine", *["fail"] * 4, "fine"]
+    with contextlib.closing(light_pool(ray_address, fragile(tmp_path, *fates), count=1)) as pool:
         poll_until(pool, lambda: pool.ready == 1)
         pool.resize(2)
         for number in range(20):
@@ -209,7 +188,7 @@ def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(
         poll_until(pool, lambda: pool.ready == 2)
     said = [record for record in caplog.records if record.levelno == logging.WARNING]
     pauses = [record.args[-2] for record in said if isinstance(record.args, tuple)]
-    assert pauses == [0.1, 0.2, 0.3, 0.3, 0.3, 0.3]
+    assert pauses == [0.1, 0.2, 0.3, 0.3]
     words = f"worker 2 of 2 can't start on {socket.gethostname()}: RuntimeError: CUDA error"
     assert all(words in record.message and "1 are ready" in record.message for record in said)
 
@@ -217,7 +196,7 @@ def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(
 def test_a_worker_that_hangs_while_it_loads_is_replaced(
     ray_address: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool = fragile_pool(ray_address, fragile(tmp_path, "fine", "hang", "fine"), count=1, start_timeout_s=PATIENT_S)
+    pool = light_pool(ray_address, fragile(tmp_path, "fine", "hang", "fine"), count=1, start_timeout_s=PATIENT_S)
     with contextlib.closing(pool):
         poll_until(pool, lambda: pool.ready == 1)
         pool.resize(2)
@@ -230,7 +209,7 @@ def test_a_worker_that_hangs_while_it_loads_is_replaced(
 
 def test_the_pool_ends_when_no_worker_gets_ready_in_time(ray_address: str, tmp_path: Path) -> None:
     """One hangs while it loads, another one finds no room."""
-    loading = fragile_pool(ray_address, fragile(tmp_path, "hang"), count=1, start_timeout_s=PATIENT_S)
+    loading = light_pool(ray_address, fragile(tmp_path, "hang"), count=1, start_timeout_s=PATIENT_S)
     with contextlib.closing(loading):
         poll_until(loading, (tmp_path / "0").exists)
         limit(loading, start_timeout_s=1.0)
@@ -243,7 +222,7 @@ def test_the_pool_ends_when_no_worker_gets_ready_in_time(ray_address: str, tmp_p
 
 
 def ready_pool(address: str, worker: Any, **settings: Any) -> RayPool:
-    pool = fragile_pool(address, worker, **settings)
+    pool = light_pool(address, worker, **settings)
     poll_until(pool, lambda: pool.ready == 1)
     return pool
 
@@ -305,75 +284,74 @@ def test_what_is_wrong_with_a_calibration_is_no_traceback(ray_address: str, tmp_
             pool.calibrate(ANYTHING, ())
     loading = fragile(tmp_path / "loading", "refuse")
     with (
-        contextlib.closing(fragile_pool(ray_address, loading, count=1)) as pool,
+        contextlib.closing(light_pool(ray_address, loading, count=1)) as pool,
         pytest.raises(UserError, match=r"^not a model for this$"),
     ):
         pool.calibrate(ANYTHING, ())
 
 
-def test_a_worker_that_calibrated_evaluates_as_others_do(
-    pool: RayPool, tiny: Any, split: PreparedSplit, ray_address: str
-) -> None:
+def test_a_worker_that_calibrated_evaluates_as_others_do(tiny: Any, ray_address: str) -> None:
+    """And one to whom bad candidates were sent: one whose weights explode, one that does not fit."""
+    split = prepare_split(load_task(tiny.task), "search")
+    splits, model = {split.fingerprint: split}, ModelConfig(path=str(tiny.model), device="cpu")
     merging = np.random.default_rng(3).random((4, 2, 4), np.float32)
-    edits = {"whole": IdentityEdit(), "merged": EepEdit(merging, merging, 2)}
-
-    def evaluated(pool: RayPool) -> list[Any]:
-        for ticket, edit in edits.items():
-            pool.submit(request(split, ticket, edit))
-        replies = collect(pool, 2)
-        results = [replies[each].results[split.fingerprint] for each in edits]
-        return [(each.score, each.gold_logprob, each.outcomes.tolist()) for each in results]
-
-    with contextlib.closing(new_pool(tiny, split, ray_address, count=1)) as other:
-        recipes = ExpertsRecipe(("saliency", "usage"), None, 60), RowsRecipe(60)
-        made = [Calibration.from_bytes(other.calibrate(recipe, (split,))) for recipe in recipes]
-        assert all(each.tokens_run for each in made)
-        assert evaluated(other) == evaluated(pool)
-
-
-def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool, split: PreparedSplit) -> None:
-    """Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there."""
-    pool.submit(request(split, "spec"))
-    assert str(CHECKOUT) not in (collect(pool, 1)["spec"].failure or "")
-
-
-def test_faults_stay_with_their_candidates(pool: RayPool, split: PreparedSplit) -> None:
-    """One that kills its worker, one that takes all its memory, one whose weights explode, one that does not fit."""
     identity = np.stack([np.eye(4, dtype=np.float32)] * 4)
-    edits = {
+    bad = {
         "nan": EepEdit(identity, identity * np.float32(1e30), 2),
         "misfit": EepEdit(identity[:2], identity[:2], 2),
     }
-    tickets = ["die", "memory", "nan", "misfit", "good 1", "good 2"]
-    for ticket in tickets:
-        pool.submit(request(split, ticket, edits.get(ticket)))
+    edits = {**bad, "whole": IdentityEdit(), "merged": EepEdit(merging, merging, 2)}
+
+    def evaluated(pool: Pool, names: Iterable[str]) -> dict[str, EvaluationReply]:
+        for ticket in names:
+            pool.submit(EvaluationRequest(edits[ticket], (split.ref,), ticket=ticket))
+        return collect(pool, len(edits))
+
+    workers = WorkersSection(count=1, num_cpus=0.5, address=ray_address)
+    with contextlib.closing(RayPool(workers, model, EngineConfig(), splits)) as pool:
+        recipes = ExpertsRecipe(("saliency", "usage"), None, 60), RowsRecipe(60)
+        made = [Calibration.from_bytes(pool.calibrate(recipe, (split,))) for recipe in recipes]
+        assert all(each.tokens_run for each in made)
+        replies = evaluated(pool, edits)
+    assert {replies[ticket].kind for ticket in bad} == {"candidate"}
+    assert "finite" in (replies["nan"].failure or "") and replies["misfit"].failure
+    assert {reply.attempts for reply in replies.values()} == {1}
+    others = evaluated(LocalPool(lambda: EvaluationWorker(model, EngineConfig()), splits), reversed(edits))
+    for ticket in edits.keys() - bad:
+        here, there = others[ticket].results[split.fingerprint], replies[ticket].results[split.fingerprint]
+        assert (here.score, here.gold_logprob) == (there.score, there.gold_logprob)
+        assert np.array_equal(here.outcomes, there.outcomes)
+
+
+def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool) -> None:
+    """Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there."""
+    submit(pool, "spec")
+    assert str(CHECKOUT) not in (collect(pool, 1)["spec"].failure or "")
+
+
+def test_faults_stay_with_their_candidates(pool: RayPool) -> None:
+    """One that kills its worker, one that takes all its memory, one that does not fit."""
+    tickets = ["die", "fault", "misfit", "good 1", "good 2"]
+    submit(pool, *tickets)
     done = collect(pool, len(tickets))
-    for ticket in ("die", "memory"):
-        assert "killed its worker 2 times" in (done[ticket].failure or "")
+    for ticket in ("die", "fault"):
+        assert "killed its worker 2 times" in (done[ticket].failure or "") and done[ticket].kind == "worker"
         assert done[ticket].attempts == 2
-    assert "MemoryError: no more" in (done["memory"].failure or "")
-    kinds = {ticket: done[ticket].kind for ticket in ("die", "memory", "nan", "misfit")}
-    assert kinds == {"die": "worker", "memory": "worker", "nan": "candidate", "misfit": "candidate"}
-    assert "non-finite" in (done["nan"].failure or "") or "finite" in (done["nan"].failure or "")
-    assert done["misfit"].failure
-    scores = {done[ticket].results[split.fingerprint].gold_logprob for ticket in ("good 1", "good 2")}
-    assert len(scores) == 1, "the model is the same whatever was evaluated before"
+    assert "MemoryError: no more" in (done["fault"].failure or "")
+    assert done["misfit"].failure and done["misfit"].kind == "candidate"
+    assert {(done[ticket].failure, done[ticket].attempts) for ticket in ("good 1", "good 2")} == {(None, 1)}
 
 
-def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(
-    pool: RayPool, split: PreparedSplit, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(pool: RayPool, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    while pool.ready < 2:
-        pool.poll(0.5)
+    poll_until(pool, lambda: pool.ready == 2)
     # The first of two free workers takes both.
-    pool.submit(request(split, "good"))
+    submit(pool, "good")
     victim = int(collect(pool, 1)["good"].worker.rpartition("/")[2])
-    ticket = f"after {gate}"
-    pool.submit(request(split, ticket))
+    submit(pool, f"after {gate}")
     pool.poll(0.5)
     os.kill(victim, signal.SIGKILL)
     gate.touch()
-    done = collect(pool, 1)[ticket]
+    (done,) = collect(pool, 1).values()
     assert (done.failure, done.attempts) == (None, 2)
     assert not done.worker.endswith(f"/{victim}")

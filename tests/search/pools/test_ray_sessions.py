@@ -40,7 +40,13 @@ def cpus() -> float:
 
 
 def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(ray_address: str) -> None:
+    with used(address=ray_address) as joined:
+        assert cpus() == 4
+    for address in ("auto", ray_address):
+        with used(address=address) as again:
+            assert again == joined
     with used(num_cpus=0.5) as first:
+        assert first != joined
         assert cpus() >= (os.cpu_count() or 1), "it may be scaled up later"
         enough = int(cpus())
         with used(num_cpus=enough) as second:
@@ -48,15 +54,12 @@ def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(ray_ad
         for wanted in ({"count": 2, "num_cpus": enough}, {"address": ray_address}, {"address": "auto"}):
             with pytest.raises(PoolError, match=rf"is in the Ray at \S+ already, with {enough} CPUs"), used(**wanted):
                 pass
+    with used(count="auto", min=0) as same:
+        assert same == first
     with used(count=2, num_cpus=enough) as larger:
         assert larger != first and cpus() == 2 * enough
-    with used(address=ray_address) as joined:
-        assert joined != larger and cpus() == 4
-    for address in ("auto", ray_address):
-        with used(address=address) as again:
-            assert again == joined
-    with used(count="auto", min=0) as local:
-        assert local not in (first, larger, joined)
+    with used(address=ray_address) as again:
+        assert again == joined
 
 
 def test_a_ray_that_is_the_users_own_is_taken_and_never_left(ray_address: str) -> None:

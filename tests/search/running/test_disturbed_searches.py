@@ -102,8 +102,8 @@ def test_of_two_drivers_of_a_search_one_is_refused(url: str, calm: object, tmp_p
     check_undisturbed(url, calm)
 
 
-def test_two_searches_are_driven_at_once(url: str, tmp_path: Path) -> None:
-    calm = {name: undisturbed(tmp_path, name) for name in ("one", "two")}
-    drivers = [Drive(url, tmp_path, name) for name in calm]
+def test_two_searches_are_driven_at_once(url: str, calm: object, tmp_path: Path) -> None:
+    expected = {"lab": calm, "two": undisturbed(tmp_path, "two")}
+    drivers = [Drive(url, tmp_path, name) for name in expected]
     assert [driver.end() for driver in drivers] == [0, 0], [driver.said for driver in drivers]
-    assert {name: population(url, name) for name in calm} == calm and calm["one"] != calm["two"]
+    assert {name: population(url, name) for name in expected} == expected and calm != expected["two"]

@@ -13,13 +13,14 @@ from waiting import PATIENT_S
 
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.shares import Node
-from moevolve.search.running import sharing
+from moevolve.search.running import lease_heartbeat, sharing
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
 from moevolve.search.running.sharing import ClusterShare
 from moevolve.store.repository import Store
 
 LEASE_S = PATIENT_S
-"""So that a machine that stands still for a while loses no lease; it is renewed every second."""
+"""So that a machine that stands still for a while loses no lease; it is renewed every `BEAT_S`."""
+BEAT_S = 0.1
 
 
 @pytest.fixture
@@ -42,6 +43,7 @@ class Drivers:
         patch.setattr(sharing, "cluster_nodes", lambda: self.nodes)
         patch.setattr(sharing, "cluster_name", lambda: self.cluster)
         patch.setattr(sharing, "_UPDATE_S", 0.0)
+        patch.setattr(lease_heartbeat, "_BEAT_S", BEAT_S)
 
     def start(self, name: str, useful: int = 8, **settings: object) -> None:
         workers = WorkersSection(**{"count": "auto", **settings})  # type: ignore[arg-type]
@@ -103,5 +105,5 @@ def test_those_of_another_cluster_are_left_alone(drivers: Drivers, store: Store)
 def test_a_search_that_has_joined_no_cluster_has_what_it_always_has(drivers: Drivers) -> None:
     drivers.cluster = None
     drivers.start("a", min=2)
-    time.sleep(2.0)  # a heartbeat or two
+    time.sleep(5 * BEAT_S)
     drivers.come_to(a=2)

@@ -6,15 +6,13 @@ import io
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
+import disturbed_lab
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from report_lab import finished
 from starlette.testclient import TestClient
 
 from moevolve.search.cli.app import JsonFormatter
-from moevolve.search.config.files import load_run_config
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
@@ -65,8 +63,7 @@ def test_a_log_line_names_search_and_individual(monkeypatch: pytest.MonkeyPatch)
     )
 
 
-def test_a_search_logs_its_name_and_its_individuals(tiny: Any, tmp_path: Path) -> None:
-    run = load_run_config(tiny.write_run(tmp_path / "run.yaml", "logged"))
+def test_a_search_logs_its_name_and_its_individuals(tmp_path: Path) -> None:
     said, logger = io.StringIO(), logging.getLogger("moevolve")
     handler = logging.StreamHandler(said)
     handler.setFormatter(JsonFormatter())
@@ -74,8 +71,7 @@ def test_a_search_logs_its_name_and_its_individuals(tiny: Any, tmp_path: Path) -
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        with Store.open(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
-            finished(store, run)
+        disturbed_lab.drive(f"sqlite:///{tmp_path / 'moevolve.db'}", "logged", None)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
@@ -85,4 +81,4 @@ def test_a_search_logs_its_name_and_its_individuals(tiny: Any, tmp_path: Path) -
     assert [line for line in told if line in ("starting workers", "evaluating", "finished")] == [
         *("starting workers", "evaluating", "finished"),
     ]
-    assert {line["individual"] for line in lines if "individual" in line} == set(range(24))
+    assert {line["individual"] for line in lines if "individual" in line} == set(range(disturbed_lab.TOTAL))
