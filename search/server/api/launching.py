@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from moevolve.evaluators.errors import UserError
 from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp, PadExperts, Requantise
 from moevolve.search.running.steer import unpause
-from moevolve.search.server.dependencies import RefPath, SearchPath, ServerDep
+from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import Job
@@ -61,7 +61,7 @@ def list_launches(server: ServerDep) -> list[Job]:
     return server.processes.jobs()
 
 
-@routes.post("/searches", status_code=HTTPStatus.ACCEPTED)
+@routes.post("/searches", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
 def launch(server: ServerDep, asked: RemoteLaunchRequest) -> Job:
     """Launch a search on the server's machine. Repeating the request starts no second one."""
     launching = resolve(asked, server.settings)
@@ -69,13 +69,13 @@ def launch(server: ServerDep, asked: RemoteLaunchRequest) -> Job:
     return server.processes.start(launching.config.name, launching.arguments)
 
 
-@routes.post("/searches/check")
+@routes.post("/searches/check", dependencies=[CHANGES])
 def check(server: ServerDep, asked: RemoteLaunchRequest) -> LaunchPlan:
     """Check a launch and count its individuals and parameters. Nothing is started, and no weights are loaded."""
     return plan_launch(asked, server)
 
 
-@routes.post("/searches/{search}/resume", status_code=HTTPStatus.ACCEPTED)
+@routes.post("/searches/{search}/resume", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
 def resume(server: ServerDep, search: SearchPath) -> Job | None:
     """Let a paused search continue where it runs (returns null), or continue one without a driver on this machine."""
     record = server.store.search(search)
@@ -87,7 +87,7 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
     return server.processes.start(record.name, ["resume", record.name, *address])
 
 
-@routes.post("/individuals/{ref}/export", status_code=HTTPStatus.ACCEPTED)
+@routes.post("/individuals/{ref}/export", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
 def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
     """Export an individual as a checkpoint into the server's folder for exports."""
     if server.settings.exports is None:

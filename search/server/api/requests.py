@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from moevolve.search.requests.record import Request, annotation_of, fields_of, path_fields
 from moevolve.search.requests.searches import PlotRequest
-from moevolve.search.server.dependencies import ServerDep, ServerState
+from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
 from moevolve.search.service.service import LocalService
@@ -41,6 +41,7 @@ def request_routes() -> APIRouter:
                 "tags": [case.path.split("/")[1]],
                 "methods": ["POST" if case.writes else "GET"],
                 "responses": WRITES if case.writes else READS,
+                "dependencies": [CHANGES] if case.writes else [],
                 "response_model": case.answer,
             }
         routes.add_api_route(case.path, _endpoint(kind, case, case.path), **options)
