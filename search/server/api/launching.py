@@ -16,7 +16,7 @@ from moevolve.search.running.steer import unpause
 from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
 from moevolve.search.server.problems import WRITES
-from moevolve.search.server.processes import Job
+from moevolve.search.server.processes import RETRY_S, BusyError, Job
 
 
 class ExportOptions(BaseModel):
@@ -81,8 +81,17 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
     record = server.store.search(search)
     if unpause(server.writer, record.id):
         return None
+    if server.processes.asked(record.name) == "paused":  # it has no driver yet
+        server.processes.ask(record.name, None)
+        return None
     if record.status in ("finished", "cancelled"):
         raise UserError(f"search {record.name} is {record.status}")
+    control = server.store.control(record.id)
+    if control.alive:
+        state = f"ending, as it was asked to; try again in {RETRY_S} s"
+        if control.desired_state == "running":
+            state = f"being run by {control.owner} already"
+        raise BusyError(f"search {record.name} is {state}")
     address = [] if server.settings.address is None else ["--address", server.settings.address]
     return server.processes.start(record.name, ["resume", record.name, *address])
 
