@@ -66,7 +66,6 @@ def make_app(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
         help="Make mixture-of-experts language models smaller and faster for your tasks, using inference only.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
     )
     groups: dict[str, typer.Typer] = {"": app}
     for name, file in commands.items():

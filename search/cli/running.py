@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -147,6 +148,7 @@ def watched(run: Callable[..., T], stopped: int = STOPPED, again: str | None = N
         stopped: Exit code if the search is stopped or cancelled from elsewhere.
         again: Line on how to continue; None for the command that resumes the search.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a start that is stopped takes its processes along
     begun: list[RunConfig] = []
     with ExitStack() as stack:
         shown = moevolve.Observer()

@@ -29,8 +29,8 @@ class TaskSection(Section):
     """
 
     name: str
-    weight: float = Field(1.0, gt=0)
-    counts: dict[Split, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    weight: float = Field(1.0, gt=0, le=1e6)
+    counts: dict[Split, Annotated[int, Field(ge=1, le=1_000_000_000)]] = Field(default_factory=dict)
 
     @property
     def sets_aside(self) -> bool:
@@ -100,7 +100,7 @@ class WorkersSection(Section):
     count: Annotated[int, Field(ge=1, le=_MOST_WORKERS)] | Literal["auto"] = 1
     min: int = Field(1, ge=0, le=_MOST_WORKERS)
     max: int | None = Field(None, ge=1, le=_MOST_WORKERS)
-    priority: int = 0
+    priority: int = Field(0, ge=-1000, le=1000)
     num_cpus: float = Field(1, ge=0, le=10_000)
     num_gpus: float = Field(0, ge=0, le=1000)
     max_attempts: int = Field(3, ge=1, le=1000)
@@ -202,7 +202,7 @@ class RunConfig(Section):
     strategy: StrategySection = EvolutionSection()
     phases: tuple[Phase, ...]
     window: int = Field(8, ge=1, le=100_000)
-    stop_at_recovery: float | None = Field(None, gt=0)
+    stop_at_recovery: float | None = Field(None, gt=0, le=100)
     tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()

@@ -12,7 +12,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from moevolve.search.server import metrics
 from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
-from moevolve.search.server.dependencies import ServerState, refuse_unstorable_text
+from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
 from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
@@ -69,9 +69,9 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     app.state.server = server
     answer_errors(app, problem_page)
     app.add_middleware(GZipMiddleware, minimum_size=1024)
-    app.include_router(request_routes(), prefix="/api")
+    app.include_router(request_routes(), prefix="/api", dependencies=[NEEDS_TOKEN])
     for module in (reading, launching):
-        app.include_router(module.routes, prefix="/api")
+        app.include_router(module.routes, prefix="/api", dependencies=[NEEDS_TOKEN])
     app.include_router(metrics.routes)
     add_pages(app)
 

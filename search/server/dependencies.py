@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import Depends, HTTPException, Path, Query, Request
+from fastapi import Depends, Header, HTTPException, Path, Query, Request
+from fastapi.security import HTTPBearer
 
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.server.drawing_queue import DrawingQueue
@@ -60,6 +61,26 @@ async def refuse_unstorable_text(request: Request) -> None:
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, _UNSTORABLE) from None
     if r"\u0000" in text.replace(r"\\", ""):
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, _UNSTORABLE)
+
+
+NEEDS_TOKEN = Depends(
+    HTTPBearer(
+        scheme_name="token",
+        description="A read token, or a write token for what changes something. Servers without tokens ignore it.",
+        auto_error=False,
+    )
+)
+"""Dependency that describes the token in OpenAPI; the guard has checked it."""
+
+
+async def _describe_header(
+    _: Annotated[Literal["1"], Header(alias="X-Moevolve", description="Forms of other sites can't send it.")],
+) -> None:
+    """Describe the header in OpenAPI; the guard has refused requests without it."""
+
+
+CHANGES = Depends(_describe_header)
+"""Dependency of routes that change something."""
 
 
 async def _state_of(request: Request) -> ServerState:

@@ -5,7 +5,8 @@ Requests are refused unless they meet all of these conditions:
 * The `Host` is one of the server's names, also on loopback, so that no other site can reach the server from a browser
   under a name of its own (DNS rebinding). Only the health check answers under any name.
 * The request doesn't come from another site's page, unless a person followed a link there.
-* If the server has tokens, the request has one: as `Authorization: Bearer TOKEN`, or as the cookie set by signing in.
+* If the server has tokens, the request has one, as `Authorization: Bearer TOKEN`, or the cookie of a session that was
+  begun with one and is still open.
 * If the server has no tokens, the request comes from this machine and through no proxy, behind which there may be
   others.
 * If it changes something, its token has scope `write`, and it has the header `X-Moevolve`, which a form of another site
@@ -15,7 +16,6 @@ Requests are refused unless they meet all of these conditions:
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 from collections.abc import Callable, Mapping
@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moevolve.search.server.sessions import SESSION_S, Sessions
 from moevolve.search.server.settings import Scope as TokenScope
 
 MAX_BODY_BYTES = 1 << 16
@@ -38,6 +39,8 @@ HEADER = "x-moevolve"
 COOKIE = "moevolve"
 HEALTH = "/healthz"
 """Path of the health check for load balancers, which is answered under any host name."""
+LOGOUT = "/logout"
+"""Path of the form that ends a session. It can't be opened, so that no link signs anybody out."""
 OPEN_PATHS = (HEALTH, "/login")
 """Paths that need no token, besides those under /static/."""
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
@@ -77,8 +80,7 @@ class Guard:
     ) -> None:
         self._app, self._hosts, self._tokens, self._sign_in = app, hosts, tokens, sign_in
         self._bounded = RequestBodyLimitMiddleware(self._answer, MAX_BODY_BYTES)
-        # Cookies hold a value derived from the token, not the token itself.
-        self._sessions = {session_of(token): scope for token, scope in tokens.items()}
+        self._sessions = Sessions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -96,8 +98,11 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that is allowed."""
-        if scope["path"] != "/login" or scope["method"] in _SAFE_METHODS:
+        if scope["method"] in _SAFE_METHODS or scope["path"] not in ("/login", LOGOUT):
             await self._app(scope, receive, send)
+            return
+        if scope["path"] == LOGOUT:
+            await self._sign_out_response(Headers(scope=scope))(scope, receive, send)
             return
         with suppress(ClientDisconnect):
             body = await Request(scope, receive).body()
@@ -114,7 +119,7 @@ class Guard:
         path, writes = scope["path"], scope["method"] not in _SAFE_METHODS
         if not _is_same_origin(headers) and (writes or not _is_navigation(headers)):
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
-        if path in OPEN_PATHS or path.startswith("/static/"):
+        if path in OPEN_PATHS or path.startswith("/static/") or (path == LOGOUT and writes):
             return None
         has = self._scope(headers)
         if has is None:
@@ -143,18 +148,27 @@ class Guard:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return _scope_of(self._tokens, token.strip())
-        return _scope_of(self._sessions, _cookie(headers))
+        return self._sessions.scope(_cookie(headers))
 
     def _sign_in_response(self, headers: Headers, body: bytes) -> Response:
         """The response to the sign-in form, with the cookie if its token is known."""
         form = parse_qs(body.decode("utf-8", "replace"))
         given = form.get("token", [""])[0].strip()
         asked = local_path(form.get("next", ["/"])[0])
-        if _scope_of(self._tokens, given) is None:
+        has = _scope_of(self._tokens, given)
+        if has is None:
             return HTMLResponse(self._sign_in(True, asked), HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(asked, HTTPStatus.SEE_OTHER)
         secure = headers.get("x-forwarded-proto") == "https"
-        response.set_cookie(COOKIE, session_of(given), httponly=True, samesite="strict", secure=secure)
+        session = self._sessions.begin(has)
+        response.set_cookie(COOKIE, session, max_age=SESSION_S, httponly=True, samesite="strict", secure=secure)
+        return response
+
+    def _sign_out_response(self, headers: Headers) -> Response:
+        """End the browser's session, and lead to the sign-in page."""
+        self._sessions.end(_cookie(headers))
+        response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
+        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return response
 
 
@@ -215,7 +229,7 @@ def _head_of(send: Send) -> Send:
 
 
 def _scope_of(known: Mapping[str, TokenScope], given: str) -> TokenScope | None:
-    """The scope of a token or session; the time it takes doesn't depend on how much of the value is right."""
+    """The scope of a token; the time it takes doesn't depend on how much of the value is right."""
     scopes = [scope for one, scope in known.items() if hmac.compare_digest(one.encode(), given.encode())]
     return scopes[0] if scopes else None
 
@@ -226,11 +240,6 @@ def _cookie(headers: Headers) -> str:
     except CookieError:
         return ""
     return "" if found is None else found.value
-
-
-def session_of(token: str) -> str:
-    """The cookie value that stands for a token."""
-    return hmac.new(token.encode(), b"moevolve session", hashlib.sha256).hexdigest()
 
 
 def hostname(host: str) -> str:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from moevolve.search.server.dependencies import ServerDep
+from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerDep
 from moevolve.search.server.guard import HEALTH
 from moevolve.search.server.problems import READS
 from moevolve.store.reader import StoreReader
@@ -31,6 +31,7 @@ def healthz(server: ServerDep) -> str:
 
 @routes.get(
     "/metrics",
+    dependencies=[NEEDS_TOKEN],
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."}},
     response_class=Response,
 )

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.server.guard import TOO_LARGE, problem
+from moevolve.search.server.processes import RETRY_S, BusyError
 from moevolve.store.errors import (
     LeaseHeldError,
     LeaseLostError,
@@ -35,6 +36,7 @@ _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (LeaseLostError, HTTPStatus.CONFLICT),
     (NameTakenError, HTTPStatus.CONFLICT),
     (NotRunningError, HTTPStatus.CONFLICT),
+    (BusyError, HTTPStatus.CONFLICT),
     (StoreError, HTTPStatus.SERVICE_UNAVAILABLE),
     (UserError, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
@@ -76,7 +78,10 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
     def known(request: Request, error: Exception) -> Response:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
         if status != HTTPStatus.SERVICE_UNAVAILABLE:
-            return answered(request, status, str(error))
+            answer = answered(request, status, str(error))
+            if isinstance(error, BusyError):
+                answer.headers["retry-after"] = str(RETRY_S)
+            return answer
         # A database's message may contain its address and the query.
         log.error("%s %s: %s", request.method, request.url.path, error)
         return answered(request, status, "the store can't be read now; the server's log says why")

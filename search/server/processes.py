@@ -7,16 +7,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.running.webhooks import WebhookSection, environment_of
+from moevolve.store.records import DesiredState
 
 _TAIL_BYTES = 1 << 16
 _SERVER_VARIABLES = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
 """Environment variables that commands must not inherit: with them they would ask a server instead of the store."""
+
+
+RETRY_S = 5
+"""Seconds after which a request may be repeated that was refused because a process was about to end."""
+
+
+class BusyError(UserError):
+    """The search or individual is being worked on; the request may succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,7 @@ class Job:
         process: Process id on the server's machine.
         exit_code: Exit status; None while the process runs.
         last_line: Last line of its log.
+        asked: What it was asked for before its search had a driver: `paused`, `stopped` or `cancelled`.
     """
 
     name: str
@@ -39,6 +49,7 @@ class Job:
     running: bool
     exit_code: int | None
     last_line: str
+    asked: DesiredState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,7 @@ class _Started:
     command: str
     at: datetime
     process: subprocess.Popen[bytes]
+    asked: DesiredState | None = None
 
 
 class ProcessRunner:
@@ -77,14 +89,16 @@ class ProcessRunner:
             arguments: Command line arguments, the command first.
 
         Raises:
-            UserError: a process with this name is still running, or the log can't be written.
+            BusyError: a process with this name is still running.
+            UserError: the log can't be written.
         """
         inherited = {name: value for name, value in os.environ.items() if name not in _SERVER_VARIABLES}
         with self._lock:
             earlier = self._started.get(name)
             if earlier is not None and earlier.process.poll() is None:
-                raise UserError(
-                    f"{name} is being worked on by process {earlier.process.pid}; its log tells how far it is"
+                raise BusyError(
+                    f"{name} is being worked on by process {earlier.process.pid}; its log tells how far it is. If it "
+                    f"was asked to stop, try again in {RETRY_S} s"
                 )
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)
@@ -114,7 +128,27 @@ class ProcessRunner:
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()
         last = lines[-1] if lines else ""
-        return Job(name, started.command, started.at, started.process.pid, code is None, code, last)
+        return Job(name, started.command, started.at, started.process.pid, code is None, code, last, started.asked)
+
+    def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
+        """Note what a search's running process is asked for; end the process unless it is to pause or to go on.
+
+        Returns:
+            The process; None if no process of a search with this name is running.
+        """
+        with self._lock:
+            started = self._started.get(name)
+            if started is None or started.command == "export" or started.process.poll() is not None:
+                return None
+            self._started = self._started | {name: replace(started, asked=desired_state)}
+            if desired_state not in (None, "paused"):
+                started.process.terminate()
+        return self.job(name)
+
+    def asked(self, name: str) -> DesiredState | None:
+        """What a search's running process was asked for; None as well if no process is running."""
+        started = self._started.get(name)
+        return None if started is None or started.process.poll() is not None else started.asked
 
     def jobs(self) -> list[Job]:
         """The latest process of each name that this server has started, the most recent last."""

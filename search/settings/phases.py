@@ -38,9 +38,9 @@ class ThresholdParents(Section):
     """
 
     rule: Literal["threshold"] = "threshold"
-    crossover_margin: float = Field(0.01, ge=0)
+    crossover_margin: float = Field(0.01, ge=0, le=1e6)
     crossover_least: int = Field(6, ge=1, le=MOST_EVALUATIONS)
-    mutation_margin: float = Field(0.03, ge=0)
+    mutation_margin: float = Field(0.03, ge=0, le=1e6)
 
 
 def _by_rule(value: Any) -> Any:
@@ -74,7 +74,7 @@ class NevergradSection(Section):
 
     kind: Literal["nevergrad"] = "nevergrad"
     optimizer: str
-    sigma: float | None = Field(None, gt=0)
+    sigma: float | None = Field(None, gt=0, le=1000)
 
 
 class SurrogateSection(Section):
@@ -239,7 +239,7 @@ class MergePhase(PhaseBase):
     crossover: Literal["rows", "entries"] = "rows"
     first_parent_rate: float = Field(0.6, ge=0, le=1)
     entry_rate: float = Field(0.25, ge=0, le=1)
-    sigma: float = Field(0.065, gt=0)
+    sigma: float = Field(0.065, gt=0, le=1000)
     normalise: Literal["all", "touched"] = "all"
     normalise_rate: float = Field(0.1, ge=0, le=1)
 
@@ -265,7 +265,7 @@ class TunePhase(PhaseBase):
     init: tuple[str, ...] = Field((START, "random"), min_length=1)
     crossover_rate: float = Field(0.3, ge=0, le=1)
     entry_rate: float = Field(0.25, ge=0, le=1)
-    sigma: float = Field(0.1, gt=0)
+    sigma: float = Field(0.1, gt=0, le=1000)
     swap_rate: float = Field(0.02, ge=0, le=1)
 
 
@@ -295,7 +295,7 @@ class AllocatePhase(PhaseBase):
     repair: Repair = RepairRecipe(neurons=NeuronRecipe())
     crossover_rate: float = Field(0.3, ge=0, le=1)
     entry_rate: float = Field(0.4, ge=0, le=1)
-    sigma: float = Field(0.3, gt=0)
+    sigma: float = Field(0.3, gt=0, le=1000)
 
     @model_validator(mode="before")
     @classmethod

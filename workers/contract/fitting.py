@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Ge, Le, Lt
 from numpy.typing import NDArray
 
 from moevolve.workers.contract.edits import Tokens
@@ -99,11 +100,11 @@ class NeuronRecipe:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    routing: float = 1.0
-    activation: float = 2.0
-    output: float = 2.0
+    routing: Annotated[float, Ge(0), Lt(100)] = 1.0
+    activation: Annotated[float, Ge(0), Lt(100)] = 2.0
+    output: Annotated[float, Ge(0), Lt(100)] = 2.0
     shared: bool = False
-    candidates: float = 4.0
+    candidates: Annotated[float, Ge(1), Le(1e6)] = 4.0
     router: Literal["fitted", "kept"] = "fitted"
 
     def __post_init__(self) -> None:

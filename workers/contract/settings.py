@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Le, MinLen
 
 _STRICT = {"extra": "forbid"}
+_MOST_TOKENS = 1_000_000_000
 """Makes pydantic refuse unknown keys."""
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -93,10 +94,10 @@ class EngineConfig:
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
-    batch_tokens: Annotated[int, Ge(1)] = 4096
-    threads: Annotated[int, Ge(1)] = 1
-    max_prompt_tokens: Annotated[int, Ge(1)] | None = None
-    tail_tokens: Annotated[int, Ge(0)] = 64
+    batch_tokens: Annotated[int, Ge(1), Le(_MOST_TOKENS)] = 4096
+    threads: Annotated[int, Ge(1), Le(4096)] = 1
+    max_prompt_tokens: Annotated[int, Ge(1), Le(_MOST_TOKENS)] | None = None
+    tail_tokens: Annotated[int, Ge(0), Le(_MOST_TOKENS)] = 64
     chat_template: Annotated[str, MinLen(1)] = "auto"
     date: dt.date = dt.date(2025, 1, 1)
     matmul_backend: MatmulBackend = "auto"

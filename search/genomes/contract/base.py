@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
     from moevolve.workers.profiling.outline import ModelOutline
 
+MOST_PARTS = 65_536
+"""Largest number of experts, groups of layers, or dimensions in a setting."""
+MOST_STEPS = 10_000_000
+"""Largest number of subsets to try or of steps to make in a setting."""
+MOST_TOKENS = 1_000_000_000
+"""Largest number of tokens in a setting."""
+
 
 class GenomeSection(Section):
     """The `genome` section of a configuration.

@@ -16,7 +16,15 @@ from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import NO_SCORES
-from moevolve.search.genomes.contract.base import Description, GenomeSection, Offspring, offspring_of
+from moevolve.search.genomes.contract.base import (
+    MOST_PARTS,
+    MOST_STEPS,
+    MOST_TOKENS,
+    Description,
+    GenomeSection,
+    Offspring,
+    offspring_of,
+)
 from moevolve.search.genomes.contract.operators import (
     gaussian_noise,
     matrix_crossover,
@@ -42,7 +50,7 @@ from moevolve.workers.contract.facts import ModelFacts, active_parameters, param
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.eep.edit import RouterSpace
 
-Tokens = Annotated[int, Field(ge=1)] | Literal["all"]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | Literal["all"]
 """Number of tokens of the `calibration` rows: whole prompts up to that many, or all prompts."""
 
 
@@ -78,18 +86,18 @@ class EepSection(GenomeSection):
     random_title: ClassVar[str] = "random pruning"
     count_format: ClassVar[str] = "{experts} retained, {active} active"
     kind: Literal["eep"] = "eep"
-    experts: int | None = Field(None, ge=1)
-    active: int | None = Field(None, ge=1)
-    groups: Annotated[int, Field(ge=1)] | Literal["per_layer"] = 4
+    experts: int | None = Field(None, ge=1, le=MOST_PARTS)
+    active: int | None = Field(None, ge=1, le=MOST_PARTS)
+    groups: Annotated[int, Field(ge=1, le=MOST_PARTS)] | Literal["per_layer"] = 4
     neuron_share: float | None = Field(None, gt=0, le=1)
     router_space: Literal["probs", "logits"] = "probs"
     dynamic_skipping: bool = False
     skipping_tokens: Tokens = 2048
     calibration_tokens: Tokens = 8192
-    naee_tokens: int = Field(1024, ge=1)
-    naee_subsets: int = Field(5000, ge=0)
-    fitted_tokens: int = Field(512, ge=2)
-    fitted_subsets: int = Field(500, ge=0)
+    naee_tokens: int = Field(1024, ge=1, le=MOST_TOKENS)
+    naee_subsets: int = Field(5000, ge=0, le=MOST_STEPS)
+    fitted_tokens: int = Field(512, ge=2, le=MOST_TOKENS)
+    fitted_subsets: int = Field(500, ge=0, le=MOST_STEPS)
 
     @model_validator(mode="after")
     def _something_is_pruned(self) -> Self:

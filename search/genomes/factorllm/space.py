@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.base import Description, GenomeSection, Offspring, offspring_of
+from moevolve.search.genomes.contract.base import (
+    MOST_PARTS,
+    MOST_TOKENS,
+    Description,
+    GenomeSection,
+    Offspring,
+    offspring_of,
+)
 from moevolve.search.genomes.contract.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, ROUTERS, FactorLlmGenome
 from moevolve.search.settings.phases import PhaseConfig, TunePhase
@@ -50,15 +57,15 @@ class FactorLlmSection(GenomeSection):
     random_title: ClassVar[str] = "random divisions and routers"
     kind: Literal["factorllm"]
     experts: int = Field(ge=2, le=256)
-    active: int = Field(ge=1)
+    active: int = Field(ge=1, le=256)
     routers: int = Field(1, ge=1, le=3)
     router_bias: bool = True
     partition: Literal["contiguous", "shuffled", "kmeans", "coactivation"] = "kmeans"
     output_scale: Literal["one", "n_over_k"] = "one"
     random_division: bool = True
-    components: int = Field(8, ge=0)
-    ridge: float = Field(1e-3, gt=0)
-    calibration_tokens: int = Field(8192, ge=1)
+    components: int = Field(8, ge=0, le=MOST_PARTS)
+    ridge: float = Field(1e-3, gt=0, le=1e6)
+    calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
 
     @model_validator(mode="after")
     def _active_within_experts(self) -> Self:

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.base import Description, GenomeSection, Offspring, offspring_of
+from moevolve.search.genomes.contract.base import (
+    MOST_STEPS,
+    MOST_TOKENS,
+    Description,
+    GenomeSection,
+    Offspring,
+    offspring_of,
+)
 from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.settings.phases import PhaseConfig, TunePhase
@@ -54,12 +61,12 @@ class NanoMoeSection(GenomeSection):
     blocks: int = Field(4, ge=1, le=1024)
     rank: int = Field(ge=1, le=65535)
     layers: str = "*.mlp.*"
-    fit: int = Field(0, ge=0)
+    fit: int = Field(0, ge=0, le=MOST_STEPS)
     start: Literal["svd", "random"] = "svd"
-    start_seed: int = Field(0, ge=0)
-    refine: int = Field(0, ge=0)
+    start_seed: int = Field(0, ge=0, lt=2**63)
+    refine: int = Field(0, ge=0, le=MOST_STEPS)
     fit_to: Literal["weights", "outputs"] = "weights"
-    calibration_tokens: int = Field(8192, ge=1)
+    calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
 
     @model_validator(mode="after")
     def _random_start_is_fitted(self) -> Self:

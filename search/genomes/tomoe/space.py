@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.base import Description, GenomeSection, Offspring, offspring_of
+from moevolve.search.genomes.contract.base import (
+    MOST_PARTS,
+    MOST_TOKENS,
+    Description,
+    GenomeSection,
+    Offspring,
+    offspring_of,
+)
 from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import ARRAYS, FLUCTUATION, HEADER, MAGIC, SEEDS, ToMoeGenome
@@ -46,16 +53,16 @@ class ToMoeSection(GenomeSection):
 
     random_title: ClassVar[str] = "random masks and routers"
     kind: Literal["tomoe"]
-    experts: int = Field(8, ge=1)
+    experts: int = Field(8, ge=1, le=MOST_PARTS)
     budget: float = Field(0.5, gt=0, le=1)
     attention: bool = True
-    embedding: int = Field(128, ge=1)
-    latent: int = Field(8, ge=1)
-    components: int = Field(8, ge=0)
+    embedding: int = Field(128, ge=1, le=MOST_PARTS)
+    latent: int = Field(8, ge=1, le=MOST_PARTS)
+    components: int = Field(8, ge=0, le=MOST_PARTS)
     start: Literal["directions", "saliency"] = "directions"
-    coverage: float = Field(0.0, ge=0)
-    balance: float = Field(0.0, ge=0)
-    calibration_tokens: int = Field(8192, ge=1)
+    coverage: float = Field(0.0, ge=0, le=1e6)
+    balance: float = Field(0.0, ge=0, le=1e6)
+    calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
 
 
 _SAMPLE = 512

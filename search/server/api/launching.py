@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict
 from moevolve.evaluators.errors import UserError
 from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp, PadExperts, Requantise
 from moevolve.search.running.steer import unpause
-from moevolve.search.server.dependencies import RefPath, SearchPath, ServerDep
+from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
 from moevolve.search.server.problems import WRITES
-from moevolve.search.server.processes import Job
+from moevolve.search.server.processes import RETRY_S, BusyError, Job
 
 
 class ExportOptions(BaseModel):
@@ -61,7 +61,7 @@ def list_launches(server: ServerDep) -> list[Job]:
     return server.processes.jobs()
 
 
-@routes.post("/searches", status_code=HTTPStatus.ACCEPTED)
+@routes.post("/searches", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
 def launch(server: ServerDep, asked: RemoteLaunchRequest) -> Job:
     """Launch a search on the server's machine. Repeating the request starts no second one."""
     launching = resolve(asked, server.settings)
@@ -69,25 +69,34 @@ def launch(server: ServerDep, asked: RemoteLaunchRequest) -> Job:
     return server.processes.start(launching.config.name, launching.arguments)
 
 
-@routes.post("/searches/check")
+@routes.post("/searches/check", dependencies=[CHANGES])
 def check(server: ServerDep, asked: RemoteLaunchRequest) -> LaunchPlan:
     """Check a launch and count its individuals and parameters. Nothing is started, and no weights are loaded."""
     return plan_launch(asked, server)
 
 
-@routes.post("/searches/{search}/resume", status_code=HTTPStatus.ACCEPTED)
+@routes.post("/searches/{search}/resume", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
 def resume(server: ServerDep, search: SearchPath) -> Job | None:
     """Let a paused search continue where it runs (returns null), or continue one without a driver on this machine."""
     record = server.store.search(search)
     if unpause(server.writer, record.id):
         return None
+    if server.processes.asked(record.name) == "paused":  # it has no driver yet
+        server.processes.ask(record.name, None)
+        return None
     if record.status in ("finished", "cancelled"):
         raise UserError(f"search {record.name} is {record.status}")
+    control = server.store.control(record.id)
+    if control.alive:
+        state = f"ending, as it was asked to; try again in {RETRY_S} s"
+        if control.desired_state == "running":
+            state = f"being run by {control.owner} already"
+        raise BusyError(f"search {record.name} is {state}")
     address = [] if server.settings.address is None else ["--address", server.settings.address]
     return server.processes.start(record.name, ["resume", record.name, *address])
 
 
-@routes.post("/individuals/{ref}/export", status_code=HTTPStatus.ACCEPTED)
+@routes.post("/individuals/{ref}/export", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
 def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
     """Export an individual as a checkpoint into the server's folder for exports."""
     if server.settings.exports is None:

@@ -11,12 +11,16 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model
 
 from moevolve.search.requests.record import Request, annotation_of, fields_of, path_fields
+from moevolve.search.requests.running import CancelRequest, PauseRequest, StopRequest
 from moevolve.search.requests.searches import PlotRequest
-from moevolve.search.server.dependencies import ServerDep, ServerState
+from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
+from moevolve.search.server.starting import steer_starting
 from moevolve.search.service.service import LocalService
 from moevolve.search.service.use_cases import USE_CASES, UseCase
+from moevolve.store.errors import NotFoundError, NotRunningError
+from moevolve.store.records import DesiredState
 
 _IMAGE_TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
 _HTML = "text/html; charset=utf-8"
@@ -41,14 +45,31 @@ def request_routes() -> APIRouter:
                 "tags": [case.path.split("/")[1]],
                 "methods": ["POST" if case.writes else "GET"],
                 "responses": WRITES if case.writes else READS,
+                "dependencies": [CHANGES] if case.writes else [],
                 "response_model": case.answer,
             }
         routes.add_api_route(case.path, _endpoint(kind, case, case.path), **options)
     return routes
 
 
+_ASKS: dict[type[Request[Any]], DesiredState] = {
+    PauseRequest: "paused",
+    StopRequest: "stopped",
+    CancelRequest: "cancelled",
+}
+"""What is asked of a search's driver by the requests that also a search without a driver can be asked for."""
+
+
 def _answer(server: ServerState, request: Request[Any]) -> Any:
-    return LocalService(server.writer, keep_open=True).ask(request)
+    try:
+        return LocalService(server.writer, keep_open=True).ask(request)
+    except (NotFoundError, NotRunningError):
+        if not isinstance(request, PauseRequest | StopRequest | CancelRequest):
+            raise
+        control = steer_starting(server, request.search, _ASKS[type(request)])
+        if control is None:
+            raise
+        return control
 
 
 def _endpoint(kind: type[Request[Any]], case: UseCase, path: str) -> Callable[..., Any]:

@@ -104,7 +104,10 @@ class StartedSearch:
     def state(self) -> str:
         """The state in one or a few words."""
         if self.job.running:
-            return "starting" if self.search is None else "runs"
+            asked = {"paused": ", pauses then", None: ""}.get(self.job.asked, ", asked to end")
+            return ("starting" if self.search is None or self.job.asked else "runs") + asked
+        if self.job.asked in ("stopped", "cancelled"):
+            return "stopped while it started"
         return "finished" if self.job.exit_code == 0 else f"failed with code {self.job.exit_code}"
 
     @property
@@ -112,6 +115,8 @@ class StartedSearch:
         """CSS class of the state."""
         if self.job.running:
             return "live"
+        if self.job.asked in ("stopped", "cancelled"):
+            return "quiet"
         return "good" if self.job.exit_code == 0 else "bad"
 
 

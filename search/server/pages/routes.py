@@ -1,16 +1,14 @@
-"""All pages, signing in and out, and the static files."""
+"""All pages, the one for signing in, and the static files."""
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from moevolve.search.server.guard import COOKIE
 from moevolve.search.server.pages import comparing, health, individuals, launching, rankings, searches
 from moevolve.search.server.pages.rendering import FOLDER, sign_in
 
@@ -39,11 +37,3 @@ def add_pages(app: FastAPI) -> None:
 def ask_for_token() -> HTMLResponse:
     """The sign-in page; the guard handles its form."""
     return HTMLResponse(sign_in(False, "/"))
-
-
-@routes.get("/logout")
-def sign_out() -> RedirectResponse:
-    """Delete the browser's cookie."""
-    response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
-    return response

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import moevolve
-from moevolve.search.cli.app import COMMANDS
+from moevolve.search.cli.app import COMMANDS, app
 
 FOLDER = Path(__file__).parents[3] / "search" / "cli"
 DEEPER = {"compare", "config", "estimate", "figures", "loop", "pools", "report", "running", "service", "strategies"}
@@ -46,3 +47,14 @@ def test_a_command_is_a_function_of_the_package_too(command: str) -> None:
     verb = {"plan": "estimate"}.get(command, command)
     home, _, function = f"moevolve.{verb}".rpartition(".")
     assert function in (moevolve.__all__ if home == "moevolve" else vars(moevolve.db))
+
+
+def test_shells_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    script = CliRunner().invoke(app, ["--show-completion", "bash"], prog_name="moevolve")
+    assert script.exit_code == 0 and "_MOEVOLVE_COMPLETE=complete_bash" in script.output
+    monkeypatch.setenv("_MOEVOLVE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "moevolve re")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    completed = CliRunner().invoke(app, prog_name="moevolve")
+    assert set(completed.output.split()) == {"resume", "retry", "report"}

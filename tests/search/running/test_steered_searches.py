@@ -26,20 +26,25 @@ def slow_pool(setup: SearchSetup) -> Pool:
     return LocalPool(lambda: CheapWorker(seconds=0.05), setup.all_prepared)
 
 
-def test_after_a_pause_a_search_does_what_it_did_before(tmp_path: Path) -> None:
-    url, stages = f"sqlite:///{tmp_path / 'store.db'}", list[str]()
+@pytest.mark.parametrize("moment", ["starting workers", "evaluating"])
+def test_after_a_pause_a_search_does_what_it_did_before(moment: str, tmp_path: Path) -> None:
+    url, stages, evaluated = f"sqlite:///{tmp_path / 'store.db'}", list[str](), list[int]()
     with Store.open(url) as store:
 
         def on_stage(stage: str) -> None:
             stages.append(stage)
-            wanted: dict[str, DesiredState] = {"evaluating": "paused", "paused": "running"}
+            wanted: dict[str, DesiredState] = {moment: "paused", "paused": "running"}
+            if stage == "paused":
+                evaluated.append(sum(row.status != "pending" for row in store.history("id-lab")))
             if stages.count(stage) == 1 and stage in wanted:
                 store.ask("id-lab", wanted[stage])
+                time.sleep(1.2 if stage == "starting workers" else 0.0)  # workers start less fast than the driver hears
 
         setup = setup_of(url)
         register(setup, store)
         execute(setup, store, Observer(on_stage=on_stage), slow_pool)
     assert stages == ["starting workers", "evaluating", "paused", "evaluating", "re-ranking and final scores"]
+    assert moment == "evaluating" or evaluated == [0], "a pause asked during the start comes before all evaluations"
 
 
 @pytest.mark.parametrize(("desired_state", "status"), [("stopped", "interrupted"), ("cancelled", "cancelled")])

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from moevolve.evaluators.errors import UserError
 from moevolve.search.server.app import make_app, make_routes
 from moevolve.search.server.guard import MAX_BODY_BYTES, OPEN_PATHS
+from moevolve.search.server.sessions import SESSION_S, Sessions
 from moevolve.search.server.settings import ServerSettings, read_settings
 from moevolve.store.repository import Store
 
@@ -182,6 +183,36 @@ def test_a_browser_signs_in_and_never_sees_the_token_again(stranger: TestClient)
     assert READ not in cookie and "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
     assert stranger.get("/api/searches").status_code == 200
     assert stranger.post("/api/searches/lab/pause", headers={"x-moevolve": "1"}).status_code == 403
+
+
+def test_signing_out_ends_the_session_wherever_its_cookie_is(stranger: TestClient) -> None:
+    sessions = []
+    for _ in range(2):
+        stranger.post("/login", data={"token": WRITE})
+        sessions.append({"cookie": f"moevolve={stranger.cookies.pop('moevolve')}", "accept": "text/html"})
+    first, second = sessions
+    assert first != second, "an id of its own"
+    assert stranger.get("/logout", headers=first).status_code == 404
+    evil = stranger.post("/logout", headers=first | {"origin": "http://evil.example"})
+    assert evil.status_code == 403 and stranger.get("/api/searches", headers=first).status_code == 200
+    answer = stranger.post("/logout", headers=first | {"origin": "http://localhost:8080"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login") and "Max-Age=0" in str(answer.headers)
+    assert [stranger.get("/api/searches", headers=one).status_code for one in sessions] == [401, 200]
+    assert stranger.post("/logout").status_code == 303, "also with nothing to end"
+
+
+def test_a_session_ends_in_time_and_the_oldest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    sessions = Sessions(lambda: now)
+    first = sessions.begin("write")
+    now += SESSION_S - 1
+    second = sessions.begin("read")
+    assert (sessions.scope(first), sessions.scope(second), sessions.scope("guess")) == ("write", "read", None)
+    now += 1
+    assert (sessions.scope(first), sessions.scope(second)) == (None, "read")
+    monkeypatch.setattr("moevolve.search.server.sessions.MAX_SESSIONS", 2)
+    third, fourth = sessions.begin("read"), sessions.begin("write")
+    assert [sessions.scope(one) for one in (second, third, fourth)] == [None, "read", "write"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
+
+from annotated_types import Ge, Gt, Le
 
 from moevolve.workers.contract.edits import LayeredEdit, prefix_hashes
 from moevolve.workers.contract.fitting import FitRows, NeuronRecipe
@@ -46,14 +48,14 @@ class RepairRecipe:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    ridge_lambdas: tuple[float, ...] = RIDGE_LAMBDAS
+    ridge_lambdas: tuple[Annotated[float, Gt(0), Le(1e9)], ...] = RIDGE_LAMBDAS
     target: Target = "global"
-    tokens: int = 16384
-    answer_weight: float = 8.0
+    tokens: Annotated[int, Ge(2), Le(1_000_000_000)] = 16384
+    answer_weight: Annotated[float, Gt(0), Le(1e6)] = 8.0
     neurons: NeuronRecipe | None = None
     strength: Strength = "ridge"
     gate: bool = False
-    memory_mb: int = 8192
+    memory_mb: Annotated[int, Ge(1), Le(100_000_000)] = 8192
 
     def __post_init__(self) -> None:
         if not self.ridge_lambdas or not all(math.isfinite(each) and each > 0 for each in self.ridge_lambdas):

@@ -1,0 +1,118 @@
+"""Searches that are steered before they have a driver, and again right after they were asked to stop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_tokens import WRITE
+from starlette.testclient import TestClient
+from store_samples import search, split
+from waiting import PATIENT_S
+
+from moevolve.search.server.app import make_app
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as opened:
+        opened.create_search(search("alpha"), [split()])
+        yield opened
+
+
+@pytest.fixture
+def client(
+    store: Store, settings: Callable[..., ServerSettings], tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TestClient]:
+    """A client of a server whose processes only sleep."""
+    script = tmp_path / "asleep"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(script))
+    (tmp_path / "runs").mkdir()
+    tiny.write_run(tmp_path / "runs" / "small.yaml", "calm")
+    app = make_app(store, settings(configurations=[str(tmp_path / "runs")]))
+    with TestClient(app, "http://localhost:8080", headers=HEADERS) as found:
+        yield found
+        for job in found.get("/api/launches").json():
+            found.post(f"/api/searches/{job['name']}/stop")
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def job_of(client: TestClient, name: str) -> Any:
+    (found,) = [job for job in client.get("/api/launches").json() if job["name"] == name]
+    return found
+
+
+@pytest.mark.parametrize("verb", ["stop", "cancel"])
+def test_a_launch_ends_before_its_search_is_stored(client: TestClient, verb: str) -> None:
+    assert client.post(f"/api/searches/calm/{verb}").status_code == 404, "nobody starts it"
+    assert client.post("/api/searches", json={"configuration": "small"}).status_code == 202
+    asked = client.post(f"/api/searches/calm/{verb}").json()
+    assert asked["alive"] and asked["owner"] == f"process {job_of(client, 'calm')['process']} of the server"
+    until(lambda: not job_of(client, "calm")["running"])
+    page = client.get("/launch", headers={"accept": "text/html"})
+    assert "stopped while it started" in page.text and "failed" not in page.text
+    assert client.get("/api/searches/calm").status_code == 404
+    assert client.post("/api/searches", json={"configuration": "small"}).status_code == 202, "and may be launched again"
+
+
+def test_a_real_launch_leaves_nothing(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", f"{sys.prefix}/bin/python")
+    client.post("/api/searches", json={"configuration": "small"})
+    client.post("/api/searches/calm/stop")
+    until(lambda: not job_of(client, "calm")["running"])
+    assert list(store.controls()) == ["id-alpha"]
+
+
+def test_a_pause_during_the_start_is_shown_and_comes_with_the_driver(client: TestClient, store: Store) -> None:
+    assert client.post("/api/searches/alpha/pause").status_code == 409, "nobody runs it"
+    assert client.post("/api/searches/alpha/resume").status_code == 202
+    asked = client.post("/api/searches/alpha/pause").json()
+    assert (asked["desired_state"], asked["stage"]) == ("paused", "starting")
+    assert job_of(client, "alpha")["asked"] == "paused"
+    assert "starting, pauses then" in client.get("/launch", headers={"accept": "text/html"}).text
+    lease = store.acquire("id-alpha", "driver", 600)
+    until(lambda: store.control("id-alpha").desired_state == "paused")
+    until(lambda: job_of(client, "alpha")["asked"] is None)
+    assert "asked to pause" in client.get("/searches/alpha", headers={"accept": "text/html"}).text
+    assert client.post("/api/searches/alpha/resume").json() is None
+    store.release(lease)
+
+
+def test_a_pause_during_the_start_can_be_withdrawn(client: TestClient, store: Store) -> None:
+    client.post("/api/searches/alpha/resume")
+    client.post("/api/searches/alpha/pause")
+    assert client.post("/api/searches/alpha/resume").json() is None
+    lease = store.acquire("id-alpha", "driver", 600)
+    time.sleep(0.7)  # longer than a pause takes to be passed on
+    assert store.control("id-alpha").desired_state == "running"
+    store.release(lease)
+
+
+def test_resuming_right_after_stopping_says_when_to_try_again(client: TestClient, store: Store) -> None:
+    lease = store.acquire("id-alpha", "driver", 600)
+    already = client.post("/api/searches/alpha/resume")
+    assert already.status_code == 409 and "is being run by driver already" in already.json()["detail"]
+    assert client.post("/api/searches/alpha/stop").status_code == 200
+    early = client.post("/api/searches/alpha/resume")
+    assert (early.status_code, early.headers["retry-after"]) == (409, "5")
+    assert early.json()["detail"] == "search alpha is ending, as it was asked to; try again in 5 s"
+    store.release(lease)
+    assert client.post("/api/searches/alpha/resume").status_code == 202
+    twice = client.post("/api/searches/alpha/resume")
+    assert (twice.status_code, twice.headers["retry-after"]) == (409, "5") and "process" in twice.json()["detail"]
