@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.coefficients import write_coefficients
@@ -14,12 +13,12 @@ from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
 from moevolve.search.operations.subject import bound_subject, find_subject
 from moevolve.search.requests.models import ExportRequest
-from moevolve.search.requests.parameters import Device, Dtype
+from moevolve.search.requests.recipes import ApplyRequest
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import ExportRecord, IndividualDetail
 from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.loading import load_config, packing, placed
-from moevolve.workers.contract.card import CheckpointForm, ExportCard, ExportReport, ExportScore, MtpLayers
+from moevolve.workers.contract.card import ExportCard, ExportReport, ExportScore
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
@@ -28,25 +27,6 @@ from moevolve.workers.export.source import SourceExport, changes_weights, export
 
 _SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
 """Options that only the source form has a use for."""
-
-
-class WriteOptions(Protocol):
-    """How a checkpoint is written: fields of `ExportRequest`."""
-
-    @property
-    def directory(self) -> str | Path: ...
-    @property
-    def form(self) -> CheckpointForm | None: ...
-    @property
-    def mtp(self) -> MtpLayers | None: ...
-    @property
-    def requantise(self) -> bool: ...
-    @property
-    def pad_experts(self) -> int | None: ...
-    @property
-    def device(self) -> Device | None: ...
-    @property
-    def dtype(self) -> Dtype | None: ...
 
 
 def export(store: Store, request: ExportRequest, notes: tuple[str, ...] = ()) -> ExportReport:
@@ -63,7 +43,7 @@ def export(store: Store, request: ExportRequest, notes: tuple[str, ...] = ()) ->
     return report
 
 
-def written(model: ModelConfig, edit: Edit, card: ExportCard, options: WriteOptions) -> ExportReport:
+def written(model: ModelConfig, edit: Edit, card: ExportCard, options: ExportRequest | ApplyRequest) -> ExportReport:
     """Write an edited model as a checkpoint.
 
     Args:
@@ -90,7 +70,7 @@ def written(model: ModelConfig, edit: Edit, card: ExportCard, options: WriteOpti
     return export_model(placed(model, options.device, options.dtype), edit, directory, card, options.form)
 
 
-def _refuse(options: WriteOptions, reason: str, *names: str) -> None:
+def _refuse(options: ExportRequest | ApplyRequest, reason: str, *names: str) -> None:
     """Raise an error that names the first of these options that is given."""
     for name in names:
         if getattr(options, name) not in (None, False):
@@ -109,7 +89,7 @@ def needs_requantising(store: Store, individual: str) -> bool:
     return packing(model, load_config(model)) is not None and changes_weights(subject.edit) is not None
 
 
-def _source_plan(options: WriteOptions, model: ModelConfig, edit: Edit) -> SourceExport | None:
+def _source_plan(options: ExportRequest | ApplyRequest, model: ModelConfig, edit: Edit) -> SourceExport | None:
     """Plan an export that copies tensors; None for another form.
 
     Without a given form they are copied if an option says so, and from quantised checkpoints if nothing prevents it.

@@ -1,19 +1,23 @@
 """Webhooks at the end of a search: the driver that holds its lease posts a signed JSON body.
 
-The header `X-Moevolve-Signature: t=SECONDS,v1=HEX` holds the HMAC-SHA256, with the target's key, of the seconds (since
-1970), a dot and the body. A receiver verifies the sender by the signature and a recent time. In the body, `winner` is
-the winner in the final table of a finished search, which `dev` may have picked, and `best_on_search` the individual
-with the highest fitness.
+Headers and signature are those of Standard Webhooks (https://www.standardwebhooks.com), for which there are libraries
+in most languages: `webhook-signature` is `v1,` and the base64 of the HMAC-SHA256, with the target's key, of
+`webhook-id`, `webhook-timestamp` (seconds since 1970) and the body, joined by dots. Attempts to post the same event
+have the same id. In the body, `winner` is the winner in the final table of a finished search, which `dev` may have
+picked, and `best_on_search` the individual with the highest fitness.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
 import json
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,10 +38,12 @@ log = logging.getLogger(__name__)
 VARIABLE = "MOEVOLVE_WEBHOOKS"
 """Environment variable with the targets of this process's searches, as JSON. Their URLs may be secrets, so they are not
 among a run's settings, which every reader of the store sees."""
-SIGNATURE = "x-moevolve-signature"
 PAUSES_S = (0.0, 2.0, 8.0)
 """Pauses before the attempts."""
-_TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0
+"""Time limit of an attempt."""
+_PREFIX = "whsec_"
+"""Prefix of keys that Standard Webhooks writes in base64."""
 
 
 class WebhookSection(Section):
@@ -45,7 +51,7 @@ class WebhookSection(Section):
 
     Attributes:
         url: URL that the JSON body is posted to.
-        secret_env: Environment variable with the key of the signature (HMAC-SHA256).
+        secret_env: Environment variable with the key of the signature (HMAC-SHA256): `whsec_` and base64, or any text.
         on: Final statuses of a search that are posted.
     """
 
@@ -58,12 +64,17 @@ class WebhookSection(Section):
         """The signature's key.
 
         Raises:
-            UserError: The environment variable isn't set.
+            UserError: The environment variable isn't set, or isn't base64 behind its prefix.
         """
         value = os.environ.get(self.secret_env)
         if not value:
             raise UserError(f"webhooks: what is sent is signed with the environment variable {self.secret_env}: set it")
-        return value.encode()
+        if not value.startswith(_PREFIX):
+            return value.encode()
+        try:
+            return base64.b64decode(value.removeprefix(_PREFIX), validate=True)
+        except binascii.Error:
+            raise UserError(f"webhooks: {self.secret_env} begins with {_PREFIX}, and then isn't base64") from None
 
 
 _TARGETS = TypeAdapter(tuple[WebhookSection, ...])
@@ -132,12 +143,12 @@ def _last_status(store: StoreReader, search_id: str) -> Event | None:
 def _tell(store: StoreReader, event: Event, targets: Sequence[WebhookSection], pauses: Sequence[float]) -> None:
     status = event.text.partition(": ")[0]
     left = [target for target in targets if status in target.on]
-    body = _body(store, event) if left else b""
+    body, name = _body(store, event) if left else b"", f"{event.search_id}.{event.seq}"
     for pause in pauses:
         if not left:
             return
         time.sleep(pause)
-        failures = [(target, _post(target, body)) for target in left]
+        failures = [(target, _post(target, body, name)) for target in left]
         left = [target for target, failure in failures if failure is not None]
         for target, failure in failures:
             if failure is not None:
@@ -151,32 +162,45 @@ def _body(store: StoreReader, event: Event) -> bytes:
     status, _, reason = event.text.partition(": ")
     best = store.best_of_search(search.id)
     winner = winner_of(store, search, parse_stored_config(search.config))[0] if status == "finished" else None
-    content = {
-        "event": f"search.{status}",
+    data = {
         "search": search.name,
         "id": search.id,
         "number": event.seq,
         "reason": reason or None,
         "winner": None if winner is None else f"{search.name}:{winner.index}",
         "best_on_search": f"{search.name}:{best[0].index}" if best else None,
-        "at": event.at.isoformat(),
     }
-    return json.dumps(content).encode()
+    return json.dumps({"type": f"search.{status}", "timestamp": event.at.isoformat(), "data": data}).encode()
 
 
-def signed(body: bytes, key: bytes, at: int) -> str:
-    """The value of the signature's header for a body sent at a time (seconds since 1970)."""
-    digest = hmac.new(key, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
-    return f"t={at},v1={digest}"
+def _signed(name: str, body: bytes, key: bytes) -> dict[str, str]:
+    """The headers of a message of this id that is sent now."""
+    at = str(int(time.time()))
+    digest = hmac.digest(key, f"{name}.{at}.".encode() + body, hashlib.sha256)
+    signature = f"v1,{base64.b64encode(digest).decode()}"
+    return {"webhook-id": name, "webhook-timestamp": at, "webhook-signature": signature}
 
 
-def _post(target: WebhookSection, body: bytes) -> str | None:
+def _post(target: WebhookSection, body: bytes, name: str) -> str | None:
     """Post a body; the reason of a failure, None for success. Redirects aren't followed."""
+    failures: list[str | None] = [f"it didn't answer within {TIMEOUT_S:g} s"]
+    headers = {"content-type": "application/json", **_signed(name, body, target.secret)}
+
+    def post() -> None:
+        failures.append(_failure(target.url, body, headers))
+
+    # The library's own limit is one for each part of an answer, which a target could send byte by byte.
+    thread = threading.Thread(target=post, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    return failures[-1]
+
+
+def _failure(url: str, body: bytes, headers: dict[str, str]) -> str | None:
     import httpx2
 
-    headers = {"content-type": "application/json", SIGNATURE: signed(body, target.secret, int(time.time()))}
     try:
-        answer = httpx2.post(target.url, content=body, headers=headers, timeout=_TIMEOUT_S, follow_redirects=False)
+        answer = httpx2.post(url, content=body, headers=headers, timeout=TIMEOUT_S, follow_redirects=False)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         return type(error).__name__  # its message, and a traceback, may hold the URL
     return None if answer.is_success else f"it answered {answer.status_code}"

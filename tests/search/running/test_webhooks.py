@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import hmac
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +22,7 @@ from store_samples import search, split
 from moevolve.evaluators.errors import UserError
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import LocalPool
+from moevolve.search.running import webhooks
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
@@ -34,6 +38,7 @@ from moevolve.store.errors import LeaseLostError
 from moevolve.store.repository import Store
 
 KEY = b"a key of theirs"
+SECRET = f"whsec_{base64.b64encode(KEY).decode()}"
 AT_ONCE = [0.0] * len(PAUSES_S)
 
 
@@ -48,10 +53,12 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                at, _, digest = self.headers["x-moevolve-signature"].removeprefix("t=").partition(",v1=")
-                expected = hmac.new(KEY, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
-                assert hmac.compare_digest(digest, expected) and abs(int(at) - time.time()) < 60
-                outer.got.append(json.loads(body))
+                name, at = self.headers["webhook-id"], self.headers["webhook-timestamp"]
+                digest = hmac.new(KEY, f"{name}.{at}.".encode() + body, hashlib.sha256).digest()
+                assert self.headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
+                assert abs(int(at) - time.time()) < 60
+                told = json.loads(body)
+                outer.got.append({"name": name, "type": told["type"], **told["data"]})
                 outer.refuse -= 1
                 self.send_response(302 if outer.refuse >= 0 else 204)
                 self.send_header("location", "/elsewhere")
@@ -81,7 +88,7 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture
 def notify(monkeypatch: pytest.MonkeyPatch) -> Notify:
     """Have searches of this process tell these URLs of these statuses."""
-    monkeypatch.setenv("THEIR_KEY", KEY.decode())
+    monkeypatch.setenv("THEIR_KEY", SECRET)
 
     def give(*urls: str, on: tuple[str, ...] = ("finished", "failed")) -> None:
         given = [{"url": url, "secret_env": "THEIR_KEY", "on": on} for url in urls]
@@ -113,7 +120,7 @@ def test_a_driver_tells_once_how_its_search_ended_and_who_won(
     execute(setup, store, Observer(), local_pool)  # it had ended before
     (told,) = receiver.got
     (best,) = store.best_of_search("id-lab", 1)
-    assert (told["event"], told["search"], told["id"], told["reason"]) == ("search.finished", "lab", "id-lab", None)
+    assert (told["type"], told["search"], told["id"], told["reason"]) == ("search.finished", "lab", "id-lab", None)
     assert told["winner"] == table.winner and told["best_on_search"] == f"lab:{best.index}"
     assert told["number"] == next(one.seq for one in store.latest_events("id-lab") if one.text == "finished")
 
@@ -131,12 +138,12 @@ def test_a_failure_is_told_with_its_reason_and_an_interruption_to_who_asks_for_i
         with pytest.raises((KeyboardInterrupt, ValueError)):
             execute(setup, store, Observer(), broken)
     (told,) = receiver.got
-    assert (told["event"], told["reason"], told["winner"]) == ("search.failed", "ValueError: no worker", None)
+    assert (told["type"], told["reason"], told["winner"]) == ("search.failed", "ValueError: no worker", None)
     failures.append(KeyboardInterrupt())
     notify(receiver.url, on=("interrupted",))
     with pytest.raises(KeyboardInterrupt):
         execute(setup, store, Observer(), broken)
-    assert receiver.got[1]["event"] == "search.interrupted"
+    assert receiver.got[1]["type"] == "search.interrupted"
 
 
 @pytest.mark.parametrize(("refused", "attempts"), [(0, 1), (2, 3), (99, 3)])
@@ -148,8 +155,30 @@ def test_what_failed_is_tried_again_and_not_for_ever(
     with posting_webhooks(store, "id-alpha", AT_ONCE):
         store.set_status("id-alpha", "failed", "PoolError: full")
     assert len(receiver.got) == attempts
+    assert {told["name"] for told in receiver.got} == {f"id-alpha.{store.latest_events('id-alpha', 1)[0].seq}"}
     assert ("was not told of failed: PoolError: full in 3 attempts" in caplog.text) == (refused > 2)
     assert caplog.text.count("it answered 302") == min(refused, 3)
+
+
+def test_an_answer_that_never_ends_is_not_waited_for(
+    store: Store, receiver: Receiver, notify: Notify, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhooks, "TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as dripping:
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = dripping.accept()
+                connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+                while True:
+                    connection.sendall(b"x")
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        notify(f"http://127.0.0.1:{dripping.getsockname()[1]}/hook", receiver.url)
+        with posting_webhooks(store, "id-alpha", [0.0]):
+            store.set_status("id-alpha", "failed")
+    assert len(receiver.got) == 1 and caplog.text.count("it didn't answer within 0.3 s") == 1
 
 
 def test_who_lost_the_search_says_nothing_of_its_end(store: Store, receiver: Receiver, notify: Notify) -> None:
