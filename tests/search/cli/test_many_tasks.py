@@ -63,7 +63,7 @@ def test_one_search_keeps_the_scores_of_all_its_tasks(
         shown = ask(tmp_path, "show", f"both:{index}")
         scores = {e["task"]: e for e in shown["evaluations"] if e["split"] == "search"}
         assert set(scores) == {"pick", "colours"}
-        assert (scores["pick"]["examples_seen"], scores["colours"]["examples_seen"]) == (40, 30)
+        assert (scores["pick"]["examples_seen"], scores["colours"]["examples_seen"]) == (24, 30)
         fitness[index] = shown["individual"]["fitness"]
         assert shown["individual"]["fitness"] == pytest.approx(
             (3 * scores["pick"]["score"] + scores["colours"]["score"]) / 4
@@ -166,7 +166,7 @@ def test_ties_are_broken_as_the_configuration_says(tiny: Any, store: Store, tmp_
             assert ("pick@agreement", "search") not in evaluations
         else:
             assert row.tie_break == evaluations["pick@agreement", "search"]["score"]
-            assert evaluations["pick@agreement", "search"]["examples_seen"] == 40
+            assert evaluations["pick@agreement", "search"]["examples_seen"] == 24
     assert len({row.tie_break for row in rows}) == (1 if rule == "index" else len({r.phenotype_hash for r in rows}))
     # The table shows tasks only, and the winner is the best on dev by score, then by the tie-break.
     assert {score.task for row in report.entries for score in row.scores} == {"pick"}

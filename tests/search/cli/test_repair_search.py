@@ -283,7 +283,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"phases": [PHASES[0] | {"repair": {"tolkens": 9}}]}, "phases.0.repair.tolkens: unknown key"),
     (
         {"phases": [PHASES[0] | {"repair": {"ridge_lambdas": [-1]}}]},
-        "phases.0.repair: ridge_lambdas must be above",
+        "phases.0.repair.ridge_lambdas.0: Input should be greater than 0",
     ),
 ]
 

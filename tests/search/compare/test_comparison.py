@@ -208,7 +208,7 @@ def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
         ),
         (
             {"methods": {"a": {"baseline": "reap", "repair": {"ridge_lambdas": [-1]}}}},
-            "2 of 4 / a: phases.0.repair: ridge_lambdas must be above 0",
+            "2 of 4 / a: phases.0.repair.ridge_lambdas.0: Input should be greater than 0",
         ),
         (
             {"methods": {"a": {"baseline": "reap", "repair": {"colour": 1}}}},

@@ -63,7 +63,7 @@ def _never(*arguments: Any) -> bytes:
 
 @pytest.mark.parametrize("strategy", MADE_BY)
 def test_baselines_come_first_and_a_resumed_search_is_the_same(tiny: Any, strategy: str, tmp_path: Path) -> None:
-    config = warm_run(tiny, tmp_path, strategy)
+    config = warm_run(tiny, tmp_path, strategy, tasks=[f"{tiny.task}@kl"])
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
         launch(config, store)
         whole = population(store)

@@ -82,6 +82,7 @@ def test_a_lost_node_counts_against_nobody(cluster: Cluster, tmp_path: Path) -> 
     try:
         wait_until_ready(pool, 2)
         submit(pool, 10, f"after {gate}")
+        assert pool.poll(0.1) == []  # but both workers have one now
         cluster.remove_node(nodes[0], allow_graceful=False)
         gate.touch()
         done = collect(pool, 10)
