@@ -1,8 +1,10 @@
-"""Reading text files, with errors that name file and line."""
+"""Reading and writing text files, with errors of one line that name the file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,17 @@ def parse_line(line: str, place: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(f"{place}: expected a JSON object with named fields, got {type(row).__name__}")
     return row
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Make a folder if need be, and name the file if the `with` block can't write one.
+
+    Raises:
+        UserError: The folder or a file can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: can't be written: {error.strerror}") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -21,6 +23,18 @@ class Measured(Protocol):
 def percent(value: float | None) -> str:
     """Format a score in [0, 1] in % with one decimal, or `-` for None."""
     return "-" if value is None else f"{100 * value:.1f}"
+
+
+def quantity(text: str, units: Mapping[str, float]) -> float | None:
+    """Read a number above 0 with a unit, such as `1.5 GiB`; None if it isn't one.
+
+    Args:
+        text: The text.
+        units: Values of the units by their names.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    factor = None if found is None else units.get(found[2])
+    return None if found is None or factor is None else float(found[1]) * factor or None
 
 
 def score_lines(found: Measured) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.text_files import writing_into
 from moevolve.search.genomes.registry import routing_weights_label
 from moevolve.search.loop.scores import FULL
 from moevolve.search.operations.evaluate import prepared_split
@@ -102,14 +103,11 @@ def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
     from moevolve.search.figures.style import save
 
     written = [folder / FILE]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder):
         written[0].write_bytes(TypeAdapter(Analysis).dump_json(analysis))
         for name, (figure, _) in figures_of(analysis).items():
             written.append(folder / f"{name}.png")
             save(figure, written[-1])
-    except OSError as error:
-        raise UserError(f"{error.filename or folder}: can't be written: {error.strerror}") from None
     return written
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.text_files import writing_into
 from moevolve.search.loop.scores import FULL
 from moevolve.search.operations.export import scores_of, written
 from moevolve.search.operations.recipe_files import (
@@ -154,8 +155,5 @@ def _rows(found: Recipe, request: ApplyRequest) -> FitRows | None:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing_into(path.parent):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: can't be written: {error.strerror}") from None

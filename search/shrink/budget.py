@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.text import memory_size
+from moevolve.search.text import memory_size, quantity
 
 if TYPE_CHECKING:
     from moevolve.workers.export.sizes import FileSizes
 
-_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,10 @@ def budget_of(request: ShrinkRequest) -> Budget | None:
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
-    factor = None if found is None else units.get(found[2].lower())
-    if found is None or factor is None or not float(found[1]):
+    found = quantity(text.lower(), _UNITS)
+    if found is None:
         raise UserError(f"--size {text}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
-    return int(float(found[1]) * factor)
+    return int(found)
 
 
 def _length(text: str) -> int:

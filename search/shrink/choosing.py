@@ -6,8 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.text_files import writing_into
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.search.config.files import (
     apply_override,
@@ -116,7 +116,7 @@ def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str
     domains = read_domains([Path(path) for path in request.data], render)
     folder = files_of(request)
     path = folder / _RUN_FILE
-    with _writing(folder):
+    with writing_into(folder):
         tasks = write_tasks(domains, folder / "tasks")
         if has_run_file(request):
             return path
@@ -125,7 +125,7 @@ def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str
     if request.time is not None:
         plan = plan_time(request.time, _parsed(data), begun, first, on_stage)
         data, head = _shortened(data, plan.evaluations), f"{head}{_TIMED}{plan.text}\n"
-    with _writing(folder):
+    with writing_into(folder):
         path.write_text(head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return path
 
@@ -140,16 +140,6 @@ def has_run_file(request: ShrinkRequest) -> bool:
     """Whether a run file has been written for the same request."""
     path = files_of(request) / _RUN_FILE
     return path.is_file() and path.read_text(encoding="utf-8").startswith(_mark(request))
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Name the file where writing into a folder fails, as an error of one line."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise UserError(f"{error.filename or folder}: can't be written: {error.strerror}") from None
 
 
 def read_run(request: ShrinkRequest, path: Path) -> RunConfig:

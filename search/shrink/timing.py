@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.pilot import Measured, measure
-from moevolve.search.text import duration
+from moevolve.search.text import duration, quantity
 
 _MEASURED = 4
 """Individuals of a pilot: fewer are too uneven, more delay a short search."""
@@ -48,11 +47,10 @@ def seconds_of(text: str) -> float:
     Raises:
         UserError: It isn't one.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text)
-    unit = None if found is None else _UNITS.get(found[2])
-    if found is None or unit is None or not float(found[1]):
+    found = quantity(text, _UNITS)
+    if found is None:
         raise UserError(f"--time {text}: give a number with a unit, such as 2h, 90min or 1.5d")
-    return float(found[1]) * unit
+    return found
 
 
 def plan_time(

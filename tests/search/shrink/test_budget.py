@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edit_checks import write_source
 from family_samples import edit_of_kind
 
 from moevolve.evaluators.errors import UserError
@@ -16,7 +17,6 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.sizes import FileSizes, file_sizes
-from moevolve.workers.export.source import export_source
 from moevolve.workers.methods.eep.edit import stock_space
 
 DEMO = ModelConfig(str(Path(__file__).parents[3] / "configs" / "demo" / "model"), device="cpu")
@@ -75,7 +75,7 @@ def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str)
 def test_files_are_as_large_as_predicted(tmp_path: Path) -> None:
     edit = edit_of_kind(5, 8, "prune", retained=3)
     export_model(DEMO, edit, tmp_path / "stock", CARD)
-    export_source(DEMO, edit, tmp_path / "source", CARD)
+    write_source(DEMO, edit, tmp_path / "source", CARD)
     for form in ("stock", "source"):
         written = (tmp_path / form / "model.safetensors").stat().st_size
         predicted = file_sizes(DEMO, form).total(3)  # type: ignore[arg-type]
