@@ -62,7 +62,7 @@ def written(model: ModelConfig, edit: Edit, card: ExportCard, options: ExportReq
             model = placed(model, options.device, options.dtype)
         else:
             _refuse(options, "the individual is exported by copying bytes alone", "device", "dtype", "requantise")
-        return export_source(model, edit, directory, card, requantise=options.requantise, plan=plan)
+        return export_source(model, edit, plan, directory, card, options.requantise)
     if options.form == "mask":
         _refuse(options, "a mask is written without running anything", "device", "dtype", *_SOURCE_ALONE)
         return export_mask(model, edit, directory, card)

@@ -9,7 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from moevolve.workers.contract.card import ExportCard, ExportReport, MtpLayers
 from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.source import export_source, plan_source
 from moevolve.workers.model.resident import ResidentModel
 
 Residents = Callable[..., ResidentModel]
@@ -20,6 +23,19 @@ Found = list[tuple[list[list[list[float]]], list[list[int]], str]]
 def addresses(model: ResidentModel) -> tuple[int, ...]:
     """Of the expert tensors the model runs on now: equal addresses mean that no weights were copied."""
     return tuple(tensor.data_ptr() for layer in model.layers for tensor in layer.expert_tensors().values())
+
+
+def write_source(
+    model: ModelConfig,
+    edit: Edit,
+    directory: Path,
+    card: ExportCard,
+    mtp: MtpLayers = "drop",
+    multiple: int = 1,
+    requantise: bool = False,
+) -> ExportReport:
+    """Plan an export in the checkpoint's format, and write it."""
+    return export_source(model, edit, plan_source(model, edit, mtp, multiple), directory, card, requantise)
 
 
 @torch.inference_mode()

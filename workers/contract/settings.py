@@ -13,8 +13,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le, MinLen
 
 _STRICT = {"extra": "forbid"}
-_MOST_TOKENS = 1_000_000_000
 """Makes pydantic refuse unknown keys."""
+_MOST_TOKENS = 1_000_000_000
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]

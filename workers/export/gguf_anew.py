@@ -56,13 +56,11 @@ class GgufRewriter(Rewriter):
     def finish_layer(self) -> None:
         """See `Rewriter`. Experts that an edit leaves as they are keep their bytes where the type stays."""
         for name, units in self._changed.items():
-            kept, odd = (
-                self.kept[name],
-                [codec for codec, _ in units.values() if codec.kind != self.kept[name].source.dtype],
-            )
-            target = odd[0] if odd else GgufType(kept.source.dtype)
-            if odd:
-                self.found.retyped[name] = kept.source.dtype
+            kept = self.kept[name]
+            own = kept.source.dtype
+            target = next((codec for codec, _ in units.values() if codec.kind != own), GgufType(own))
+            if target.kind != own:
+                self.found.retyped[name] = own
             experts = [None] if None in units else range(kept.shape[0])
             data = (self._bytes(kept, expert, units.get(expert), target) for expert in experts)
             self.append(name, data, target.kind)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.headers import file_tensors
+from moevolve.workers.checkpoints.headers import file_tensors, stored_tensors
 from moevolve.workers.checkpoints.loading import gguf_file
 from moevolve.workers.checkpoints.pruning import MASK
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport
@@ -56,7 +56,9 @@ def export_mask(model: ModelConfig, edit: Edit, directory: Path, card: ExportCar
         exporter, source = pruning_exporter(edit), SourceCheckpoint(model)
         facts = source.facts
         selection = masked_instead(exporter.selection(edit, facts), facts.experts, facts.rule)
-        tensors = [tensor for tensor in source.pruning(selection).kept() if tensor.masked]
+        tensors = [
+            tensor for tensor in source.pruning(stored_tensors(source.folder), selection).kept() if tensor.masked
+        ]
         check_masked(tensors, selection)
         tensors.sort(key=lambda tensor: -tensor.source.alignment)
         data = {tensor.name: b"".join(tensor.chunks()) for tensor in tensors}

@@ -8,17 +8,15 @@ from typing import Literal
 
 from moevolve.workers.checkpoints.formats.gguf import gguf_parts
 from moevolve.workers.checkpoints.headers import StoredTensor, stored_tensors
-from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file, load_config
-from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
+from moevolve.workers.checkpoints.pruning import KeptTensor
 from moevolve.workers.checkpoints.shards import MAX_SHARD_BYTES, header_room
 from moevolve.workers.checkpoints.state import SavedNames
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.methods import ExpertSelection
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.gguf import kept_gguf
-from moevolve.workers.families.base import ExpertFamily
-from moevolve.workers.families.registry import FAMILIES
-from moevolve.workers.model.describe import describe_config, meta_model
+from moevolve.workers.export.source import SourceCheckpoint
+from moevolve.workers.model.describe import meta_model
 
 _GGUF_PADDING = 64
 """Upper bound on the bytes before a tensor of a GGUF file, which begins at a multiple of 32 or 64."""
@@ -53,14 +51,19 @@ def file_sizes(model: ModelConfig, form: Literal["source", "stock"]) -> FileSize
     Raises:
         UserError: The checkpoint can't be read, or has no experts that can be told apart.
     """
-    facts = describe_config(meta_model(model), model)
-    read = _kept_gguf if gguf_file(model) is not None and form == "source" else _kept
-    one, every = (read(model, facts, count, form) for count in (1, facts.experts))
-    if facts.experts == 1:
+    source = SourceCheckpoint(model)
+    experts = source.facts.experts
+    selections = [_selection(source.facts, count) for count in (experts, 1)]
+    if source.gguf is not None and form == "source":
+        every, one = _gguf(source, source.gguf, selections)
+    else:
+        stored = stored_tensors(source.folder) if form == "source" else _saved(model)
+        every, one = (_safetensors(source, stored, each) for each in selections)
+    if experts == 1:
         return FileSizes(0, every)
     # All experts of a layer are equally large, so the size is linear in their number.
-    expert = -(-(every - one) // (facts.experts - 1))
-    return FileSizes(every - facts.experts * expert, expert)
+    expert = -(-(every - one) // (experts - 1))
+    return FileSizes(every - experts * expert, expert)
 
 
 def _selection(facts: ModelFacts, experts: int) -> ExpertSelection:
@@ -68,24 +71,18 @@ def _selection(facts: ModelFacts, experts: int) -> ExpertSelection:
     return ExpertSelection(kept, kept, min(facts.active, experts))
 
 
-def _kept(model: ModelConfig, facts: ModelFacts, experts: int, form: Literal["source", "stock"]) -> int:
-    family = FAMILIES[facts.family]
-    assert isinstance(family, ExpertFamily)
-    layers = int(load_config(model).num_hidden_layers)
-    tensors = stored_tensors(checkpoint_folder(model)) if form == "source" else _saved(model)
-    selection = _selection(facts, experts)
-    kept = Pruning(tensors, family, facts.moe_layers, facts.experts, layers, selection).kept()
-    files = len({tensor.file for tensor in tensors.values()}) + _bytes(kept) // MAX_SHARD_BYTES
-    return _bytes(kept) + header_room(tensor.name for tensor in kept) + files * header_room(())
+def _safetensors(source: SourceCheckpoint, stored: dict[str, StoredTensor], selection: ExpertSelection) -> int:
+    kept = source.pruning(stored, selection).kept()
+    size = _bytes(kept)
+    files = len({tensor.file for tensor in stored.values()}) + size // MAX_SHARD_BYTES
+    return size + header_room(tensor.name for tensor in kept) + files * header_room(())
 
 
-def _kept_gguf(model: ModelConfig, facts: ModelFacts, experts: int, _: str) -> int:
-    file, layers = gguf_file(model), int(load_config(model).num_hidden_layers)
-    assert file is not None
-    kept, _changes = kept_gguf(file, facts, _selection(facts, experts), layers, "drop")
-    whole, _changes = kept_gguf(file, facts, _selection(facts, facts.experts), layers, "drop")
-    headers = sum(part.stat().st_size for part in gguf_parts(file)) - _bytes(whole)
-    return headers + _bytes(kept) + _GGUF_PADDING * len(kept)
+def _gguf(source: SourceCheckpoint, file: Path, selections: list[ExpertSelection]) -> list[int]:
+    """Sizes by selection, of which the first keeps all experts."""
+    kept = [kept_gguf(file, source.facts, each, source.layers, "drop")[0] for each in selections]
+    headers = sum(part.stat().st_size for part in gguf_parts(file)) - _bytes(kept[0])
+    return [headers + _bytes(each) + _GGUF_PADDING * len(each) for each in kept]
 
 
 def _bytes(kept: list[KeptTensor]) -> int:

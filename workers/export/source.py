@@ -112,9 +112,11 @@ class SourceCheckpoint:
         self.family = family
         self.layers = int(self.config.num_hidden_layers)
 
-    def pruning(self, selection: ExpertSelection, mtp: MtpLayers = "drop") -> Pruning:
-        """Choose the tensors of safetensors files that a pruned model keeps; see `Pruning`."""
-        facts, stored = self.facts, stored_tensors(self.folder)
+    def pruning(
+        self, stored: Mapping[str, StoredTensor], selection: ExpertSelection, mtp: MtpLayers = "drop"
+    ) -> Pruning:
+        """Choose the tensors that a pruned model keeps of those of safetensors files; see `Pruning`."""
+        facts = self.facts
         return Pruning(stored, self.family, facts.moe_layers, facts.experts, self.layers, selection, mtp)
 
 
@@ -151,7 +153,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
         kept, changes = kept_gguf(file, facts, selection, source.layers, mtp)
         check_masked(kept, selection)
         return SourceExport(folder, facts, selection, kept, settings, file, changes)
-    pruning = source.pruning(selection, mtp)
+    pruning = source.pruning(stored_tensors(folder), selection, mtp)
     kept = pruning.kept()
     check_masked(kept, selection)
     if mtp != "drop" and pruning.has_mtp:
@@ -165,14 +167,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
 
 
 def export_source(
-    model: ModelConfig,
-    edit: Edit,
-    directory: Path,
-    card: ExportCard,
-    mtp: MtpLayers = "drop",
-    multiple: int = 1,
-    requantise: bool = False,
-    plan: SourceExport | None = None,
+    model: ModelConfig, edit: Edit, plan: SourceExport, directory: Path, card: ExportCard, requantise: bool = False
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
@@ -182,19 +177,16 @@ def export_source(
     Args:
         model: Checkpoint and settings.
         edit: Edit to export. If it changes weights, the model is loaded.
+        plan: Result of `plan_source` for this model and edit.
         directory: Folder of the checkpoint, which must be empty or not exist.
         card: Provenance for the model card.
-        mtp: What becomes of layers for multi-token prediction.
-        multiple: Pad the number of experts to a multiple of this; see `padded`.
         requantise: Whether quantised tensors that the edit changes are packed anew.
-        plan: Result of `plan_source` with these arguments, if there is one already.
 
     Raises:
-        UserError: See `plan_source` and `rewrite`; or the directory is taken, or the disk is full.
+        UserError: See `rewrite`; or the directory is taken, or the disk is full.
         ExportError: A written tensor differs from the source's.
     """
     with new_checkpoint(directory, card.title) as part:
-        plan = plan or plan_source(model, edit, mtp, multiple)
         check_room(part, sum(tensor.nbytes for tensor in plan.kept))
         _copy_files(plan.folder, part)
         for name, content in plan.settings.items():

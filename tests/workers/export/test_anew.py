@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from edit_checks import write_source
 from family_samples import edit_of_kind
 from packed_checkpoints import checkpoint_in_format
 from repair_samples import rows_of, sequences_of
@@ -19,7 +20,6 @@ from moevolve.workers.checkpoints.formats.base import Plain
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export.source import export_source
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
@@ -57,7 +57,7 @@ def raw(file: Path) -> dict[str, bytes]:
 
 
 def exported(config: ModelConfig, edit: Edit, directory: Path, requantise: bool = False) -> dict[str, bytes]:
-    export_source(config, edit, directory, CARD, requantise=requantise)
+    write_source(config, edit, directory, CARD, requantise=requantise)
     return raw(directory)
 
 
@@ -82,7 +82,7 @@ def test_a_repair_writes_the_down_projections_anew(
     copied = exported(config, base, tmp_path / "pruned")
     edit = repaired(base, "ridge")
     with pytest.raises(UserError, match=r"\d+ of model\.layers\.\*\.mlp\.experts\.\S*down_proj\S* .*--requantise"):
-        export_source(config, edit, tmp_path / "refused", CARD)
+        write_source(config, edit, tmp_path / "refused", CARD)
     assert not (tmp_path / "refused").exists()
     found = exported(config, edit, tmp_path / "out", requantise=True)
     names = changed(copied, found)

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from edit_checks import assert_close, logits
+from edit_checks import assert_close, logits, write_source
 from family_samples import edit_of_kind
 from gguf import GGMLQuantizationType as Type
 from gguf_checkpoints import ARCHITECTURES, SETTINGS, gguf_checkpoint, lone_gguf, metadata, vocabulary, write_gguf
@@ -24,7 +24,6 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.sizes import file_sizes
-from moevolve.workers.export.source import export_source
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
@@ -61,7 +60,7 @@ def exported(config: ModelConfig, directory: Path) -> ModelConfig:
 @pytest.mark.parametrize("files", [1, 3])
 def test_keeping_all_experts_gives_equal_files(files: int, write: Checkpoints, tmp_path: Path) -> None:
     config = write(files=files)
-    report = export_source(config, IdentityEdit(), tmp_path / "out", CARD)
+    report = write_source(config, IdentityEdit(), tmp_path / "out", CARD)
     sources = gguf_parts(Path(config.path))
     assert len(sources) == files
     for source in sources:
@@ -74,9 +73,9 @@ def test_a_vocabulary_is_copied(tiny_model: Callable[..., PreTrainedModel], tmp_
     model = tiny_model("qwen3_moe", **(SETTINGS["qwen3_moe"] | {"vocab_size": 260}))
     (tmp_path / "made").mkdir()
     config = lone_gguf(model, tmp_path / "made" / "tiny.gguf")
-    export_source(config, IdentityEdit(), tmp_path / "all", CARD)
+    write_source(config, IdentityEdit(), tmp_path / "all", CARD)
     assert (tmp_path / "all" / "tiny.gguf").read_bytes() == Path(config.path).read_bytes()
-    export_source(config, edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2), tmp_path / "out", CARD)
+    write_source(config, edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2), tmp_path / "out", CARD)
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["README.md", "tiny.gguf"]
     before, after = (gguf.GGUFReader(at) for at in (config.path, tmp_path / "out" / "tiny.gguf"))
     found = {
@@ -94,7 +93,7 @@ def test_rotated_experts_compute_the_same(family: str, write: Checkpoints, token
     """A router whose rows are in another order than its experts would still write fluent text."""
     config = write(family)
     rotated = np.roll(np.eye(EXPERTS, dtype=np.float32), 2, axis=0)[None].repeat(LAYERS, axis=0)
-    export_source(config, EepEdit(rotated, rotated, 2, "logits"), tmp_path / "out", CARD)
+    write_source(config, EepEdit(rotated, rotated, 2, "logits"), tmp_path / "out", CARD)
     expected = logits(ResidentModel.load(config), None, tokens)
     assert_close(logits(ResidentModel.load(exported(config, tmp_path / "out")), None, tokens), expected, 1e-5)
     assert (tmp_path / "out" / "model.gguf").read_bytes() != Path(config.path).read_bytes()
@@ -112,7 +111,7 @@ def test_a_pruned_file_computes_what_the_search_measured(
     for how in ("prune", "crossed"):
         edit = edit_of_kind(LAYERS, EXPERTS, how, 4, 1, "logits")
         expected = logits(resident, edit, tokens)
-        report = export_source(config, edit, tmp_path / how, CARD)
+        report = write_source(config, edit, tmp_path / how, CARD)
         found = ResidentModel.load(exported(config, tmp_path / how))
         assert_close(logits(found, None, tokens), expected, 1e-5)
         assert (report.experts, report.active) == (4, 1)
@@ -127,7 +126,7 @@ def test_transformers_alone_loads_it(write: Checkpoints, tokens: Tensor, tmp_pat
 
     config = write("qwen3_moe")
     edit = edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2, "logits")
-    export_source(config, edit, tmp_path / "out", CARD)
+    write_source(config, edit, tmp_path / "out", CARD)
     settings = load_model(exported(config, tmp_path / "out"))[0].config
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", gguf_file="model.gguf", config=settings, dtype="float32"
@@ -153,7 +152,7 @@ def test_layers_for_multi_token_prediction(
 ) -> None:
     config = with_mtp(write(), tiny_model("qwen3_moe", **SETTINGS["qwen3_moe"]).config)
     edit = edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2)
-    export_source(config, edit, tmp_path / "out", CARD, mtp)
+    write_source(config, edit, tmp_path / "out", CARD, mtp)
     reader = gguf.GGUFReader(tmp_path / "out" / "model.gguf")
     assert reader.fields["qwen3moe.block_count"].contents() == blocks
     assert reader.fields["qwen3moe.nextn_predict_layers"].contents() == blocks - 3
@@ -162,13 +161,14 @@ def test_layers_for_multi_token_prediction(
     assert mtp == "drop" or shapes["blk.3.ffn_up_exps.weight"][0] == shapes["blk.3.ffn_gate_inp.weight"][0] == 4
     ResidentModel.load(exported(config, tmp_path / "out"))
     with pytest.raises(UserError, match="--mtp keep: a GGUF file has one number of experts"):
-        export_source(config, edit, tmp_path / "keep", CARD, "keep")
+        write_source(config, edit, tmp_path / "keep", CARD, "keep")
 
 
 def test_a_damaged_file_is_named_and_nothing_is_left(write: Checkpoints, tmp_path: Path) -> None:
     config = write()
     file = Path(config.path)
     file.write_bytes(file.read_bytes()[:-1000])
+    (tmp_path / "new").mkdir()
     with pytest.raises(UserError, match="isn't a valid GGUF file, or ends early"):
-        export_source(config, edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2), tmp_path / "new" / "out", CARD)
+        write_source(config, edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2), tmp_path / "new" / "out", CARD)
     assert list((tmp_path / "new").iterdir()) == []

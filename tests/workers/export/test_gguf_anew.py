@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from edit_checks import logits
+from edit_checks import logits, write_source
 from family_samples import edit_of_kind
 from gguf import GGMLQuantizationType as Type
 from gguf_checkpoints import SETTINGS, gguf_checkpoint
@@ -24,7 +24,6 @@ from moevolve.workers.checkpoints.formats.gguf_types import GgufType
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export.source import export_source
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
@@ -98,13 +97,13 @@ def test_a_repair_writes_the_down_projections_anew(
     family: str, kind: Type, most: float, write: Callable[[str, Type], ModelConfig], tmp_path: Path
 ) -> None:
     config, base = write(family, kind), pruned()
-    export_source(config, base, tmp_path / "pruned", CARD)
+    write_source(config, base, tmp_path / "pruned", CARD)
     edit = repaired(base, "ridge")
     if kind != Type.BF16:
         with pytest.raises(UserError, match=r"\d of blk\.\*\.ffn_down_exps\.weight would .*--requantise"):
-            export_source(config, edit, tmp_path / "refused", CARD)
+            write_source(config, edit, tmp_path / "refused", CARD)
         assert not (tmp_path / "refused").exists()
-    report = export_source(config, edit, tmp_path / "out", CARD, requantise=kind != Type.BF16)
+    report = write_source(config, edit, tmp_path / "out", CARD, requantise=kind != Type.BF16)
     names = changed(tmp_path / "pruned", tmp_path / "out")
     assert names and all(".ffn_down_exps." in name for name in names) and report.anew == len(names)
     found = differences(config, edit, tmp_path / "out")
@@ -117,7 +116,7 @@ def test_a_factor_goes_into_the_scales(write: Callable[[str, Type], ModelConfig]
     config, base = write("qwen3_moe", Type.Q8_0), pruned()
     edit = repaired(base, "scalar")
     for name, each in (("pruned", base), ("out", edit)):
-        export_source(config, each, tmp_path / name, CARD)
+        write_source(config, each, tmp_path / name, CARD)
     names = changed(tmp_path / "pruned", tmp_path / "out")
     assert names and all(".ffn_down_exps." in name for name in names)
     one, other = (stored(tmp_path / name) for name in ("pruned", "out"))
@@ -147,7 +146,7 @@ def test_merged_experts_compute_what_the_search_measured(
 ) -> None:
     """Experts of one tensor share its type, so what the library can't pack is written as Q8_0 as a whole."""
     config, edit = write("qwen3_moe", kind), pruned("mixed")
-    report = export_source(config, edit, tmp_path / "out", CARD, requantise=kind != Type.F16)
+    report = write_source(config, edit, tmp_path / "out", CARD, requantise=kind != Type.F16)
     expected = logits(ResidentModel.load(config), edit, tokens)
     found = logits(ResidentModel.load(replace(config, path=str(tmp_path / "out" / "model.gguf"))), None, tokens)
     error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from edit_checks import Residents, assert_close, logits
+from edit_checks import Residents, assert_close, logits, write_source
 from family_samples import edit_of_kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -20,7 +20,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.mask import export_mask
-from moevolve.workers.export.source import export_source
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 
@@ -96,7 +95,7 @@ def test_padded_experts_are_never_chosen(
 
     config = model_config(family)
     edit = pruned(config, each_of(family) - (1 if family == "deepseek_v3-grouped" else 0))
-    export_source(config, edit, tmp_path / "padded", CARD, multiple=8)
+    write_source(config, edit, tmp_path / "padded", CARD, multiple=8)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "padded").eval()
     with torch.no_grad():
         assert_close(plain(tokens).logits, logits(resident(family), edit, tokens))
@@ -111,8 +110,8 @@ def test_padded_experts_are_never_chosen(
     places = torch.arange(8) % per_group[2] >= per_group[1]
     assert torch.equal(bias == -1e4, places)
     # A multiple that divides the number already adds nothing.
-    export_source(config, edit, tmp_path / "even", CARD, multiple=2)
-    export_source(config, edit, tmp_path / "plain", CARD)
+    write_source(config, edit, tmp_path / "even", CARD, multiple=2)
+    write_source(config, edit, tmp_path / "plain", CARD)
     assert (tmp_path / "even/model.safetensors").read_bytes() == (tmp_path / "plain/model.safetensors").read_bytes()
 
 
@@ -122,7 +121,7 @@ def test_what_no_bias_can_mask_is_refused(model_config: Configs, tmp_path: Path)
     with pytest.raises(UserError, match="routers have no bias"):
         export_mask(softmax, edit, tmp_path / "out", CARD)
     with pytest.raises(UserError, match="neither padded nor masked exactly"):
-        export_source(softmax, edit, tmp_path / "out", CARD, multiple=8)
+        write_source(softmax, edit, tmp_path / "out", CARD, multiple=8)
     grouped = model_config("deepseek_v3-grouped")
     kept = np.eye(8, dtype=np.float32)[np.array([[0, 4, 1, 5]] * 2)]
     for wrong, message in (

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
+from edit_checks import write_source
 from family_samples import edit_of_kind
 from gguf_checkpoints import ARCHITECTURES, gguf_checkpoint
 from gguf_checkpoints import SETTINGS as GGUF_SETTINGS
@@ -27,7 +28,6 @@ from safetensors.torch import load_file
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.source import export_source
 from moevolve.workers.model.describe import describe_model
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def test_names_and_shapes_are_those_that_loaders_read(family: str, model_config:
     file.write_text(json.dumps(settings))
     facts = describe_model(config)
     edit = edit_of_kind(len(facts.moe_layers), facts.experts, "prune", 4, 1, "logits")
-    export_source(config, edit, tmp_path / "source", CARD)
+    write_source(config, edit, tmp_path / "source", CARD)
     assert export_model(config, edit, tmp_path / "stock", CARD).form == "stock"
     for form in ("source", "stock"):
         settings = json.loads((tmp_path / form / "config.json").read_text())
@@ -180,7 +180,7 @@ def test_packed_experts_keep_the_names_of_their_format(
         ),
     ):
         config = checkpoint_in_format(kind, tiny_model, tiny_tokenizer, tmp_path / kind)
-        export_source(config, edit_of_kind(2 if kind == "fp8" else 3, 6, "prune"), tmp_path / f"{kind}-out", CARD)
+        write_source(config, edit_of_kind(2 if kind == "fp8" else 3, 6, "prune"), tmp_path / f"{kind}-out", CARD)
         tensors = load_file(tmp_path / f"{kind}-out" / "model.safetensors")
         prefix = "model.layers.1.mlp.experts."
         assert {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)} == names
@@ -195,7 +195,7 @@ def test_llama_cpp_finds_experts_first_in_reversed_shapes(
     """Its shapes are reversed: `ffn_up_exps` is {hidden, width, experts}, `ffn_gate_inp` is {hidden, experts}."""
     model = tiny_model(family, **GGUF_SETTINGS[family])
     config, _ = gguf_checkpoint(model, tiny_tokenizer, tmp_path / "made", gguf.GGMLQuantizationType.Q8_0, 1)
-    export_source(config, edit_of_kind(3, 6, "prune", 4, 1, "logits"), tmp_path / "out", CARD)
+    write_source(config, edit_of_kind(3, 6, "prune", 4, 1, "logits"), tmp_path / "out", CARD)
     reader = gguf.GGUFReader(tmp_path / "out" / "model.gguf")
     keys = {key.split(".")[-1]: each.contents() for key, each in reader.fields.items()}
     assert (keys["expert_count"], keys["expert_used_count"]) == (4, 1)

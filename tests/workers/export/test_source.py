@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from edit_checks import Found, assert_close, assert_same_elsewhere, computed, logits
+from edit_checks import Found, assert_close, assert_same_elsewhere, computed, logits, write_source
 from family_samples import edit_of_kind
 from packed_checkpoints import LINEAR_FORMATS, checkpoint_in_format
 from safetensors.torch import load_file, save_file
@@ -26,7 +26,6 @@ from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export import folder, source
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.source import export_source
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
@@ -84,7 +83,7 @@ def weights(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_keeping_all_experts_gives_equal_files(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     config = checkpoints(kind)
-    report = export_source(config, IdentityEdit(), tmp_path / "out", CARD)
+    report = write_source(config, IdentityEdit(), tmp_path / "out", CARD)
     assert weights(tmp_path / "out") == weights(Path(config.path))
     assert len(weights(tmp_path / "out")) > (5 if kind == "sharded" else 0)
     for file in Path(config.path).iterdir():
@@ -104,7 +103,7 @@ def test_rotated_experts_compute_the_same(kind: str, checkpoints: Checkpoints, t
     rotated = np.roll(np.eye(experts, dtype=np.float32), 2, axis=0)[None].repeat(layers, axis=0)
     config = replace(checkpoints(kind), dtype="float32")
     # Dividing the kept experts' scores by their sum changes nothing where all are kept.
-    export_source(config, EepEdit(rotated, rotated, 2, "logits"), tmp_path / "out", CARD)
+    write_source(config, EepEdit(rotated, rotated, 2, "logits"), tmp_path / "out", CARD)
     expected = logits(ResidentModel.load(config), None, tokens)
     found = logits(ResidentModel.load(replace(config, path=str(tmp_path / "out"))), None, tokens)
     assert_close(found, expected, 1e-5)
@@ -120,7 +119,7 @@ def test_a_pruned_checkpoint_computes_what_the_search_measured(
     for how in ("prune", "crossed"):
         edit = edit_of_kind(*shape_of(kind), how, 4, 1, "logits")
         expected = logits(resident, edit, tokens)
-        report = export_source(config, edit, tmp_path / how, CARD)
+        report = write_source(config, edit, tmp_path / how, CARD)
         exported = ResidentModel.load(replace(config, path=str(tmp_path / how)))
         assert_close(logits(exported, None, tokens), expected, 1e-5)
         assert (report.experts, report.active) == (4, 1)
@@ -138,11 +137,11 @@ def test_transformers_alone_loads_it(
     for kind in ("qwen2_moe", "sharded"):
         directory, edit = tmp_path / f"{kind}-stock", edit_of_kind(*shape_of(kind), "prune", 4, 2, "logits")
         expected[directory] = computed(ResidentModel.load(checkpoints(kind)), edit, tokens)
-        export_source(checkpoints(kind), edit, directory, CARD)
+        write_source(checkpoints(kind), edit, directory, CARD)
     assert_same_elsewhere(expected, outsider(list(expected), tokens))
     # It unpacks MXFP4 to bfloat16, whose rounding depends on how a product is computed.
     edit = edit_of_kind(*shape_of("mxfp4"), "prune", 4, 2, "logits")
-    export_source(checkpoints("mxfp4"), edit, tmp_path / "mxfp4", CARD)
+    write_source(checkpoints("mxfp4"), edit, tmp_path / "mxfp4", CARD)
     ((found, _, _),) = outsider([tmp_path / "mxfp4"], tokens)
     resident = ResidentModel.load(replace(checkpoints("mxfp4"), dtype="float32"))
     assert_close(torch.tensor(found), logits(resident, edit, tokens), 5e-2)
@@ -161,7 +160,7 @@ def test_the_quantisation_config_names_the_experts_that_are_left(
     (file.parent / "LICENSE").write_text("free")
     (file.parent / "pytorch_model.bin").write_bytes(b"pickled")
     edit = edit_of_kind(2, 6, "prune", 4, 2)
-    export_source(config, edit, tmp_path / "out", CARD)
+    write_source(config, edit, tmp_path / "out", CARD)
     found = json.loads((tmp_path / "out" / "config.json").read_text())
     order = edit.expert_merging[0].argmax(axis=1).tolist()
     renamed = [f"model.layers.1.mlp.experts.{order.index(expert)}.up_proj" for expert in sorted(order)]
@@ -201,7 +200,7 @@ def test_layers_for_multi_token_prediction(
 ) -> None:
     config = with_mtp(make_copy("fp8"))
     edit = edit_of_kind(2, 6, "prune", 4, 2)
-    export_source(config, edit, tmp_path / "out", CARD, mtp)
+    write_source(config, edit, tmp_path / "out", CARD, mtp)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_nextn_predict_layers"] == predicted
     tensors, original = load_file(tmp_path / "out" / "model.safetensors"), load_file(f"{config.path}/model.safetensors")
     later = {name for name in tensors if ".layers.3." in name}
@@ -236,8 +235,9 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_left(
 ) -> None:
     config = make_copy("fp8")
     message = damaged(config, how)
+    (tmp_path / "new").mkdir()
     with pytest.raises(UserError, match=message):
-        export_source(config, edit_of_kind(2, 6, "prune", 4, 2), tmp_path / "new" / "out", CARD)
+        write_source(config, edit_of_kind(2, 6, "prune", 4, 2), tmp_path / "new" / "out", CARD)
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -251,7 +251,7 @@ def test_an_edit_that_the_format_cannot_express_is_refused(checkpoints: Checkpoi
     for reason, edit in reasons.items():
         wanted = "the individual is for 3 MoE layers" if "use" in reason else reason
         with pytest.raises(UserError, match=wanted):
-            export_source(checkpoints("fp8"), edit, tmp_path / "new" / "out", CARD)
+            write_source(checkpoints("fp8"), edit, tmp_path / "new" / "out", CARD)
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -269,7 +269,7 @@ def test_a_byte_that_the_disk_changes_is_noticed(
 
     monkeypatch.setattr(source, "_write_tensors", faulty)
     with pytest.raises(ExportError, match=r"tensor \S+ in model.safetensors isn't what the source has"):
-        export_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out", CARD)
+        write_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out", CARD)
     assert [each.name for each in tmp_path.iterdir()] == ["out.unverified"]
 
 
@@ -278,5 +278,5 @@ def test_a_full_disk_is_told_beforehand(
 ) -> None:
     monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     with pytest.raises(UserError, match="no room"):
-        export_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out", CARD)
+        write_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out", CARD)
     assert list(tmp_path.iterdir()) == []

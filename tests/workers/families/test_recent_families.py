@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from edit_checks import Residents, assert_close, logits
+from edit_checks import Residents, assert_close, logits, write_source
 from family_samples import COMMON, RECENT, edit_of_kind, plain_family_logits
 from tiny_models import word_tokenizer
 from torch import Tensor
@@ -23,7 +23,6 @@ from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.source import export_source
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
@@ -135,7 +134,7 @@ def test_exports_load_with_transformers(
     folds = model.layers[0].rule.one_hot_folds
     if not folds:
         pruned = replace(pruned, router_space="logits")
-    assert export_source(config, pruned, tmp_path / "source", CARD).form == "source"
+    assert write_source(config, pruned, tmp_path / "source", CARD).form == "source"
     assert export_model(model, pruned, tmp_path / "stock", CARD).form == "stock"
     assert export_model(model, mapped, tmp_path / "native", CARD).form == "native"
     for name, edit in (("source", pruned), ("stock", pruned), ("native", mapped)):
@@ -158,7 +157,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(tokens: Tensor, tmp
     resident, edit = ResidentModel.load(source), edit_of_kind(3, EXPERTS, "prune")
     with torch.no_grad():
         assert_close(logits(resident, IdentityEdit(), tokens), whole(tokens).logits)
-    export_source(source, edit, tmp_path / "pruned", CARD)
+    write_source(source, edit, tmp_path / "pruned", CARD)
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
     assert settings["model_type"] == "qwen3_5_moe" and settings["vision_config"]["depth"] == 1
     assert settings["text_config"]["num_experts"] == 4 and settings["text_config"]["mtp_num_hidden_layers"] == 0
