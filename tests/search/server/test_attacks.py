@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 import time
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 import uvicorn
 from search_lab import UnrulyPool, drive, run_config, start
-from server_tokens import READ, WRITE
+from server_tokens import READ, WRITE, write_runs
 from store_samples import search, split
 from waiting import PATIENT_S
 
@@ -70,22 +69,14 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    (folder / "runs").mkdir()
-    run = {
-        "name": "calm",
-        "model": {"path": "nobody/nothing"},
-        "genome": {"kind": "eep", "experts": 2},
-        "tasks": ["boolq"],
-        "phases": [{"kind": "prune", "evaluations": 40}],
-    }
-    (folder / "runs" / "small.yaml").write_text(json.dumps(run))
+    runs = write_runs(folder)
     (folder / "tokens").write_text(f"read {READ}\nwrite {WRITE}\n")
     (folder / "tokens").chmod(0o600)
     settings = ServerSettings(
         store=f"sqlite:///{folder / 'lab.db'}",
         tokens=folder / "tokens",
         logs=folder / "logs",
-        configurations=(folder / "runs",),
+        configurations=(runs,),
         hosts=("Bücher.example", "straße.example"),
     )
     with Store.open(settings.store) as store:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ import schemathesis
 from hypothesis import HealthCheck, given
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from search_lab import UnrulyPool, drive, run_config, start
-from server_tokens import READ, WRITE
+from server_tokens import READ, WRITE, write_runs
 from starlette.testclient import TestClient
 from store_samples import scored, search, split
 
@@ -40,18 +39,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         return Job(name, arguments[0], datetime.now(UTC), 1, True, None, " ".join(arguments))
 
     folder = tmp_path_factory.mktemp("served")
-    (folder / "runs").mkdir()
-    run = {
-        "name": "calm",
-        "model": {"path": "nobody/nothing"},
-        "genome": {"kind": "eep", "experts": 2},
-        "tasks": ["boolq"],
-        "phases": [{"kind": "prune", "evaluations": 40}],
-    }
-    (folder / "runs" / "small.yaml").write_text(json.dumps(run))
+    runs = write_runs(folder)
     settings = ServerSettings.model_validate(
         {
-            "configurations": [str(folder / "runs")],
+            "configurations": [str(runs)],
             "exports": str(folder),
             "logs": str(folder / "logs"),
             "hosts": ["testserver"],
