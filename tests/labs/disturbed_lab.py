@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from killing import PRELOADED
 from light_workers import LightWorker
 from search_lab import make_lab_setup, run_config, scored, smooth
 from waiting import PATIENT_S
@@ -28,8 +29,6 @@ from moevolve.workers.contract.messages import EvaluationReply, EvaluationReques
 
 TOTAL = 60
 LEASE_S = 3.0
-_PRELOADED = ["moevolve.search.running.launch", "moevolve.search.pools.ray_pool", "alembic.runtime.migration"]
-"""Of the product and what it imports late; where tests have their modules that process doesn't know."""
 REFUSED = 2
 """Exit code of a driver that the store refused."""
 
@@ -48,6 +47,11 @@ class CheapWorker(LightWorker):
 def local_pool(setup: SearchSetup) -> Pool:
     """A worker in the driver's own process."""
     return LocalPool(CheapWorker, setup.all_prepared)
+
+
+def slow_pool(setup: SearchSetup, first: object = None) -> Pool:
+    """The same with evaluations that take long enough for a search to be stopped in the middle."""
+    return LocalPool(lambda: CheapWorker(seconds=0.2), setup.all_prepared)
 
 
 def setup_of(url: str, name: str = "lab", address: str | None = None) -> SearchSetup:
@@ -85,7 +89,7 @@ class Drive:
 
     def __init__(self, url: str, folder: Path, name: str = "lab", address: str | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
+        context.set_forkserver_preload(PRELOADED)
         self._log = folder / f"driver-{time.monotonic_ns()}.log"
         self._process = context.Process(target=_run, args=(url, name, address, self._log))
         self._process.start()

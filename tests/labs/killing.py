@@ -16,6 +16,14 @@ from typing import Protocol
 from waiting import PATIENT_S
 
 MOEVOLVE = str(Path(sys.executable).with_name("moevolve"))
+PRELOADED = [
+    "moevolve.search.running.launch",
+    "moevolve.search.pools.ray_pool",
+    "moevolve.workers.worker",
+    "alembic.runtime.migration",
+]
+"""What the process that drivers are forked from imports: of the product, and what that imports late; where tests have
+their modules it doesn't know. There is one such process, so tests of all kinds name the same modules."""
 
 
 class Driver(Protocol):
@@ -44,14 +52,19 @@ class Forked:
     """The command line in a process that is forked from one which has imported torch and its like already.
 
     For tests of what a driver leaves behind, which start many: a process of its own in all, but the first seconds.
+
+    Args:
+        command: Arguments of `moevolve`.
+        folder: Working directory.
+        light: Whether candidates are scored by a formula in the driver's process, instead of by a model on Ray.
     """
 
-    def __init__(self, command: list[str], folder: Path) -> None:
+    def __init__(self, command: list[str], folder: Path, light: bool = False) -> None:
         context = multiprocessing.get_context("forkserver")
         # Not the command line itself, which asks at its import whether it writes to a terminal.
-        context.set_forkserver_preload(["moevolve.search.running.launch", "moevolve.store.repository"])
+        context.set_forkserver_preload(PRELOADED)
         self._log = folder / f"driver-{time.monotonic_ns()}.log"
-        self._process = context.Process(target=_run_command, args=(command, folder, self._log))
+        self._process = context.Process(target=_run_command, args=(command, folder, self._log, light))
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -65,7 +78,7 @@ class Forked:
         return self._log.read_text(), None
 
 
-def _run_command(command: list[str], folder: Path, log: Path) -> None:
+def _run_command(command: list[str], folder: Path, log: Path, light: bool) -> None:
     os.setsid()
     os.chdir(folder)
     with log.open("wb") as file:
@@ -74,7 +87,12 @@ def _run_command(command: list[str], folder: Path, log: Path) -> None:
     sys.argv = ["moevolve", *command]
 
     from moevolve.search.cli import main
+    from moevolve.search.running import execute
 
+    if light:
+        from disturbed_lab import slow_pool
+
+        execute.ray_pool = slow_pool  # type: ignore[assignment]
     main()
 
 

@@ -1,4 +1,4 @@
-"""Searches that are steered from another process, and drivers that come back too late."""
+"""Searches that are steered from another process, and drivers that come back too late; no model is evaluated."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disturbed_lab import local_pool
 from killing import Forked, count, wait_for
-from local_workers import local_pool
 from store_samples import search
 from waiting import PATIENT_S
 
+from moevolve.search.config.files import load_run_config
 from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.store.repository import Store
@@ -27,6 +29,17 @@ pytestmark = pytest.mark.slow
 TOTAL = 24
 STOPPED = 3
 """Exit code of a driver that was stopped from elsewhere."""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny: Any, tmp_path_factory: pytest.TempPathFactory, snapshot: Any) -> Any:
+    """What a store holds after the search `calm` with nothing between it and its formula."""
+    folder = tmp_path_factory.mktemp("calm")
+    setup = set_up_new(load_run_config(tiny.write_run(folder / "run.yaml", "calm")))
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        register(setup, store)
+        execute(setup, store, Observer(), local_pool)
+    return snapshot(folder / "moevolve.db", "calm")
 
 
 def until(true: Any, driver: Forked) -> None:
@@ -55,11 +68,11 @@ def put_to_sleep(driver: Forked, database: Path) -> None:
 
 
 def test_a_driver_that_slept_past_its_lease_writes_nothing(
-    uninterrupted: Any, tiny: Any, snapshot: Any, ray_address: str, in_process: Any, tmp_path: Path
+    uninterrupted: Any, tiny: Any, snapshot: Any, in_process: Any, tmp_path: Path
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    asleep = Forked(["launch", str(run), "--address", ray_address, "--set", "workers.lease_s=2"], tmp_path)
+    asleep = Forked(["launch", str(run), "--set", "workers.lease_s=2"], tmp_path, light=True)
     wait_for(database, 2, asleep)
     refused = in_process("resume", "calm")
     assert refused.returncode == 2 and f"calm is being run by process {asleep.pid} on" in refused.stderr
@@ -83,13 +96,11 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
 
 
 def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
-    uninterrupted: Any, tiny: Any, snapshot: Any, ray_address: str, in_process: Any, tmp_path: Path
+    uninterrupted: Any, tiny: Any, snapshot: Any, in_process: Any, tmp_path: Path
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    # Without what earlier candidates leave, it is slow enough to be stopped in the middle.
-    slow = ("--set", "workers.num_cpus=0.5", "--set", "workers.activation_cache_mb=0")
-    driver = Forked(["launch", str(run), "--address", ray_address, *slow], tmp_path)
+    driver = Forked(["launch", str(run)], tmp_path, light=True)
     wait_for(database, 1, driver)
 
     def status() -> str:
@@ -118,10 +129,10 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     assert snapshot(database, "calm") == uninterrupted
 
 
-def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, ray_address: str, tmp_path: Path) -> None:
+def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, tmp_path: Path) -> None:
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    repeated = ["launch", str(run), "--address", ray_address, "--or-resume"]
-    driver = Forked(repeated, tmp_path)
+    repeated = ["launch", str(run), "--or-resume"]
+    driver = Forked(repeated, tmp_path, light=True)
     wait_for(tmp_path / "moevolve.db", 1, driver)
     assert in_process("cancel", "calm").returncode == 0
     told, _ = driver.communicate(timeout=PATIENT_S)
