@@ -33,7 +33,6 @@ def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> Run
         "model": {"path": str(directory), "device": "cpu"},
         "genome": genome,
         "phases": [{"kind": "tune", "evaluations": 30, "initial": 8, "sigma": 0.3}],
-        "engine": {},
     }
     return load_run_config(tiny.write_run(directory.parent / "run.yaml", name, **changes))
 

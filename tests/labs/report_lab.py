@@ -35,7 +35,7 @@ def finished(store: Store, run: RunConfig) -> None:
 def search_all_kinds(tiny: Any, folder: Path) -> str:
     """URL of a store with a finished search of every kind, named by the kind."""
     url = f"sqlite:///{folder / 'store.db'}"
-    run = load_run_config(tiny.write_run(folder / "eep.yaml", "eep", engine={}))
+    run = load_run_config(tiny.write_run(folder / "eep.yaml", "eep"))
     with Store.open(url) as store:
         finished(store, run)
         for kind, genome in DENSE.items():

@@ -18,6 +18,9 @@ import yaml
 from tiny_models import MIXTRAL, WORDS, save_tiny_model
 from waiting import PATIENT_S
 
+SLOW = {"batch_tokens": 8}
+"""Engine with one prompt per forward pass: the same numbers, slowly enough for a search to be stopped on its way."""
+
 
 @dataclass(frozen=True)
 class TinyWorkspace:
@@ -37,6 +40,9 @@ class TinyWorkspace:
     def task(self) -> Path:
         return self.folder / "pick.yaml"
 
+    def write_slow_run(self, path: Path, name: str) -> Path:
+        return self.write_run(path, name, engine=SLOW)
+
     def run_data(self, name: str, **changes: Any) -> dict[str, Any]:
         """A run of 24 individuals as plain data; `changes` replace top-level settings."""
         data = {
@@ -50,8 +56,6 @@ class TinyWorkspace:
                 {"kind": "merge", "evaluations": 12, "sigma": 0.2},
             ],
             "window": 4,
-            # One prompt per forward pass: slow enough to be interrupted in the middle.
-            "engine": {"batch_tokens": 8},
             "workers": {"count": 1},
             "final": {"rerank": 3, "random_baselines": 4},
         }

@@ -25,7 +25,7 @@ def launched(tiny: Any, ray_address: str, tmp_path_factory: pytest.TempPathFacto
     """URL of the store, how the search ended, and what an observer was told."""
     folder = tmp_path_factory.mktemp("notebook")
     store = f"sqlite:///{folder / 'demo.db'}"
-    config = tiny.write_run(folder / "demo.yaml", "demo", engine={}, workers={"count": 1, "num_cpus": 0.5})
+    config = tiny.write_run(folder / "demo.yaml", "demo", workers={"count": 1, "num_cpus": 0.5})
     told: list[str] = []
     observer = moevolve.Observer(
         on_begin=lambda config: told.append(f"begin {config.name} in {config.store}"), on_stage=told.append
@@ -49,7 +49,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_lines_of_the_first_page_run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README's, with a small search in the place of the demo's."""
     (lines,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    config = tiny.write_run(tmp_path / "run.yaml", "first", engine={})
+    config = tiny.write_run(tmp_path / "run.yaml", "first")
     changed = {"configs/runs/demo.yaml": str(config), "demo-span": "pick"}
     for theirs, ours in changed.items():
         assert theirs in lines
@@ -120,7 +120,7 @@ def test_what_is_finished_is_resumed_without_evaluating_anything(launched: Launc
 
 def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launched, tmp_path: Path) -> None:
     url, _, _ = launched
-    config = moevolve.load_config(tiny.write_run(tmp_path / "demo.yaml", "demo", engine={}), {"final.rerank": 2})
+    config = moevolve.load_config(tiny.write_run(tmp_path / "demo.yaml", "demo"), {"final.rerank": 2})
     with pytest.raises(moevolve.UserError, match=f"search demo exists in {url}: continue it with"):
         moevolve.launch(config, store=url)
     with pytest.raises(moevolve.UserError, match="with other settings than this configuration has now"):
@@ -137,9 +137,7 @@ def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launch
 
 @pytest.mark.usefixtures("without_ray")
 def test_an_open_store_is_where_a_search_goes(tiny: Any, tmp_path: Path) -> None:
-    run = tiny.write_run(
-        tmp_path / "run.yaml", "here", engine={}, phases=[{"kind": "prune", "evaluations": 3, "initial": 3}]
-    )
+    run = tiny.write_run(tmp_path / "run.yaml", "here", phases=[{"kind": "prune", "evaluations": 3, "initial": 3}])
     with moevolve.open_store(f"sqlite:///{tmp_path / 'open.db'}", create=True) as store:
         found = moevolve.launch(moevolve.load_config(run), store=store, name="there")
         (summary,) = moevolve.searches(store)

@@ -64,7 +64,6 @@ def family_run(tiny: Any, folder: Path, variant: str, **genome: Any) -> RunConfi
     changes = {
         "model": {"path": str(directory), "device": "cpu"},
         "genome": {"kind": "eep"} | GENOMES.get(variant, {"experts": 4, "groups": 2}) | genome,
-        "engine": {},
     }
     return load_run_config(tiny.write_run(folder / "run.yaml", variant, **changes))
 

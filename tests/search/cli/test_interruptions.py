@@ -37,7 +37,7 @@ def test_a_driver_killed_with_a_worker_changes_nothing(
     """The first driver has started Ray itself, which ends with it; of the second, which is sent SIGTERM as a cluster
     manager does, one of two workers is killed before; it leaves orphans on a cluster that lives on."""
     database = tmp_path / "moevolve.db"
-    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    run = tiny.write_slow_run(tmp_path / "run.yaml", "calm")
     rng = random.Random(5)
     kill_at(Forked(["launch", str(run)], tmp_path), database, rng.randrange(1, TOTAL // 3), rng.uniform(0, 0.1))
     assert count(database) < TOTAL - 8
@@ -53,7 +53,7 @@ def test_ctrl_c_leaves_a_resumable_search(
     uninterrupted: Any, tiny: Any, snapshot: Any, in_process: Any, tmp_path: Path
 ) -> None:
     """In a terminal it reaches the whole group: the driver, and the Ray that it started."""
-    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    run = tiny.write_slow_run(tmp_path / "run.yaml", "calm")
     check_interrupted(start(["launch", str(run)], tmp_path), os.killpg, signal.SIGINT, tmp_path, 1)
     (search,) = json.loads(in_process("searches", "--json").stdout)
     assert search["search"]["status"] == "interrupted"

@@ -38,7 +38,6 @@ def written(tiny: Any, model: Path, folder: Path, place: str, *phases: dict[str,
         "model": {"path": str(model), "device": "cpu", "originals": place},
         "genome": {"kind": "eep", "experts": 2, "groups": 2},
         "phases": list(phases),
-        "engine": {},
     }
     (folder / place).mkdir()
     run = tiny.write_run(folder / place / "run.yaml", "large", **changes)

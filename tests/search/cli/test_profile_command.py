@@ -41,9 +41,9 @@ def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Searches `experts` (3 pruned and 2 merged individuals), `masks` (30 with masks) and `fitted` (one repaired)."""
     folder = tmp_path_factory.mktemp("profiled")
     phases = [{"kind": "prune", "evaluations": 3, "initial": 2}, {"kind": "merge", "evaluations": 2, "initial": 1}]
-    experts = load_run_config(tiny.write_run(folder / "run.yaml", "experts", phases=phases, engine={}))
+    experts = load_run_config(tiny.write_run(folder / "run.yaml", "experts", phases=phases))
     repaired = [{"kind": "prune", "evaluations": 1, "initial": 1, "repair": {"tokens": 60}}]
-    fitted = load_run_config(tiny.write_run(folder / "fitted.yaml", "fitted", phases=repaired, engine={}))
+    fitted = load_run_config(tiny.write_run(folder / "fitted.yaml", "fitted", phases=repaired))
     masks = dense_run(tiny, folder, MASKS, "masks")
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
         for config in (experts, masks, fitted):

@@ -59,7 +59,6 @@ def written(tiny: Any, folder: Path, **changes: Any) -> Path:
         "tasks": [f"{tiny.task}@kl"],
         "phases": PHASES,
         "genome": GENOME,
-        "engine": {},
         "final": {"rerank": 2, "random_baselines": 0},
     }
     path: Path = tiny.write_run(folder / "run.yaml", "mended", **(settings | changes))

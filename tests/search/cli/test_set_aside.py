@@ -54,7 +54,7 @@ def ray_joined(ray_address: str) -> Iterator[str]:
 def test_a_search_says_which_rows_it_measures_on(
     tiny: Any, bare: Path, ray_joined: str, in_process: Any, tmp_path: Path
 ) -> None:
-    changes: dict[str, Any] = {"tasks": [str(bare)], "phases": PHASES, "engine": {}, "final": {"rerank": 1}}
+    changes: dict[str, Any] = {"tasks": [str(bare)], "phases": PHASES, "final": {"rerank": 1}}
     changes["phases"] = [{**PHASES[0], "evaluations": 8}]
     run = tiny.write_run(tmp_path / "run.yaml", "measured", **changes)
     planned = in_process("plan", run)
@@ -88,7 +88,7 @@ def test_a_search_says_which_rows_it_measures_on(
 
 def test_a_search_that_measures_nothing_searches_on_all_rows(tiny: Any, bare: Path, in_process: Any) -> None:
     run = bare.parent / "plain.yaml"
-    tiny.write_run(run, "plain", tasks=[str(bare)], engine={})
+    tiny.write_run(run, "plain", tasks=[str(bare)])
     planned = in_process("plan", run, "--json")
     found = json.loads(planned.stdout)
     assert [split["examples"] for split in found["splits"]] == [24, 20, 21]
@@ -96,14 +96,14 @@ def test_a_search_that_measures_nothing_searches_on_all_rows(tiny: Any, bare: Pa
 
 
 def test_lengths_that_are_given_need_no_rows(tiny: Any, bare: Path, in_process: Any) -> None:
-    run = tiny.write_run(bare.parent / "given.yaml", "given", tasks=[str(bare)], phases=PHASES, engine={})
+    run = tiny.write_run(bare.parent / "given.yaml", "given", tasks=[str(bare)], phases=PHASES)
     found = json.loads(in_process("plan", run, "--prompt-tokens", "12", "--json", "--set", "final.test=false").stdout)
     assert [split["examples"] for split in found["splits"]] == [18, 20]
     assert any(note.startswith(SAID) for note in found["notes"])
 
 
 def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: Path, tmp_path: Path) -> None:
-    base = tiny.run_data("unused", tasks=[str(bare)], phases=PHASES, engine={}, final={"rerank": 1})
+    base = tiny.run_data("unused", tasks=[str(bare)], phases=PHASES, final={"rerank": 1})
     del base["name"]
     methods = {"random": {"baseline": "random"}, "reap": {"baseline": "reap"}, "warm": None}
     data = {"name": "both", "base": base | {"store": f"sqlite:///{tmp_path / 'store.db'}"}, "methods": methods}

@@ -52,7 +52,7 @@ def test_a_search_is_sent_stopped_by_ray_and_sent_again(
     cluster: str, uninterrupted: Any, tiny: Any, snapshot: Any, in_process: Any, tmp_path: Path
 ) -> None:
     """Two requests at once send it once; its folder is gone before its driver reads it."""
-    run, database = tiny.write_run(tmp_path / "run.yaml", "calm"), tmp_path / "moevolve.db"
+    run, database = tiny.write_slow_run(tmp_path / "run.yaml", "calm"), tmp_path / "moevolve.db"
     store = f"sqlite:///{database}"
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda _: moevolve.submit(run, cluster, store=store), range(2)))

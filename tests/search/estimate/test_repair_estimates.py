@@ -152,7 +152,7 @@ def test_too_little_room_is_refused_before_anything_runs(
 
 
 def eep_run(tiny: Any, folder: Path) -> RunConfig:
-    changes = {"phases": [{"kind": "prune", "evaluations": 2, "initial": 2}], "engine": {}}
+    changes = {"phases": [{"kind": "prune", "evaluations": 2, "initial": 2}]}
     return load_run_config(tiny.write_run(folder / "run.yaml", "counted", **changes))
 
 

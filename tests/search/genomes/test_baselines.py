@@ -109,7 +109,6 @@ def run_of(model: Path, name: str = "random", groups: Any = "per_layer", **genom
         }
         | genome,
         "phases": [{"kind": kind, "evaluations": 1, "initial": 1, "init": [name]}],
-        "engine": {},
         "final": {"rerank": 0, "test": False},
     }
 

@@ -173,7 +173,7 @@ def make_run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     monkeypatch.setitem(KINDS, "runs", RUNS)
 
     def make(**changes: Any) -> RunConfig:
-        settings = {"genome": {"kind": "runs"}, "phases": PHASES, "engine": {}} | changes
+        settings = {"genome": {"kind": "runs"}, "phases": PHASES} | changes
         return load_run_config(tiny.write_run(tmp_path / "run.yaml", "toy", **settings))
 
     return make

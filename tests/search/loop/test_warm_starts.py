@@ -40,7 +40,7 @@ MADE_BY = {
 
 
 def warm_run(tiny: Any, folder: Path, strategy: str, phases: Any = None, groups: Any = 2, **more: Any) -> RunConfig:
-    changes = {"strategy": strategy, "phases": phases or PHASES, "engine": {}, **more}
+    changes = {"strategy": strategy, "phases": phases or PHASES, **more}
     changes["genome"] = {"kind": "eep", "experts": 2, "groups": groups, "calibration_tokens": 150, "naee_tokens": 60}
     changes["final"] = {"rerank": 0, "test": False}
     return load_run_config(tiny.write_run(folder / "run.yaml", "warm", **changes))

@@ -43,7 +43,6 @@ def store(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
         "some",
         phases=PHASES,
         genome={"kind": "eep", "experts": 2, "groups": 4, "router_space": "logits"},
-        engine={},
         final={"rerank": 1, "random_baselines": 0},
     )
     url = f"sqlite:///{folder / 'moevolve.db'}"

@@ -89,7 +89,7 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_a_copy_of_a_search_in_the_middle_ends_as_the_search_does(tiny: Any, tmp_path: Path, elsewhere: str) -> None:
     here = f"sqlite:///{tmp_path / 'here.db'}"
-    setup = set_up_new(load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", engine={}, store=here)))
+    setup = set_up_new(load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", store=here)))
 
     def pool(of: SearchSetup) -> LocalPool:
         return local_pool(of, interrupted_after(9))
@@ -112,7 +112,7 @@ def test_a_copy_of_a_search_in_the_middle_ends_as_the_search_does(tiny: Any, tmp
             ends.append((rows, best))
     assert ends[0] == ends[1] and len(ends[0][0]) == 24
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
-        run = load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", engine={}))
+        run = load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm"))
         finished(store, run)
         assert [row.content_hash for row in store.history(store.search("calm").id)] == [row[2] for row in ends[0][0]]
 

@@ -88,7 +88,7 @@ class Driver:
 def store(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     folder = tmp_path_factory.mktemp("browser")
     with Store.open(f"sqlite:///{folder / 'store.db'}") as opened:
-        finished(opened, load_run_config(tiny.write_run(folder / "eep.yaml", "eep", engine={})))
+        finished(opened, load_run_config(tiny.write_run(folder / "eep.yaml", "eep")))
         yield opened
 
 

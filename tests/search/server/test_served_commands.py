@@ -142,7 +142,7 @@ def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
     tokens.write_text(f"read {READ}\nwrite {WRITE}\n")
     tokens.chmod(0o600)
     (tmp_path / "runs").mkdir()
-    tiny.write_run(tmp_path / "runs" / "small.yaml", "calm")
+    tiny.write_slow_run(tmp_path / "runs" / "small.yaml", "calm")
     settings = tmp_path / "server.yaml"
     settings.write_text(
         yaml.safe_dump({"configurations": ["runs"], "address": ray_address, "tokens": str(tokens), "logs": "logs"})
