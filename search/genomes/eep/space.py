@@ -80,7 +80,6 @@ class EepSection(GenomeSection):
         naee_tokens: Largest number of these tokens, evenly spaced, on which the baseline `naee` compares subsets. It
             keeps n^2 numbers per token and layer, up to 4 GiB of host memory.
         naee_subsets: Largest number of subsets that `naee` tries; if there are more, it drops experts greedily.
-        fitted_tokens, fitted_subsets: The same limits for the baseline `fitted`, which factorises a matrix per subset.
     """
 
     random_title: ClassVar[str] = "random pruning"
@@ -96,8 +95,6 @@ class EepSection(GenomeSection):
     calibration_tokens: Tokens = 8192
     naee_tokens: int = Field(1024, ge=1, le=MOST_TOKENS)
     naee_subsets: int = Field(5000, ge=0, le=MOST_STEPS)
-    fitted_tokens: int = Field(512, ge=2, le=MOST_TOKENS)
-    fitted_subsets: int = Field(500, ge=0, le=MOST_STEPS)
 
     @model_validator(mode="after")
     def _something_is_pruned(self) -> Self:
