@@ -225,5 +225,5 @@ def test_baselines_of_these_families(tiny: Any, tmp_path: Path, variant: str) ->
             assert setup.space.subsets.are_valid(setup.space.kept(setup.space.from_bytes(row.genome)))
     if grouped:
         phases[0]["init"] = ["naee"]
-        with pytest.raises(UserError, match="init: naee .* 2 routing groups"):
+        with pytest.raises(UserError, match=r"init: naee .* 2 routing groups"):
             set_up(RunConfig.model_validate(run.model_dump() | {"phases": phases}), "family-1")
