@@ -171,8 +171,8 @@ class PrunePhase(PhaseBase):
     """A search of the experts to keep: both matrices are equal and one-hot.
 
     As in the authors' code, mutation draws groups of the router mapping and of the expert merging until one of either
-    is drawn, and changes the latter, which may be none; a replaced expert may be drawn again. Rates are from the authors'
-    released configuration. The paper describes crossover for both phases; the authors' code uses it only for merging.
+    is drawn, and changes the latter, which may be none; a replaced expert may be drawn again. Rates are from the
+    authors' released configuration. The paper describes crossover for both phases, the authors' code only for merging.
 
     Attributes:
         evaluations: Individuals of the phase, including the initial ones.
