@@ -173,7 +173,6 @@ class EepEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        """See `moevolve.workers.contract.edits.LayeredEdit`."""
         head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} ".encode()
         widths = [b""] * self.layers if self.widths is None else [f"width {each}".encode() for each in self.widths]
         layers = zip(self.router_mapping, self.expert_merging, widths, strict=True)

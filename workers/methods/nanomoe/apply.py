@@ -99,7 +99,6 @@ class NanoMoeApplicator:
 
     @torch.inference_mode(False)  # factors are kept, and an export outside inference mode shares them
     def apply(self, edit: Edit) -> None:
-        """See `Applicator.apply`."""
         assert isinstance(edit, NanoMoeEdit)
         self._check(edit)
         self.revert()
@@ -109,7 +108,6 @@ class NanoMoeApplicator:
             self._replaced.add(name)
 
     def revert(self) -> None:
-        """See `Applicator.revert`."""
         for name in self._replaced:
             self._install(name, self._linears[name])
         self._replaced.clear()

@@ -33,7 +33,6 @@ class CopyOnWriteWeights:
         self._copy: Tensor | None = None
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
-        """See `LayerOutput.add`."""
         self._use_copy()
         part = self._linear.weight.data[:, columns]
         before = part.to(torch.float32, copy=True)
@@ -41,7 +40,6 @@ class CopyOnWriteWeights:
         return (part.float() - before).t()
 
     def columns(self, columns: slice) -> Tensor:
-        """See `LayerOutput.weights`."""
         return self._linear.weight.data[:, columns].t().float()
 
     def restore(self) -> None:
