@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import MoELayer
@@ -61,13 +60,9 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         `expert_runs` int64 [1] counts runs of an expert on a token in addition to the pass itself.
 
     Raises:
-        UserError: The model has no MoE layers, there are no tokens, or a sample takes too much memory.
+        UserError: A sample takes too much memory.
     """
     layers = resident.layers
-    if not layers:
-        raise UserError("genome.kind: eep needs MoE layers, and this model is dense")
-    if not sequences:
-        raise UserError("genome.calibration_tokens: there are no prompts to measure the experts on")
     total = sum(len(each) for each in sequences)
     measures = [[_MEASURES[name](layer) for name in recipe.statistics] for layer in layers]
     subsets, samples = recipe.subsets, []

@@ -170,13 +170,6 @@ def test_other_numbers_and_implementations_measure_the_same(
         np.testing.assert_allclose(there[name], here[name], rtol=rough, atol=rough * here[name].max())
 
 
-def test_what_cannot_be_measured_is_refused(model_config: Callable[..., ModelConfig], resident: Any) -> None:
-    with pytest.raises(UserError, match="this model is dense"):
-        measured(ResidentModel.load(model_config("llama")))
-    with pytest.raises(UserError, match="there are no prompts"):
-        calibrate_experts(resident("mixtral"), [], ExpertsRecipe(ALL, None, 10))
-
-
 def test_a_sample_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch, resident: Any) -> None:
     monkeypatch.setattr("moevolve.workers.methods.eep.expert_subsets.MEMORY", 3 * 36 * 4 * 20)
     with pytest.raises(UserError, match=r"genome.naee_tokens: .*; use 20 at most"):
