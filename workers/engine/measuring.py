@@ -71,12 +71,13 @@ def calibrate(
 
 
 def _measured(resident: ResidentModel, sequences: Sequence[Tokens], recipe: CalibrationRecipe) -> Calibration:
+    calibrator = calibrator_of(recipe)
     if not sequences:
         raise UserError(
             "genome.calibration_tokens: there are no prompts to measure on; give every task `calibration` rows, or "
             "allow more tokens"
         )
-    return calibrator_of(recipe)(resident, sequences, recipe)
+    return calibrator(resident, sequences, recipe)
 
 
 def _stored(rows: Sequence[_Row], recipe: RowsRecipe) -> Calibration:
