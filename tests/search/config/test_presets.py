@@ -59,7 +59,7 @@ def test_the_papers_preset_has_its_iterations_after_the_random_ones(tmp_path: Pa
     assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
     assert (prune.evaluations - prune.initial, merge.evaluations) == (40, 160)
     assert prune.parents == merge.parents == TopKParents()
-    assert (merge.start, merge.crossover, merge.matrices, config.final.rerank) == ("best", "rows", "independent", 0)
+    assert (merge.start, merge.crossover, config.final.rerank) == ("best", "rows", 0)
 
 
 def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:

@@ -435,7 +435,7 @@ def numbers(where: str, schema: Any) -> Iterator[tuple[str, set[str]]]:
 @pytest.mark.parametrize("section", [RunConfig, *KINDS.values()])
 def test_every_number_has_bounds(section: type[BaseModel]) -> None:
     found = dict(numbers(section.__name__, section.model_json_schema()))
-    assert len(found) > 5
+    assert found
     below, above = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}
     assert not [where for where, keywords in found.items() if not (keywords & below and keywords & above)]
 
