@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,45 +24,42 @@ FOLDERS_VARIABLE = "MOEVOLVE_TASKS"
 _SUFFIX = ".yaml"
 
 
-def task_folders(folders: Sequence[Path | str] = ()) -> tuple[Path, ...]:
-    """Return the folders to search for tasks, in order: `folders`, those of `MOEVOLVE_TASKS`, the package's.
+def task_folders() -> tuple[Path, ...]:
+    """Return the folders to search for tasks, in order: those of `MOEVOLVE_TASKS`, then the package's.
 
     Raises:
         UserError: A folder given by the user does not exist.
     """
-    own = [
-        Path(folder) for folder in (*folders, *os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)) if str(folder)
-    ]
+    own = [Path(folder) for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
     for folder in own:
         if not folder.is_dir():
             raise UserError(f"task folder {folder}: no such folder")
     return (*own, Path(str(files("moevolve.configs"))) / "tasks")
 
 
-def list_tasks(folders: Sequence[Path | str] = ()) -> dict[str, Path]:
+def list_tasks() -> dict[str, Path]:
     """Return all tasks as name -> YAML file, sorted by name; those of a sub-folder are named `SUBFOLDER/NAME`."""
     found: dict[str, Path] = {}
-    for folder in task_folders(folders):
+    for folder in task_folders():
         for path in sorted((*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*/*{_SUFFIX}"))):
             found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
     return dict(sorted(found.items()))
 
 
-def load_task(name: str | Path, folders: Sequence[Path | str] = ()) -> TaskConfig:
+def load_task(name: str | Path) -> TaskConfig:
     """Load a task.
 
     Args:
         name: Name of a task, or a path ending in `.yaml`, optionally followed by `@FITNESS`. `NAME@FITNESS` is a task
             of that name, so its scores are separate from those of `NAME`. The prefix `lm_eval:` stands for a task of
             lm-evaluation-harness; see `moevolve.evaluators.harness.tasks.harness_task`.
-        folders: The user's own task folders.
 
     Raises:
         UserError: There is no such task (with similar names), its file is wrong, or the fitness is unknown or doesn't
             suit it.
     """
     base, fitness = split_fitness(str(name))
-    task = _load(base, folders)
+    task = _load(base)
     if not fitness:
         return task
     kind, known = fitness[1:], task_fitnesses()
@@ -72,14 +68,14 @@ def load_task(name: str | Path, folders: Sequence[Path | str] = ()) -> TaskConfi
     return task.with_fitness(kind)
 
 
-def _load(name: str, folders: Sequence[Path | str]) -> TaskConfig:
+def _load(name: str) -> TaskConfig:
     if name.startswith(PREFIX):
         from moevolve.evaluators.harness.tasks import harness_task
 
         return harness_task(name)
-    path = _find(name, folders)
+    path = _find(name)
     own = path.stem if name.endswith(_SUFFIX) else name
-    return TaskConfig.from_mapping(_read(path, folders, ()) | {"name": own}, str(path))
+    return TaskConfig.from_mapping(_read(path, ()) | {"name": own}, str(path))
 
 
 def read_task(name: str) -> tuple[Path, dict[str, Any]]:
@@ -91,8 +87,8 @@ def read_task(name: str) -> tuple[Path, dict[str, Any]]:
     Raises:
         UserError: There is no such task, or its file is wrong.
     """
-    path = _find(name, ())
-    return path.absolute(), _read(path, (), ())
+    path = _find(name)
+    return path.absolute(), _read(path, ())
 
 
 def split_fitness(name: str) -> tuple[str, str]:
@@ -101,10 +97,10 @@ def split_fitness(name: str) -> tuple[str, str]:
     return (base, at + fitness) if at and not name.endswith(_SUFFIX) else (name, "")
 
 
-def _find(name: str | Path, folders: Sequence[Path | str]) -> Path:
+def _find(name: str | Path) -> Path:
     if str(name).endswith(_SUFFIX):
         return Path(name)
-    tasks = list_tasks(folders)
+    tasks = list_tasks()
     if str(name) not in tasks:
         near = difflib.get_close_matches(str(name), tasks, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known tasks: {', '.join(tasks)}"
@@ -114,7 +110,7 @@ def _find(name: str | Path, folders: Sequence[Path | str]) -> Path:
     return tasks[str(name)]
 
 
-def _read(path: Path, folders: Sequence[Path | str], seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """The YAML document with absolute data paths and row numbers, merged over the task that it `extends`."""
     path = path.absolute()
     if path in seen:
@@ -132,8 +128,8 @@ def _read(path: Path, folders: Sequence[Path | str], seen: tuple[Path, ...]) -> 
         return raw
     if not isinstance(base, str):
         raise UserError(f"{path}: field extends: expected a task's name or the path of its .yaml")
-    parent = path.parent / base if base.endswith(_SUFFIX) else _find(base, folders)
-    return _read(parent, folders, (*seen, path)) | raw
+    parent = path.parent / base if base.endswith(_SUFFIX) else _find(base)
+    return _read(parent, (*seen, path)) | raw
 
 
 def _make_absolute(raw: dict[str, Any], folder: Path) -> None:

@@ -57,16 +57,15 @@ class TaskSection(Section):
         task = task.with_counts(counts) if counts else task
         return task.with_calibration() if calibrating else task
 
-    def prepared(self, split: Split, fitness: str | None = None, calibrating: bool = False) -> PreparedSplit:
-        """Load and render one split of the task, with another fitness if one is given; see `task`.
+    def prepared(self, split: Split, calibrating: bool = False) -> PreparedSplit:
+        """Load and render one split of the task; see `task`.
 
         Raises:
             UserError: The same errors as `task`, or the split's data can't be loaded or rendered.
         """
         from moevolve.evaluators.preparation.prepare import prepare_split  # imported here because it loads `datasets`
 
-        task = self.task(split, calibrating)
-        return prepare_split(task if fitness in (None, task.fitness) else task.with_fitness(fitness), split)
+        return prepare_split(self.task(split, calibrating), split)
 
 
 _MOST_WORKERS = 100_000
@@ -186,8 +185,7 @@ class RunConfig(Section):
             model's fitness by then; None runs all phases. With a share, a phase begins only after all individuals of
             the phases before it are evaluated.
         tie_break: Criterion between equal scores, before the smaller index decides: the mean log-probability of the
-            gold answers, the mean `agreement` with the full model (one more evaluation per candidate, of the same
-            prompts), or nothing (`index`).
+            gold answers (`gold_logprob`), or nothing (`index`).
         workers: Number and resources of the workers; no score depends on them.
         final: Evaluations after the last individual.
         store: SQLAlchemy URL of the store.
@@ -203,7 +201,7 @@ class RunConfig(Section):
     phases: tuple[Phase, ...]
     window: int = Field(8, ge=1, le=100_000)
     stop_at_recovery: float | None = Field(None, gt=0, le=100)
-    tie_break: Literal["gold_logprob", "agreement", "index"] = "gold_logprob"
+    tie_break: Literal["gold_logprob", "index"] = "gold_logprob"
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()
     store: str = "sqlite:///moevolve.db"

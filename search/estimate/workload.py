@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -72,20 +72,16 @@ class WorkloadReader:
         self._config, self._outline, self._given, self._calibrating = config, outline, given, calibrating
 
     def splits(self, name: Split) -> tuple[SplitWork, ...]:
-        """Plan one split of every task; with `tie_break: agreement` also the evaluations that break ties.
+        """Plan one split of every task.
 
         Raises:
             UserError: a task's data can't be read or planned, and no lengths were given.
         """
-        works = [self._work(task, name, None) for task in self._config.tasks]
-        if self._config.tie_break == "agreement" and name != "test":
-            works += [work for task in self._config.tasks if (work := self._work(task, name, "agreement")) is not None]
-        return tuple(work for work in works if work is not None)
+        return tuple(self._work(task, name) for task in self._config.tasks)
 
     def held_out(self) -> tuple[SplitWork, ...]:
         """Plan the `test` splits of the held-out tasks."""
-        found = (self._work(TaskSection(name=name), "test", None) for name in self._config.final.held_out)
-        return tuple(work for work in found if work is not None)
+        return tuple(self._work(TaskSection(name=name), "test") for name in self._config.final.held_out)
 
     def set_aside(self) -> tuple[str, ...]:
         """Describe, if the run calibrates, where the rows come from for tasks without a `calibration` split.
@@ -102,14 +98,10 @@ class WorkloadReader:
                 found.append(set_aside_note(task.name, rows))
         return tuple(found)
 
-    def _work(self, section: TaskSection, split: Split, fitness: Any) -> SplitWork | None:
+    def _work(self, section: TaskSection, split: Split) -> SplitWork:
         task = section.task(split, self._calibrating)
         if task.fitness_kind.reads == "harness":
             raise UserError(f"task {section.name}: tasks of lm-evaluation-harness can't be planned; use another task")
-        if fitness is not None:
-            if task.fitness == fitness:
-                return None  # it is its own tie-breaker
-            task = task.with_fitness(fitness)
         if self._given is not None:
             tokens, source = _given(task, split, self._given), "given"
         else:

@@ -139,7 +139,7 @@ class Scorer:
         self.tasks = tuple(weights)
         self.held = tuple(record.task for record in records if not record.weight and record.split == "test")
         self._weights = tuple(weights.values())
-        self._tie_break = config.tie_break
+        self._config = config
         self._fingerprints = {(record.task, record.split): record.task_fingerprint for record in records}
 
     def learn(self, phenotype_evaluations: Sequence[EvaluationRecord]) -> None:
@@ -204,23 +204,15 @@ class Scorer:
         found = self.find([row.phenotype_hash for row in rows])
         ranked = []
         for row in rows:
-            here = [found.get((row.phenotype_hash, task, split)) for task in (*self.tasks, *self._ties(split))]
+            here = [found.get((row.phenotype_hash, task, split)) for task in self.tasks]
             records = [record for record in here if record is not None]
             if any(record.failure is not None for record in records):
                 continue
             if not records or len(records) < len(here):
                 return None
-            count = len(self.tasks)
-            values = ranking_of(self._tie_break, self._weights, records[:count], records[count:])
-            ranked.append((-values[0], -values[1], row.index, row))
+            score, tie_break = ranking_of(self._config, self._weights, records)
+            ranked.append((-score, -tie_break, row.index, row))
         return [entry[3] for entry in sorted(ranked, key=lambda entry: entry[:3])]
-
-    def _ties(self, split: Split) -> tuple[str, ...]:
-        """The tasks whose scores break ties on a split, one per task of the fitness."""
-        if self._tie_break != "agreement":
-            return ()
-        twins = ((task, f"{task}@agreement") for task in self.tasks)
-        return tuple(twin if (twin, split) in self._fingerprints else task for task, twin in twins)
 
     def _shown(self) -> list[tuple[str, Split]]:
         """The (task, split) pairs of the table, in order."""
@@ -373,7 +365,7 @@ class Finaliser:
         single += [] if winner is None else [winner]
         draws = [row for row in random_draws(setup.config, history) if row.status == "ok"]
         splits: tuple[Split, ...] = ("search", "test") if final.test else ("search",)
-        requests = [setup.request(None, setup.scored_on(split)) for split in splits]
+        requests = [setup.request(None, setup.splits(split)) for split in splits]
         requests += [self._request(row, split) for row in (*draws, *single) for split in splits]
         if setup.held_out:
             genomes = (setup.space.from_bytes(row.genome) for row in single)
@@ -382,4 +374,4 @@ class Finaliser:
         self._cache.settle(requests)
 
     def _request(self, row: IndividualRecord, split: Split) -> EvaluationRequest:
-        return self._setup.request(self._setup.space.from_bytes(row.genome), self._setup.scored_on(split))
+        return self._setup.request(self._setup.space.from_bytes(row.genome), self._setup.splits(split))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moevolve.evaluators.metrics import confidence_interval, weighted_mean
-from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.config.run import RunConfig
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import EvaluationRecord, SearchRecord
 from moevolve.workers.contract.edits import IdentityEdit
@@ -16,32 +16,18 @@ FULL = "full"
 """Name of the unedited model in place of an individual's."""
 
 
-def ranking_values(setup: SearchSetup, evaluations: tuple[EvaluationRecord, ...]) -> tuple[float, float]:
-    """Score and tie-break of a candidate from its evaluations on the splits of one name, the tasks' splits first."""
-    found = {record.task_fingerprint: record for record in evaluations}
-    ties = [found[split.fingerprint] for split in setup.tie_splits(evaluations[0].split)]
-    return ranking_of(setup.config.tie_break, setup.weights, evaluations[: len(setup.weights)], ties)
-
-
 def ranking_of(
-    tie_break: str,
-    weights: Sequence[float],
-    evaluations: Sequence[EvaluationRecord],
-    ties: Sequence[EvaluationRecord],
+    config: RunConfig, weights: Sequence[float], evaluations: Sequence[EvaluationRecord]
 ) -> tuple[float, float]:
-    """Score and tie-break of a candidate.
+    """Score of a candidate, and its tie-break by the configuration's criterion: 0 with `index`.
 
     Args:
-        tie_break: Criterion of the configuration: `gold_logprob` takes the mean gold log-probability, `agreement` the
-            mean agreement with the full model, and `index` 0.
+        config: The search's configuration.
         weights: Weights of the tasks.
-        evaluations: One evaluation per task.
-        ties: With `agreement`, one evaluation per task under that fitness.
+        evaluations: The candidate's evaluations on one split, one per task.
     """
     score, gold_logprob = weighted_means(evaluations, weights)
-    if tie_break == "agreement":
-        return score, weighted_means(ties, weights)[0]
-    return score, gold_logprob if tie_break == "gold_logprob" else 0.0
+    return score, gold_logprob if config.tie_break == "gold_logprob" else 0.0
 
 
 def weighted_means(evaluations: Sequence[EvaluationRecord], weights: Sequence[float]) -> tuple[float, float]:

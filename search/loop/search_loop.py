@@ -18,7 +18,7 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import Description, Offspring
 from moevolve.search.loop.evaluation_cache import EvaluationCache, Settled
-from moevolve.search.loop.scores import ranking_values
+from moevolve.search.loop.scores import ranking_of
 from moevolve.search.loop.setup import SearchSetup, request_of
 from moevolve.search.strategies.base import RankKey, Strategy, rank_key
 from moevolve.store.errors import StoreError
@@ -72,7 +72,7 @@ class SearchLoop:
         self._full: float | None = None
         self._failed = self._reused = self._evaluated = 0
         self._unsaved: list[IndividualRecord] = []
-        self._splits = setup.scored_on("search")
+        self._splits = setup.splits("search")
 
     def run(self) -> None:
         """Replay the stored history, then loop. New results are recorded even if an error ends the loop.
@@ -208,7 +208,7 @@ class SearchLoop:
         if item.failure is not None:
             path = self._setup.config.model.path
             raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
-        self._full, _ = ranking_values(self._setup, item.evaluations)
+        self._full, _ = ranking_of(self._setup.config, self._setup.weights, item.evaluations)
 
     def _settle(self, index: int, item: Settled) -> None:
         """Complete one individual with the outcome of its phenotype."""
@@ -217,7 +217,7 @@ class SearchLoop:
             decided = replace(record, status="failed", failure=item.failure, failure_kind=item.failure_kind)
             log.info("individual %d failed: %s", index, item.failure, extra={"individual": index})
         else:
-            score, tie_break = ranking_values(self._setup, item.evaluations)
+            score, tie_break = ranking_of(self._setup.config, self._setup.weights, item.evaluations)
             decided = replace(record, status="ok", fitness=score - penalty, tie_break=tie_break)
             log.info("individual %d: %.4f", index, score - penalty, extra={"individual": index})
         self._unsaved.append(decided)

@@ -53,8 +53,6 @@ class SearchSetup:
         schedule: Phases and the history that each individual may depend on.
         prepared: Rendered splits of the tasks, by split name and in the order of the tasks; with `calibration` if the
             search needs it.
-        tie_breakers: With `tie_break: agreement`, the splits on which candidates are ranked, under that fitness; else
-            empty.
         held_out: Rendered `test` splits of tasks outside the fitness, for the final table.
         needed: Memory that a worker must find before it loads the model; None if it isn't known.
 
@@ -68,7 +66,6 @@ class SearchSetup:
     space: GenomeSpace[Any] = field(repr=False)
     schedule: Schedule = field(repr=False)
     prepared: Mapping[Split, tuple[PreparedSplit, ...]] = field(repr=False)
-    tie_breakers: Mapping[Split, tuple[PreparedSplit, ...]] = field(default_factory=dict, repr=False)
     held_out: tuple[PreparedSplit, ...] = field(default=(), repr=False)
     needed: NeededMemory | None = field(default=None, repr=False)
 
@@ -77,18 +74,17 @@ class SearchSetup:
         for item in self._all_splits:
             if known.setdefault((item.task, item.split), item.fingerprint) != item.fingerprint:
                 raise UserError(
-                    f"task {item.task}: its {item.split} split is used twice with different examples (by tasks, "
-                    "tie_break: agreement, or final.held_out); give both the same counts, or one another name"
+                    f"task {item.task}: its {item.split} split is used twice with different examples (by tasks or "
+                    "final.held_out); give both the same counts, or one another name"
                 )
 
     @property
     def _all_splits(self) -> tuple[PreparedSplit, ...]:
-        groups = (*self.prepared.values(), *self.tie_breakers.values(), self.held_out)
-        return tuple(item for group in groups for item in group)
+        return tuple(item for group in (*self.prepared.values(), self.held_out) for item in group)
 
     @property
     def auxiliary_tasks(self) -> tuple[SearchTaskRecord, ...]:
-        """The recorded splits that don't enter the fitness, with weight 0: calibration, tie-breaks, held-out tasks."""
+        """The recorded splits that don't enter the fitness, with weight 0: calibration, held-out tasks."""
         scored = [item for name in SCORED for item in self.prepared.get(name, ())]
         found = {(item.task, item.split): item.fingerprint for item in self._all_splits}
         for item in scored:
@@ -111,18 +107,10 @@ class SearchSetup:
         """References to the tasks' splits of one name, in order."""
         return tuple(item.ref for item in self.prepared[split])
 
-    def tie_splits(self, split: Split) -> tuple[SplitRef, ...]:
-        """References to the splits that break ties for one split name, in the order of the tasks; may be empty."""
-        return tuple(item.ref for item in self.tie_breakers.get(split, ()))
-
     @property
     def all_prepared(self) -> dict[str, PreparedSplit]:
         """Every split that a worker may be sent, by fingerprint."""
         return {item.fingerprint: item for item in self._all_splits}
-
-    def scored_on(self, split: Split) -> tuple[SplitRef, ...]:
-        """References to all splits that a candidate is evaluated on for one split name."""
-        return tuple(dict.fromkeys((*self.splits(split), *self.tie_splits(split))))
 
     def request(self, genome: Genome | None, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
         """The request to score a genome, or the unedited model if it is None, on some splits."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import SPLITS, PreparedSplit, Split
+from moevolve.evaluators.types import SPLITS, PreparedSplit
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of, make_space
@@ -156,17 +156,11 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     calibrating = needs_calibration(space)
     wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}
     names = [name for name in SPLITS if wanted[name]]
-    prepared = {name: tuple(task.prepared(name, None, calibrating) for task in config.tasks) for name in names}
-    ranked = [name for name in names if name in ("search", "dev") and config.tie_break == "agreement"]
-    ties: dict[Split, tuple[PreparedSplit, ...]] = {
-        name: tuple(task.prepared(name, "agreement", calibrating) for task in config.tasks) for name in ranked
-    }
+    prepared = {name: tuple(task.prepared(name, calibrating) for task in config.tasks) for name in names}
     schedule = make_schedule(config)
     # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
     make_strategy(config, space, schedule)
     held_out = tuple(TaskSection(name=name).prepared("test") for name in config.final.held_out)
     if not description.repairs_fit:
         call(check_repairs, config, prepared["calibration"])
-    return SearchSetup(
-        config, search_id, description.facts, space, schedule, prepared, ties, held_out, description.needed
-    )
+    return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, description.needed)

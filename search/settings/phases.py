@@ -113,7 +113,6 @@ def _by_default(value: Any) -> Any:
 
 
 Repair = Annotated[RepairRecipe | None, BeforeValidator(_by_default)]
-Matrices = Literal["independent", "joint"]
 
 
 START = "start"
@@ -171,8 +170,9 @@ class PhaseBase(Section):
 class PrunePhase(PhaseBase):
     """A search of the experts to keep: both matrices are equal and one-hot.
 
-    Rates are from the EEP authors' released configuration. The paper describes crossover for both phases; the authors'
-    code uses it only for merging.
+    As in the authors' code, mutation draws groups of the router mapping and of the expert merging until one of either
+    is drawn, and changes the latter, which may be none; a replaced expert may be drawn again. Rates are from the
+    authors' released configuration. The paper describes crossover for both phases, the authors' code only for merging.
 
     Attributes:
         evaluations: Individuals of the phase, including the initial ones.
@@ -181,27 +181,14 @@ class PrunePhase(PhaseBase):
         init: Baselines of the genome kind, and `random`; random individuals fill the rest in any case.
         crossover_rate: Probability that a child has two parents.
         group_rate: Probability that mutation changes a group.
-        matrices: `independent` draws groups of the router mapping and of the expert merging until one of either is
-            drawn, as the authors' code does, and changes the latter, which may be none. `joint` changes at least one.
         row_rate: Probability that a retained expert of a changed group is replaced.
-        redraw: True if the replacement may be the same expert, as in the authors' code.
-        force_change: Replace at least one expert in every changed group (off in the paper).
     """
 
     kind: Literal["prune"] = "prune"
     initial: int = Field(31, ge=0, le=MOST_EVALUATIONS)
     crossover_rate: float = Field(0.3, ge=0, le=1)
     group_rate: float = Field(0.25, ge=0.01, le=1)
-    matrices: Matrices = "independent"
     row_rate: float = Field(0.15, ge=0, le=1)
-    redraw: bool = True
-    force_change: bool = False
-
-    @model_validator(mode="after")
-    def _forced_change_is_one(self) -> Self:
-        if self.force_change and self.redraw:
-            raise ValueError("force_change: with redraw an expert may replace itself; set redraw: false")
-        return self
 
 
 class MergePhase(PhaseBase):
@@ -216,9 +203,8 @@ class MergePhase(PhaseBase):
         initial, init: Initial individuals as in the prune phase, in addition to those of `start`.
         start: Parents in addition to the phase's own individuals: the `best` of the previous phase (the paper), or
             `all` individuals of the previous phases (the authors' code).
-        group_rate: Probability that a group's matrix is changed.
-        matrices: `joint` changes the router mapping and the expert merging in the same groups, at least one;
-            `independent` draws groups for each until one of either is drawn.
+        group_rate: Probability that a group's matrix is changed. Groups of the router mapping and of the expert merging
+            are drawn until one of either is.
         crossover_rate: Probability that a child has two parents.
         crossover: The unit that a changed matrix takes from either parent: `rows` (App. C) or `entries` (Sec. 4.3).
             Other matrices come whole from one parent.
@@ -226,21 +212,17 @@ class MergePhase(PhaseBase):
             is drawn.
         entry_rate: Probability that an entry of a changed matrix is perturbed.
         sigma: Standard deviation of the perturbation.
-        normalise: Scope of one draw with `normalise_rate`: the expert mergings of `all` groups, or that of each
-            `touched` group.
-        normalise_rate: Probability that rows of the expert merging are scaled to sum 1.
+        normalise_rate: Probability that the rows of all groups' expert mergings are scaled to sum 1.
     """
 
     kind: Literal["merge"] = "merge"
     start: Literal["best", "all"] = "best"
     group_rate: float = Field(0.25, ge=0.01, le=1)
-    matrices: Matrices = "independent"
     crossover_rate: float = Field(0.3, ge=0, le=1)
     crossover: Literal["rows", "entries"] = "rows"
     first_parent_rate: float = Field(0.6, ge=0, le=1)
     entry_rate: float = Field(0.25, ge=0, le=1)
     sigma: float = Field(0.065, gt=0, le=1000)
-    normalise: Literal["all", "touched"] = "all"
     normalise_rate: float = Field(0.1, ge=0, le=1)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from moevolve.workers.methods.factorllm.balanced_clusters import balanced_kmeans
 from moevolve.workers.methods.factorllm.calibrate import logit_scale, unit_rows
 from moevolve.workers.methods.factorllm.calibrate_baselines import partition_neurons
-from moevolve.workers.methods.nanomoe.mixing import Metric, fit_mixing, low_rank_factors, refine_factors, split_factors
+from moevolve.workers.methods.nanomoe.mixing import Metric, fit_factors, fit_mixing, low_rank_factors, split_factors
 from moevolve.workers.methods.shared.input_statistics import InputStatistics
 from moevolve.workers.methods.tomoe.calibrate import input_directions
 
@@ -155,7 +155,7 @@ def factor_steps(hidden: int, width: int) -> list[Step]:
             eigen,
             lambda: low_rank_factors(down, half, wide),
         ),
-        Step("NanoMoE: a round of least squares", 3, both, 0, lambda: refine_factors(up, u, v, mixing, 1)),
+        Step("NanoMoE: a round of least squares", 3, both, 0, lambda: fit_factors(up, u, v, mixing)),
         Step(
             "NanoMoE: mixing I, given factors",
             3,

@@ -1,6 +1,6 @@
 """Block-mixed linear layers against low rank: NanoMoE's Figures 2 and 3 on weights of our own. Run it by hand.
 
-    python tests/benchmarks/bench_nanomoe.py [--rounds 10] [--weights FILE --tensor NAME] [--starts 3]
+    python tests/benchmarks/bench_nanomoe.py [--rounds 10] [--weights FILE --tensor NAME]
 
 The paper fits a layer's outputs on isotropic random inputs, so its loss is, up to a factor, the squared Frobenius norm
 of the weight's error; here that is minimised itself, by alternating least squares on U, V and M from the truncated
@@ -11,9 +11,6 @@ does there.
 
 Every (K, r) is held against plain low rank of as many parameters, and of as many operations, at most. Then the lower
 envelopes: the best of each variant within a budget.
-
-`--starts` does something else: the layer alone, every variant with 4 and 8 blocks at the parameters of plain low rank
-of three ranks, fitted from the decomposition and from so many random factors and mixings, which a training begins with.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -67,16 +63,12 @@ class LowRank:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="of least squares on V, U and M")
-    parser.add_argument("--starts", type=int, default=0, help="random ones per form, beside the decomposition")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--weights", type=Path, help="a safetensors file, instead of the demo model's")
     parser.add_argument("--tensor", help="a linear layer's weight in it")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     title, weight = layer(options.weights, options.tensor)
-    if options.starts:
-        compare_starts(title, weight, options.rounds, options.starts)
-        return
     random = torch.randn((1024, 256), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     measure("random [1024, 256]", random, (128, 64, 32, 16, 8, 4, 2), options.rounds)
     ranks = tuple(rank for rank in (64, 48, 32, 24, 16, 8, 4, 2) if rank <= min(weight.shape) // 2)
@@ -123,34 +115,8 @@ def forms(weight: Tensor, ranks: tuple[int, ...]) -> Iterator[BlockForm]:
                     yield form
 
 
-def compare_starts(title: str, weight: Tensor, rounds: int, starts: int) -> None:
-    """What a fit ends with by what it begins with, at equal parameters."""
-    low_rank, (outputs, inputs) = LowRank(weight), weight.shape
-    print(f"\n{title}, {rounds} rounds")
-    print("  parameters  low rank  variant    K    r  from the decomposition  from random factors: mean, least, most")
-    for rank in (min(weight.shape) * share // 16 for share in (2, 4, 7)):
-        most = rank * (inputs + outputs)
-        for variant in VARIANTS:
-            for blocks in (4, 8):
-                form = widest(variant, blocks, most, outputs, inputs)
-                best = fitted(weight, form, rounds).error
-                drawn = [fitted(weight, form, rounds, np.random.default_rng(i)).error for i in range(starts)]
-                ends = f"{np.mean(drawn):8.4f} {min(drawn):8.4f} {max(drawn):8.4f}"
-                print(
-                    f"  {most:10} {low_rank.at(most):9.4f}  {variant:7} {blocks:4} {form.rank:4} {best:23.4f}  {ends}",
-                    flush=True,
-                )
-
-
-def widest(variant: Variant, blocks: int, most: int, outputs: int, inputs: int) -> BlockForm:
-    """The form of the largest rank that has at most so many parameters."""
-    ranks = range(1, min(outputs, inputs) + 1)
-    forms = (BlockForm(variant, blocks, rank) for rank in reversed(ranks))
-    return next(form for form in forms if form.parameters(outputs, inputs) <= most)
-
-
-def fitted(weight: Tensor, form: BlockForm, rounds: int, rng: np.random.Generator | None = None) -> Point:
-    found = fit_layer(weight, form.rank, form.blocks, torch.from_numpy(form.unmixed), rounds, rng=rng)
+def fitted(weight: Tensor, form: BlockForm, rounds: int) -> Point:
+    found = fit_layer(weight, form.rank, form.blocks, torch.from_numpy(form.unmixed), rounds)
     product = block_mix(torch.eye(weight.shape[1], dtype=found[0].dtype), *found).t()
     error = float((weight - product).norm() / weight.norm())
     return Point(form, form.parameters(*weight.shape), form.flops(*weight.shape), error)

@@ -134,6 +134,6 @@ def _calibration_seconds(setup: SearchSetup, store: Store) -> float:
 def _test_scores(setup: SearchSetup, cache: EvaluationCache, rows: list[IndividualRecord]) -> dict[int, float]:
     """Scores on `test`, by index."""
     genomes: dict[int, Genome] = {row.index: setup.space.from_bytes(row.genome) for row in rows}
-    requests = {index: setup.request(genome, setup.scored_on("test")) for index, genome in genomes.items()}
+    requests = {index: setup.request(genome, setup.splits("test")) for index, genome in genomes.items()}
     settled = {item.request.key: item for item in cache.settle(list(requests.values()))}
     return {index: settled[request.key].evaluations[0].score or 0.0 for index, request in requests.items()}

@@ -1,91 +1,154 @@
-"""Routing over mapped experts against the per-token loop oracle."""
+"""Routing over mapped and picked experts by every kind of rule, against the per-token loop oracle."""
 
 from __future__ import annotations
 
 import oracles
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moevolve.kernels import routing
-from moevolve.kernels.routing_rule import RoutingRule
+from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
+
+FREE, PAIRS = RoutingGroups(), RoutingGroups(count=3, chosen=2, best=2)
+RULES = {
+    "softmax": RoutingRule(True),
+    "softmax-unscaled": RoutingRule(False),
+    "sigmoid": RoutingRule(True, "sigmoid", FREE, 2.5),
+    "sigmoid-grouped": RoutingRule(True, "sigmoid", PAIRS, 2.5),
+    "sigmoid-unscaled": RoutingRule(False, "sigmoid", PAIRS),
+    "softmax-grouped": RoutingRule(False, "softmax", RoutingGroups(count=3, chosen=1, best=1), 1.5),
+    "softmax-grouped-rescaled": RoutingRule(True, "softmax", RoutingGroups(count=3, chosen=2, best=1)),
+    "chosen": RoutingRule(True, "softmax_of_chosen"),
+}
+rules = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+few = settings(max_examples=30, deadline=None)
 
 
 def dense(weights: torch.Tensor, chosen: torch.Tensor, experts: int) -> torch.Tensor:
     return torch.zeros((weights.shape[0], experts), dtype=torch.float64).scatter_add_(1, chosen, weights.double())
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    tokens=st.integers(1, 7),
-    count=st.integers(1, 9),
-    data=st.data(),
-    renormalise=st.booleans(),
-    seed=st.integers(0, 2**31 - 1),
-)
-def test_continuous_mapping_matches_the_oracle(
-    tokens: int, count: int, data: st.DataObject, renormalise: bool, seed: int
-) -> None:
-    retained = data.draw(st.integers(1, count))
-    active = data.draw(st.integers(1, retained))
+def sample(seed: int, retained: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits [tokens, 12], a mapping [n', 12] and a correction bias [12]."""
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn((tokens, count), generator=generator) * 3
-    # Positive sums: where they nearly vanish the quotient amplifies rounding; that case has its own test.
-    mapping = torch.rand((retained, count), generator=generator) + 0.05
-    weights, chosen = routing.route_mapped(logits, mapping, active, RoutingRule(renormalise))
-    expected = torch.stack(
-        [oracles.route_token(row, mapping, active, RoutingRule(renormalise), False) for row in logits]
-    )
-    torch.testing.assert_close(dense(weights, chosen, retained), expected, atol=1e-5, rtol=0)
+    logits = torch.randn((9, 12), generator=generator) * 2
+    mapping = torch.rand((retained, 12), generator=generator) + 0.05
+    return logits, mapping, torch.randn(12, generator=generator) * 0.3
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
-@pytest.mark.parametrize("logits_space", [True, False])
-def test_one_hot_mapping_matches_the_oracle(renormalise: bool, logits_space: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn((50, 8), generator=generator) * 3
-    selected = torch.tensor([6, 1, 3])
-    mapping = torch.eye(8)[selected]
-    weights, chosen = routing.route_selected(logits, selected, 2, RoutingRule(renormalise), logits_space)
-    expected = torch.stack(
-        [oracles.route_token(row, mapping, 2, RoutingRule(renormalise), logits_space) for row in logits]
-    )
-    torch.testing.assert_close(dense(weights, chosen, 3), expected, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("logits_space", [True, False])
-def test_one_hot_with_rescaling_is_routing_among_the_kept_experts(logits_space: bool) -> None:
-    logits = torch.randn((50, 8), generator=torch.Generator().manual_seed(0)) * 30
-    selected = torch.tensor([6, 1, 3])
-    weights, chosen = routing.route_selected(logits, selected, 2, RoutingRule(True), logits_space)
-    alone_weights, alone_chosen = routing.route_logits(logits[:, selected], 2, RoutingRule(True))
-    assert torch.equal(weights, alone_weights)
-    assert torch.equal(chosen, alone_chosen)
-
-
-@settings(max_examples=60, deadline=None)
+@rules
+@few
 @given(
+    seed=st.integers(0, 2**31 - 1),
+    size=st.integers(2, 4),
+    active=st.integers(1, 2),
+    logits_space=st.booleans(),
+    corrects=st.booleans(),
+)
+@example(seed=4426, size=3, active=2, logits_space=True, corrects=True)  # scores that sum to 7e-8
+def test_every_rule_matches_the_oracle(
+    rule: RoutingRule, seed: int, size: int, active: int, logits_space: bool, corrects: bool
+) -> None:
+    retained = 3 * size
+    logits, mapping, correction = sample(seed, retained)
+    bias = correction if corrects and rule.scores == "sigmoid" else None
+    mapped_bias = None if bias is None else mapping @ bias
+    if logits_space or rule.scores == "softmax_of_chosen":
+        logits_space = True
+        weights, chosen = routing.route_logits(logits @ mapping.t(), active, rule, bias=mapped_bias)
+    else:
+        weights, chosen = routing.route_mapped(logits, mapping, active, rule, bias=mapped_bias)
+    expected = [oracles.route_token(row, mapping, active, rule, logits_space, correction=bias) for row in logits]
+    torch.testing.assert_close(dense(weights, chosen, retained), torch.stack(expected), atol=2e-5, rtol=0)
+
+
+@rules
+@few
+@given(seed=st.integers(0, 2**31 - 1), logits_space=st.booleans(), data=st.data())
+def test_picking_experts_matches_the_oracle(
+    rule: RoutingRule, seed: int, logits_space: bool, data: st.DataObject
+) -> None:
+    logits, _, correction = sample(seed, 6)
+    selected = torch.tensor(data.draw(st.permutations(range(12)))[:6])
+    bias = correction if rule.scores == "sigmoid" else None
+    kept = None if bias is None else bias[selected]
+    weights, chosen = routing.route_selected(logits, selected, 2, rule, logits_space, bias=kept)
+    expected = [
+        oracles.route_token(row, torch.eye(12)[selected], 2, rule, logits_space, correction=bias) for row in logits
+    ]
+    torch.testing.assert_close(dense(weights, chosen, 6), torch.stack(expected), atol=2e-6, rtol=0)
+    if rule.one_hot_folds:
+        alone = routing.route_logits(logits[:, selected], 2, rule, bias=kept)
+        assert torch.equal(weights, alone[0]) and torch.equal(chosen, alone[1])
+
+
+@rules
+@few
+@given(
+    seed=st.integers(0, 2**31 - 1),
     scale=st.sampled_from([0.0, 1e-30, 1e-7, 1.0, 1e4]),
     logit_scale=st.sampled_from([0.0, 1.0, 1e3]),
-    renormalise=st.booleans(),
-    seed=st.integers(0, 2**31 - 1),
 )
-def test_any_finite_mapping_gives_finite_weights(
-    scale: float, logit_scale: float, renormalise: bool, seed: int
+def test_any_finite_mapping_gives_finite_weights_in_reach(
+    rule: RoutingRule, seed: int, scale: float, logit_scale: float
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn((20, 6), generator=generator) * logit_scale
-    mapping = torch.randn((4, 6), generator=generator) * scale
-    weights, _ = routing.route_mapped(logits, mapping, 2, RoutingRule(renormalise))
+    logits = torch.randn((20, 12), generator=generator) * logit_scale
+    mapping = torch.randn((6, 12), generator=generator) * scale
+    if rule.scores == "softmax_of_chosen":
+        weights, chosen = routing.route_logits(logits @ mapping.t(), 2, rule)
+    else:
+        weights, chosen = routing.route_mapped(logits, mapping, 2, rule)
     assert torch.isfinite(weights).all()
+    assert all(len(set((row // (6 // rule.groups.count)).tolist())) <= rule.groups.chosen for row in chosen) or (
+        rule.groups.count == 1
+    )
+
+
+def test_the_bias_chooses_and_does_not_weigh() -> None:
+    rule, logits = RoutingRule(True, "sigmoid"), torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    weights, chosen = routing.route_logits(logits, 2, rule, bias=torch.tensor([-1.0, 0.0, 0.0, 1.0]))
+    assert chosen.tolist() == [[3, 1]]
+    picked = torch.sigmoid(torch.tensor([-1.0, 1.0]))
+    torch.testing.assert_close(weights, (picked / picked.sum())[None])
+
+
+def test_vanishing_sigmoids_are_divided_as_the_families_do() -> None:
+    """Selected experts get the family's own quotient, however small; mapped ones get equal weights."""
+    rule, logits = RoutingRule(True, "sigmoid"), torch.full((1, 4), -20.0)
+    selected = torch.tensor([0, 1, 2])
+    assert routing.route_selected(logits, selected, 2, rule, False)[0].tolist() == [[0.5, 0.5]]
+    far = torch.tensor([[-20.0, -22.0, -30.0, 0.0]])
+    weights = routing.route_selected(far, selected, 2, rule, False)[0][0]
+    assert float(weights[0] / weights[1]) == pytest.approx(float(torch.exp(torch.tensor(2.0))), rel=1e-4)
+    assert routing.route_mapped(far, torch.eye(4)[:3], 2, rule)[0].tolist() == [[0.5, 0.5]]
 
 
 def test_negative_sums_share_evenly_and_negative_weights_stay() -> None:
-    logits = torch.zeros((1, 4))
-    mapping = -torch.eye(4)[:3]
+    logits, mapping = torch.zeros((1, 4)), -torch.eye(4)[:3]
     assert routing.route_mapped(logits, mapping, 2, RoutingRule(True))[0].tolist() == [[0.5, 0.5]]
     assert routing.route_mapped(logits, mapping, 2, RoutingRule(False))[0].tolist() == [[-0.25, -0.25]]
-    assert routing.route_mapped(logits, torch.zeros((3, 4)), 3, RoutingRule(True))[0].tolist() == [
-        [pytest.approx(1 / 3)] * 3
-    ]
+    even = routing.route_mapped(logits, torch.zeros((3, 4)), 3, RoutingRule(True))[0]
+    assert even.tolist() == [[pytest.approx(1 / 3)] * 3]
+
+
+def test_a_family_without_scores_has_none_to_map() -> None:
+    with pytest.raises(ValueError, match="top-k of the logits"):
+        routing.route_mapped(torch.zeros((1, 4)), torch.eye(4), 2, RoutingRule(True, "softmax_of_chosen"))
+
+
+def test_what_groups_allow() -> None:
+    assert [PAIRS.reach(n) for n in (6, 12)] == [4, 8]
+    assert PAIRS.fault(6) is None
+    assert PAIRS.fault(8) == (
+        "can't be divided among the model's 3 routing groups; use a multiple of 3, so that every group keeps as many"
+    )
+    assert str(PAIRS.fault(3)).endswith("needs as many in each of its 3 routing groups; use 6 or more")
+    assert str(RoutingGroups(best=2).fault(1)).endswith("2 best experts and needs as many; use 2 or more")
+    assert FREE.fault(1) is None
+
+
+def test_which_rules_fold_one_hot_mappings() -> None:
+    assert [rule.one_hot_folds for rule in RULES.values()] == [True, False, True, True, True, False, True, True]

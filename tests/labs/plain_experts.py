@@ -19,14 +19,12 @@ class Token:
         gates: routing weights as the family applies them, [n], zero where an expert isn't chosen.
         chosen: the chosen experts, best first.
         outputs: every expert's own output, [n, hidden].
-        activations: of every expert's neurons, [n, I].
     """
 
     probabilities: Tensor
     gates: Tensor
     chosen: list[int]
     outputs: Tensor
-    activations: Tensor
 
 
 @torch.inference_mode()
@@ -47,12 +45,11 @@ def plain_tokens(resident: Any, layer: Any, sequences: Sequence[Sequence[int]]) 
         gates[chosen] = probabilities[chosen]
         if layer.renormalise:
             gates /= gates.sum()
-        activations = []
+        outputs = []
         for expert in range(layer.count):
             gate, up = (gate_up[expert] @ hidden).chunk(2)
-            activations.append(torch.nn.functional.silu(gate) * up)
-        outputs = torch.stack([weights @ each for weights, each in zip(down, activations, strict=True)])
-        tokens.append(Token(probabilities, gates, chosen, outputs, torch.stack(activations)))
+            outputs.append(down[expert] @ (torch.nn.functional.silu(gate) * up))
+        tokens.append(Token(probabilities, gates, chosen, torch.stack(outputs)))
     return tokens
 
 
@@ -67,30 +64,6 @@ def change(tokens: Sequence[Token], kept: Sequence[int], active: int, renormalis
         output = (token.gates[:, None] * token.outputs).sum(dim=0)
         total += float((output - (gates[:, None] * token.outputs).sum(dim=0)).square().sum())
         whole += float(output.square().sum())
-    return total / whole
-
-
-def change_after_fit(
-    tokens: Sequence[Token], kept: Sequence[int], active: int, renormalise: bool, logits_space: bool
-) -> float:
-    """What a ridge fit of some experts' output projections leaves of such a change, on tokens that aren't fitted.
-
-    Every token is left out once, and all others are fitted to the whole layer's outputs.
-    """
-    features, missing, whole = [], [], 0.0
-    for token in tokens:
-        gates = _gates(token, kept, active, renormalise, logits_space)
-        features.append(torch.cat([gates[expert] * token.activations[expert] for expert in kept]))
-        output = (token.gates[:, None] * token.outputs).sum(dim=0)
-        missing.append(output - (gates[:, None] * token.outputs).sum(dim=0))
-        whole += float(output.square().sum())
-    phi, residual = torch.stack(features), torch.stack(missing)
-    ridge = 0.01 * phi.square().sum(dim=0).mean() * torch.eye(phi.shape[1], dtype=phi.dtype)
-    total = 0.0
-    for left_out in range(len(tokens)):
-        others = torch.arange(len(tokens)) != left_out
-        fitted = torch.linalg.solve(phi[others].T @ phi[others] + ridge, phi[others].T @ residual[others])
-        total += float((residual[left_out] - phi[left_out] @ fitted).square().sum())
     return total / whole
 
 

@@ -34,6 +34,16 @@ class DenseFacts:
     head_dim: int
     rotary_dim: int
 
+    @property
+    def matrices(self) -> int:
+        """Number of linear layers of a network."""
+        return 3 if self.gated else 2
+
+    @property
+    def neuron_parameters(self) -> int:
+        """Parameters of a neuron of a network, which has no part in the output bias."""
+        return self.matrices * self.hidden + (self.matrices - 1) * self.bias
+
 
 @dataclass(frozen=True, slots=True)
 class LinearFacts:

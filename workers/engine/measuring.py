@@ -49,7 +49,7 @@ def calibrate(
         splits: Splits whose prompts are run with their answers; see `token_sequences`.
 
     Raises:
-        UserError: The recipe is unknown, or isn't for models of this kind.
+        UserError: The recipe is unknown, or there are no prompts.
     """
     if isinstance(recipe, CombinedRecipe):
         parts = [calibrate(resident, engine, part, splits) for part in recipe.parts]
@@ -62,13 +62,22 @@ def calibrate(
     if isinstance(recipe, RowsRecipe):
         made = _stored(rows, recipe)
     elif isinstance(recipe, PerTaskRecipe):
-        calibrator = calibrator_of(recipe.inner)
         by_task = [[row.tokens for row in rows if row.split == task] for task in range(len(splits))]
-        found = [calibrator(resident, sequences, recipe.inner).arrays for sequences in by_task]
+        found = [_measured(resident, sequences, recipe.inner).arrays for sequences in by_task]
         made = Calibration({f"per_task_{name}": np.stack([arrays[name] for arrays in found]) for name in found[0]})
     else:
-        made = calibrator_of(recipe)(resident, [row.tokens for row in rows], recipe)
+        made = _measured(resident, [row.tokens for row in rows], recipe)
     return made.with_cost(sum(len(row.tokens) for row in rows), time.perf_counter() - started)
+
+
+def _measured(resident: ResidentModel, sequences: Sequence[Tokens], recipe: CalibrationRecipe) -> Calibration:
+    calibrator = calibrator_of(recipe)
+    if not sequences:
+        raise UserError(
+            "genome.calibration_tokens: there are no prompts to measure on; give every task `calibration` rows, or "
+            "allow more tokens"
+        )
+    return calibrator(resident, sequences, recipe)
 
 
 def _stored(rows: Sequence[_Row], recipe: RowsRecipe) -> Calibration:

@@ -8,14 +8,12 @@ model was loaded. It includes memory that the allocator keeps from earlier, smal
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from moevolve.workers.contract.capacity import release_freed_memory
 
-_MEMORY = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
 _RESET = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -57,22 +55,10 @@ class PeakMemory:
         return None if highest is None or self._baseline is None else max(0, highest - self._baseline)
 
 
-def free_bytes(devices: Iterable[torch.device]) -> int | None:
-    """Return the free bytes on GPUs, or else of the host; None if the system doesn't report them."""
-    gpus = [device for device in devices if device.type == "cuda"]
-    if gpus:
-        return sum(torch.cuda.mem_get_info(device)[0] for device in gpus)
-    return _read_bytes(_MEMORY, "MemAvailable")
-
-
 def _process_bytes(field: str) -> int | None:
-    return _read_bytes(_STATUS, field)
-
-
-def _read_bytes(file: Path, field: str) -> int | None:
-    """Read a field in kB from a file of /proc, in bytes; None on systems without this file."""
+    """Read a field in kB of this process's status in /proc, in bytes; None on systems without it."""
     try:
-        lines = file.read_text().splitlines()
+        lines = _STATUS.read_text().splitlines()
     except OSError:
         return None
     found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]

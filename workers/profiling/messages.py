@@ -120,7 +120,7 @@ class LoadReply:
     """A loaded model's costs (`moevolve.workers.profiling.costs.ModelCosts`) and the settings that it runs with.
 
     Attributes:
-        free_bytes: Free memory of the model's devices, or of the host, in bytes; None if the system doesn't report it.
+        free_bytes: Free memory of the model's devices, or of the host, in bytes.
     """
 
     parameters: int
@@ -135,7 +135,7 @@ class LoadReply:
     threads: int
     attention: str
     experts: str
-    free_bytes: int | None = None
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.contract.capacity import free_bytes
 from moevolve.workers.profiling.costs import model_costs
-from moevolve.workers.profiling.memory import PeakMemory, free_bytes
+from moevolve.workers.profiling.memory import PeakMemory
 from moevolve.workers.profiling.messages import (
     LoadReply,
     LoadRequest,
@@ -81,7 +82,7 @@ class ProfiledProcess:
             threads=torch.get_num_threads(),
             attention=str(getattr(model.config, "_attn_implementation", None)),
             experts=str(getattr(model.config, "_experts_implementation", None)),
-            free_bytes=free_bytes({parameter.device for parameter in model.parameters()}),
+            free_bytes=sum(map(free_bytes, {parameter.device for parameter in model.parameters()})),
         )
 
     @torch.inference_mode()

@@ -84,7 +84,7 @@ def _loaded(
 
 def _leaves_room(load: LoadReply, others: int) -> bool:
     """Whether other models fit into memory, if each takes twice the bytes of the loaded one's weights."""
-    return load.free_bytes is None or 2 * others * load.weight_bytes <= load.free_bytes
+    return 2 * others * load.weight_bytes <= load.free_bytes
 
 
 def _interleaved(

@@ -19,7 +19,7 @@ S = TypeVar("S")
 
 def network_flops(dense: DenseFacts) -> int:
     """Return the FLOPs per token of one dense feed-forward network."""
-    return 2 * (3 if dense.gated else 2) * dense.hidden * dense.width
+    return 2 * dense.matrices * dense.hidden * dense.width
 
 
 def down_projection_bytes(outline: ModelOutline, dense: DenseFacts) -> int:

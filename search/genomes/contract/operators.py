@@ -93,45 +93,21 @@ def random_subset(rng: np.random.Generator, groups: int, experts: int, retained:
     return np.stack(draws).astype(np.int64)
 
 
-def replace_experts(
-    rng: np.random.Generator,
-    kept: NDArray[np.int64],
-    experts: int,
-    rate: float,
-    *,
-    redraw: bool = False,
-    at_least_one: bool = False,
-) -> NDArray[np.int64]:
-    """Replace each retained expert with probability `rate` by one that is not retained.
+def replace_experts(rng: np.random.Generator, kept: NDArray[np.int64], experts: int, rate: float) -> NDArray[np.int64]:
+    """Replace each retained expert with probability `rate` by one that no other row retains.
+
+    They are replaced one after the other in random order, so that a replaced expert can be drawn again.
 
     Args:
         rng: The child's generator.
         kept: Retained experts of one group, int64 [retained], distinct.
         experts: Number of experts n to choose from.
         rate: Probability of replacement per retained expert.
-        redraw: Replace experts one after the other in random order, so that a replaced expert can be drawn again.
-            Otherwise only experts that were not retained before come in.
-        at_least_one: Force one replacement if none was drawn; ignored with `redraw`.
 
     Returns:
         int64 [retained], sorted and distinct; unchanged if all n experts are retained.
     """
-    hit = rng.random(kept.size) < rate
-    if redraw:
-        return _redrawn(rng, kept, experts, hit)
-    unused = np.setdiff1d(np.arange(experts), kept)
-    if at_least_one and not hit.any():
-        hit[rng.integers(kept.size)] = True
-    replaced = rng.permutation(np.flatnonzero(hit))[: unused.size]
-    child = kept.copy()
-    child[replaced] = rng.choice(unused, size=replaced.size, replace=False)
-    return np.sort(child)
-
-
-def _redrawn(
-    rng: np.random.Generator, kept: NDArray[np.int64], experts: int, hit: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    child = kept.copy()
+    hit, child = rng.random(kept.size) < rate, kept.copy()
     for row in rng.permutation(np.flatnonzero(hit)):
         child[row] = rng.choice(np.setdiff1d(np.arange(experts), np.delete(child, row)))
     return np.sort(child)

@@ -31,8 +31,6 @@ MAGIC = b"EEPA"
 _HEADER = struct.Struct("<4sHHHH")
 REAP_EXPONENTS = (1.0, 1.0, 1.0)
 """With these, importance is REAP's: the mean over an expert's tokens of routing weight times output norm."""
-_FREQUENCY_EXPONENTS = (0.0, 0.0, 0.0)
-"""With these, importance is the number of an expert's tokens."""
 _TASK_SCALE = 3.0
 """Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
 a subset of experts is less sensitive than a width."""
@@ -242,19 +240,14 @@ class WidthBudget:
         return tuple(int(each) * self.step for each in rounded(ideal, self.total, self.least, self.most))
 
 
-def even_genome(space: EepSpace, exponents: tuple[float, float, float] = REAP_EXPONENTS) -> AllocationGenome:
-    """REAP's choice of experts, unless there are other exponents, with the same width in all layers.
+def even_genome(space: EepSpace) -> AllocationGenome:
+    """REAP's choice of experts with the same width in all layers.
 
     If the number of kept experts is searched, it is the largest one.
     """
     halvings = np.full(_halving_count(space), _halvings(space, space.retained))
-    arrays = np.zeros(space.layers), halvings, np.zeros(_task_count(space)), np.array(exponents)
+    arrays = np.zeros(space.layers), halvings, np.zeros(_task_count(space)), np.array(REAP_EXPONENTS)
     return AllocationGenome(space, *(array.astype(np.float32) for array in arrays))
-
-
-def frequent_genome(space: EepSpace) -> AllocationGenome:
-    """The experts that most tokens choose, with the same width in all layers."""
-    return even_genome(space, _FREQUENCY_EXPONENTS)
 
 
 def fewest(genome: AllocationGenome) -> AllocationGenome:

@@ -4,19 +4,15 @@
 - `naee` keeps the subset of experts that changes the layer's output least. Source: NAEE (arXiv 2402.14800), Sec. 3.2:
   all subsets are compared by the Frobenius norm of the difference to the whole layer's output; also a baseline in EEP
   (arXiv 2407.00945), App. A.2.
-- `fitted` (ours) does the same with the error that a closed-form fit of the subset's output projections leaves.
-- `gram` and `hope` drop the experts whose loss, pair by pair, changes a layer's output least. With p the indicator of
-  the dropped experts and g_i f_i the weighted output of expert i on a token that chose it (else 0), the squared error
-  of dropping them without rescaling the other weights is, summed over tokens, `p^T G p` with `G_ij = sum g_i g_j <f_i,
-  f_j>`. `gram` minimises that; `hope` minimises the same with norms instead of inner products, `F_ij = sum g_i g_j
-  |f_i| |f_j|`, an upper bound that counts opposite outputs as if they added up. Both are sums over tokens, so they need
-  n x n numbers per layer however many tokens there are.
+- `hope` drops the experts whose loss, pair by pair, changes a layer's output least. With p the indicator of the dropped
+  experts and g_i f_i the weighted output of expert i on a token that chose it (else 0), it minimises `p^T F p` with
+  `F_ij = sum g_i g_j |f_i| |f_j|` over tokens: an upper bound of the squared error of dropping them without rescaling
+  the other weights. Such sums need n x n numbers per layer however many tokens there are.
 - `hc_smoe` merges experts with similar mean outputs (arXiv 2410.08589).
 - `identity` keeps all experts.
 - `even`, `line` and `coverage` begin an allocate phase: REAP's choice of experts, with equal widths, widths that rise
-  with depth, or widths by how many experts of a layer hold the same share of its importance; `frequent` is the choice
-  of `frequency` with equal widths. Where the number of kept experts is searched, these keep the largest one, and `few`
-  and `few_line` are `even` and `line` with the smallest one.
+  with depth, or widths by how many experts of a layer hold the same share of its importance. Where the number of kept
+  experts is searched, these keep the largest one, and `few` and `few_line` are `even` and `line` with the smallest one.
 
 Layers of a group keep the same experts. Scores are then averaged after each layer's are divided by their sum, and
 squared errors are added after each layer's are divided by its squared output. One layer per group is the papers'
@@ -26,7 +22,7 @@ method.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 
@@ -39,7 +35,6 @@ from moevolve.search.genomes.eep.allocation import (
     coverage_genome,
     even_genome,
     fewest,
-    frequent_genome,
     line_genome,
 )
 from moevolve.search.genomes.eep.genome import EepGenome
@@ -54,23 +49,19 @@ _LEAST_GAIN = 1e-12
 """Smallest gain of a swap, as a share of the error of dropping all experts; smaller ones are rounding errors."""
 
 
-def drop_by_pairs(operator: str, statistic: str) -> Callable[[EepSpace], Offspring[EepGenome]]:
-    """Make the baseline that drops the experts with the least sum of a statistic over their pairs.
+def _hope(space: EepSpace) -> Offspring[EepGenome]:
+    """Drop the experts with the least sum of `pair_norms` over their pairs.
 
     The matrices of a group's layers are divided by the sums of their entries and added.
     """
-
-    def make(space: EepSpace) -> Offspring[EepGenome]:
-        matrices = space.statistics[statistic].astype(np.float64)
-        totals = matrices.sum(axis=(1, 2), keepdims=True)
-        shares = matrices / np.where(totals > 0, totals, 1.0)
-        owners = np.array(space.layer_groups)
-        groups = [shares[owners == group].sum(axis=0) for group in range(space.groups)]
-        every, count = np.arange(space.experts), space.experts - space.retained
-        kept = [np.setdiff1d(every, cheapest_to_drop(matrix, count)) for matrix in groups]
-        return Offspring(space.from_kept(np.stack(kept)), operator, ())
-
-    return make
+    matrices = space.statistics["pair_norms"].astype(np.float64)
+    totals = matrices.sum(axis=(1, 2), keepdims=True)
+    shares = matrices / np.where(totals > 0, totals, 1.0)
+    owners = np.array(space.layer_groups)
+    groups = [shares[owners == group].sum(axis=0) for group in range(space.groups)]
+    every, count = np.arange(space.experts), space.experts - space.retained
+    kept = [np.setdiff1d(every, cheapest_to_drop(matrix, count)) for matrix in groups]
+    return Offspring(space.from_kept(np.stack(kept)), "hope", ())
 
 
 def cheapest_to_drop(matrix: NDArray[np.float64], count: int) -> NDArray[np.int64]:
@@ -114,15 +105,13 @@ class EepBaseline(Baseline):
 
     Attributes:
         statistics: Statistics that must be measured.
-        compares_subsets: True if the calibration must compare subsets of experts unchanged.
-        fits_subsets: True if the calibration must compare subsets of experts after fitting them.
+        compares_subsets: True if the calibration must compare subsets of experts.
         per_routing_group: True if it can keep equally many experts in every routing group.
         keeps_all: True if it keeps all experts.
     """
 
     statistics: tuple[Statistic, ...] = ()
     compares_subsets: bool = False
-    fits_subsets: bool = False
     per_routing_group: bool = True
     keeps_all: bool = False
 
@@ -148,27 +137,22 @@ def _keep_highest(operator: str, statistic: str) -> Callable[[EepSpace], Offspri
     return make
 
 
-def _keep_best_subset(operator: str, statistic: str) -> Callable[[EepSpace], Offspring[EepGenome]]:
-    """Make the baseline that keeps the subset with the least error.
+def _naee(space: EepSpace) -> Offspring[EepGenome]:
+    """Keep the subset with the least error.
 
     The calibration (`moevolve.workers.methods.eep`) measures the error of every subset, or, if there are too many, a
     greedy choice.
     """
-
-    def make(space: EepSpace) -> Offspring[EepGenome]:
-        count = comb(space.experts, space.retained)
-        errors = space.statistics.get(f"{statistic}_discrepancy")
-        if errors is None:
-            kept = space.statistics[f"{statistic}_kept"]
-            note = f"{operator}, greedy: {count} subsets are above the limit"
-            return Offspring(space.from_kept(kept), operator, (), note)
-        subsets = np.array(list(combinations(range(space.experts), space.retained)), dtype=np.int64)
-        owners = np.array(space.layer_groups)
-        sums = [errors[owners == group].astype(np.float64).sum(axis=0) for group in range(space.groups)]
-        best = [int(np.argmin(each)) for each in sums]
-        return Offspring(space.from_kept(subsets[best]), operator, (), f"{operator}, exhaustive: {count} subsets")
-
-    return make
+    count = comb(space.experts, space.retained)
+    errors = space.statistics.get("subset_discrepancy")
+    if errors is None:
+        note = f"naee, greedy: {count} subsets are above the limit"
+        return Offspring(space.from_kept(space.statistics["subset_kept"]), "naee", (), note)
+    subsets = np.array(list(combinations(range(space.experts), space.retained)), dtype=np.int64)
+    owners = np.array(space.layer_groups)
+    sums = [errors[owners == group].astype(np.float64).sum(axis=0) for group in range(space.groups)]
+    best = [int(np.argmin(each)) for each in sums]
+    return Offspring(space.from_kept(subsets[best]), "naee", (), f"naee, exhaustive: {count} subsets")
 
 
 def _hc_smoe(space: EepSpace) -> Offspring[EepGenome]:
@@ -217,16 +201,13 @@ BASELINES: dict[str, EepBaseline] = {
     "frequency": EepBaseline(_keep_highest("frequency", "counts"), _PRUNING, ("usage",)),
     "soft_activation": EepBaseline(_keep_highest("soft_activation", "soft_activation"), _PRUNING, ("usage",)),
     "reap": EepBaseline(_keep_highest("reap", "saliency"), _PRUNING, ("saliency",)),
-    "naee": EepBaseline(_keep_best_subset("naee", "subset"), _PRUNING, compares_subsets=True, per_routing_group=False),
-    "fitted": EepBaseline(_keep_best_subset("fitted", "fitted"), _PRUNING, fits_subsets=True, per_routing_group=False),
-    "hope": EepBaseline(drop_by_pairs("hope", "pair_norms"), _PRUNING, ("pairs",), per_routing_group=False),
-    "gram": EepBaseline(drop_by_pairs("gram", "pair_products"), _PRUNING, ("pairs",), per_routing_group=False),
+    "naee": EepBaseline(_naee, _PRUNING, compares_subsets=True, per_routing_group=False),
+    "hope": EepBaseline(_hope, _PRUNING, ("pairs",), per_routing_group=False),
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
     "identity": EepBaseline(_identity, _PRUNING, keeps_all=True),
     "even": EepBaseline(_allocated("even", even_genome), ("allocate",)),
     "few": EepBaseline(_allocated("few", lambda space: fewest(even_genome(space))), ("allocate",)),
     "few_line": EepBaseline(_allocated("few_line", lambda space: fewest(line_genome(space))), ("allocate",)),
-    "frequent": EepBaseline(_allocated("frequent", frequent_genome), ("allocate",)),
     "line": EepBaseline(_allocated("line", line_genome), ("allocate",)),
     "coverage": EepBaseline(_allocated("coverage", coverage_genome), ("allocate",)),
 }
@@ -250,11 +231,9 @@ def expert_recipes(
         sample=section.naee_tokens,
     )
     subsets = compared if any(baseline.compares_subsets for baseline in needed) else None
-    by_fit = replace(compared, limit=section.fitted_subsets, sample=section.fitted_tokens)
-    fitted = by_fit if any(baseline.fits_subsets for baseline in needed) else None
-    if not statistics and subsets is None and fitted is None:
+    if not statistics and subsets is None:
         return importance, None
-    return importance, ExpertsRecipe(tuple(sorted(statistics)), subsets, tokens, fitted)
+    return importance, ExpertsRecipe(tuple(sorted(statistics)), subsets, tokens)
 
 
 def average_linkage(distances: NDArray[np.float64], clusters: int) -> list[list[int]]:
@@ -265,23 +244,15 @@ def average_linkage(distances: NDArray[np.float64], clusters: int) -> list[list[
         clusters: Number of clusters, at most the number of points.
 
     Returns:
-        The sorted points of every cluster, clusters in order of their first points. Among equal distances the pair with
-        the lowest first points is merged.
+        The sorted points of every cluster, clusters in order of their first points.
     """
-    members = [[point] for point in range(len(distances))]
-    between = distances.astype(np.float64).copy()
-    np.fill_diagonal(between, np.inf)
-    while len(members) > clusters:
-        one, two = sorted(divmod(int(np.argmin(between)), len(members)))
-        sizes = len(members[one]), len(members[two])
-        # The mean over all pairs is the mean of both clusters' means, weighted by their sizes (Lance and Williams).
-        joined = (sizes[0] * between[one] + sizes[1] * between[two]) / sum(sizes)
-        between[one], between[:, one] = joined, joined
-        between[one, one] = np.inf
-        between = np.delete(np.delete(between, two, axis=0), two, axis=1)
-        members[one] = sorted(members[one] + members[two])
-        del members[two]
-    return members
+    from scipy.cluster.hierarchy import average, cut_tree
+    from scipy.spatial.distance import squareform
+
+    if len(distances) == 1:
+        return [[0]]
+    labels = cut_tree(average(squareform(distances, checks=False)), clusters)[:, 0]
+    return [np.flatnonzero(labels == label).tolist() for label in dict.fromkeys(labels.tolist())]
 
 
 def _mean_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequence[int]) -> NDArray[np.float64]:

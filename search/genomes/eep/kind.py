@@ -65,9 +65,9 @@ class EepCosts(GenomeCosts[EepSpace]):
         from moevolve.workers.profiling.activations import expert_row_bytes
 
         outline, facts, recipe = self.outline, self.outline.facts, self.space.recipe
-        widths = outline.hidden, outline.intermediate, facts.dtype_bytes
+        row_bytes = expert_row_bytes(outline.hidden, outline.intermediate, facts.dtype_bytes)
         tokens = max(longest, ROW_TOKENS)  # short sequences share a row of the batch
-        sizes = ExpertSizes(facts.experts, facts.active, *widths, expert_row_bytes(*widths), tokens)
+        sizes = ExpertSizes(facts.experts, facts.active, outline.hidden, facts.dtype_bytes, row_bytes, tokens)
         parts = (part.inner if isinstance(part, PerTaskRecipe) else part for part in recipe_parts(recipe))
         return max((measuring_bytes(part, sizes) for part in parts if isinstance(part, ExpertsRecipe)), default=0)
 

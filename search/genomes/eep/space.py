@@ -29,7 +29,6 @@ from moevolve.search.genomes.contract.operators import (
     gaussian_noise,
     matrix_crossover,
     normalise_rows,
-    select_groups,
     select_matrices,
 )
 from moevolve.search.genomes.eep.allocation import MAGIC as ALLOCATION_MAGIC
@@ -80,7 +79,6 @@ class EepSection(GenomeSection):
         naee_tokens: Largest number of these tokens, evenly spaced, on which the baseline `naee` compares subsets. It
             keeps n^2 numbers per token and layer, up to 4 GiB of host memory.
         naee_subsets: Largest number of subsets that `naee` tries; if there are more, it drops experts greedily.
-        fitted_tokens, fitted_subsets: The same limits for the baseline `fitted`, which factorises a matrix per subset.
     """
 
     random_title: ClassVar[str] = "random pruning"
@@ -96,8 +94,6 @@ class EepSection(GenomeSection):
     calibration_tokens: Tokens = 8192
     naee_tokens: int = Field(1024, ge=1, le=MOST_TOKENS)
     naee_subsets: int = Field(5000, ge=0, le=MOST_STEPS)
-    fitted_tokens: int = Field(512, ge=2, le=MOST_TOKENS)
-    fitted_subsets: int = Field(500, ge=0, le=MOST_STEPS)
 
     @model_validator(mode="after")
     def _something_is_pruned(self) -> Self:
@@ -281,33 +277,24 @@ class EepSpace:
         child = sets[0].copy()
         if len(sets) == 2:
             child = np.stack([self.subsets.crossover(rng, one, two) for one, two in zip(*sets, strict=True)])
-        rate, forced = phase.row_rate, phase.force_change
-        for group in np.flatnonzero(self._draw_mutated(rng, phase)[_MERGING]):
-            child[group] = self.subsets.mutate(rng, child[group], rate, redraw=phase.redraw, at_least_one=forced)
+        mutated = select_matrices(rng, (2, self.groups), phase.group_rate)
+        for group in np.flatnonzero(mutated[_MERGING]):
+            child[group] = self.subsets.mutate(rng, child[group], phase.row_rate)
         return self.from_kept(child)
 
     def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:
         both = [np.stack([parent.router_mapping, parent.expert_merging]) for parent in parents]
-        child, mutated = both[0].copy(), self._draw_mutated(rng, phase)
+        child, mutated = both[0].copy(), select_matrices(rng, (2, self.groups), phase.group_rate)
         for index in np.ndindex(mutated.shape):
             if len(both) == 2:
                 units = phase.crossover if mutated[index] else "whole"
                 child[index] = matrix_crossover(rng, both[0][index], both[1][index], phase.first_parent_rate, units)
             if mutated[index]:
                 child[index] = gaussian_noise(rng, child[index], phase.entry_rate, phase.sigma)
-        for groups in (range(self.groups),) if phase.normalise == "all" else np.argwhere(mutated[_MERGING]):
-            if rng.random() < phase.normalise_rate:
-                for group in groups:
-                    child[_MERGING, group] = normalise_rows(child[_MERGING, group])
+        if rng.random() < phase.normalise_rate:
+            for group in range(self.groups):
+                child[_MERGING, group] = normalise_rows(child[_MERGING, group])
         return EepGenome(self, child[_MAPPING], child[_MERGING])
-
-    def _draw_mutated(self, rng: np.random.Generator, phase: PrunePhase | MergePhase) -> NDArray[np.bool_]:
-        """Draw the matrices to mutate: bool [2, groups], first index `_MAPPING` or `_MERGING`."""
-        if phase.matrices == "independent":
-            return select_matrices(rng, (2, self.groups), phase.group_rate)
-        mutated = np.zeros((2, self.groups), dtype=np.bool_)
-        mutated[:, select_groups(rng, self.groups, phase.group_rate)] = True
-        return mutated
 
     def from_bytes(self, data: bytes) -> EepGenome | AllocationGenome:
         if data.startswith(ALLOCATION_MAGIC):

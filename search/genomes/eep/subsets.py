@@ -43,26 +43,17 @@ class Subsets:
         pairs = zip(first.reshape(self.routing_groups, -1), second.reshape(self.routing_groups, -1), strict=True)
         return np.concatenate([subset_crossover(rng, one, two) for one, two in pairs])
 
-    def mutate(
-        self, rng: np.random.Generator, kept: Kept, rate: float, *, redraw: bool = False, at_least_one: bool = False
-    ) -> Kept:
-        """Replace some experts of a subset by others of their routing group: int64 [n'], sorted.
+    def mutate(self, rng: np.random.Generator, kept: Kept, rate: float) -> Kept:
+        """Replace each expert of a subset with probability `rate` by one of its routing group: int64 [n'], sorted.
 
         Args:
             rng: The child's generator.
             kept: Retained experts, int64 [n'], sorted.
-            rate: Probability of replacement per retained expert.
-            redraw: See `replace_experts`.
-            at_least_one: Force one replacement, in a random routing group, if none was drawn.
+            rate: Probability of replacement per retained expert; see `replace_experts`.
         """
         size = self.experts // self.routing_groups
         divided = kept.reshape(self.routing_groups, -1) % size
-        forced = at_least_one and self.routing_groups == 1
-        parts = [replace_experts(rng, part, size, rate, redraw=redraw, at_least_one=forced) for part in divided]
-        child = np.stack(parts)
-        if at_least_one and not forced and np.array_equal(child, divided):
-            part = rng.integers(self.routing_groups)
-            child[part] = replace_experts(rng, child[part], size, 0.0, at_least_one=True)
+        child = np.stack([replace_experts(rng, part, size, rate) for part in divided])
         return (child + np.arange(self.routing_groups)[:, None] * size).reshape(-1)
 
     def best(self, scores: NDArray[np.float64]) -> Kept:

@@ -115,11 +115,10 @@ class FactorLlmSpace:
             raise UserError(
                 f"genome.experts: {dense.width} neurons can't be divided among {section.experts} experts equally"
             )
-        matrices = 3 if dense.gated else 2
-        if section.routers not in (1, matrices):
+        if section.routers not in (1, dense.matrices):
             raise UserError(
-                f"genome.routers: {section.routers} is neither 1 nor {matrices}, the linear layers of a network of "
-                f"{facts.family}"
+                f"genome.routers: {section.routers} is neither 1 nor {dense.matrices}, the linear layers of a network "
+                f"of {facts.family}"
             )
         if section.components > dense.hidden:
             raise UserError(f"genome.components: {section.components} is more than the {dense.hidden} inputs")
@@ -275,7 +274,7 @@ class FactorLlmSpace:
         With several routers they are upper bounds, since routers that disagree leave experts out.
         """
         dense = self.dense
-        network = (3 if dense.gated else 2) * dense.hidden * dense.width
+        network = dense.matrices * dense.hidden * dense.width
         share = self.active / self.experts + self.routers * self.experts * dense.hidden / network
         started = int((genome.base_router > 0).sum())
         return Description(
@@ -296,9 +295,8 @@ class FactorLlmSpace:
     @property
     def active_parameters(self) -> int:
         """Parameters that a token uses: all but the neurons of the experts that aren't chosen."""
-        dense, matrices = self.dense, 3 if self.dense.gated else 2
-        neurons = dense.width * (matrices * dense.hidden + (matrices - 1) * dense.bias)
-        return self.parameters - dense.layers * neurons * (self.experts - self.active) // self.experts
+        neurons = self.dense.layers * self.dense.width * self.dense.neuron_parameters
+        return self.parameters - neurons * (self.experts - self.active) // self.experts
 
     @property
     def name(self) -> str:

@@ -54,4 +54,4 @@ class NanoMoeGenome(ArrayGenome):
         space = self.space
         assert space.tokens is None or space.rows is not None, "the space isn't calibrated"
         names = tuple(each.name for each in space.layers)
-        return NanoMoeEdit(space.form, names, self.mixing, space.fit, space.start_seed, space.refine, space.rows)
+        return NanoMoeEdit(space.form, names, self.mixing, space.fit, space.rows)

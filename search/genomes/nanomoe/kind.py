@@ -42,10 +42,9 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
         return self.outline.token_flops + sum(changes)
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """See `GenomeCosts.buffer_bytes`: the factors of all chosen layers, twice if candidates refine them."""
-        space, size = self.space, self.outline.facts.dtype_bytes
-        values = sum(space.form.rank * (linear.inputs + linear.outputs) for linear in space.layers)
-        return size * values * (2 if space.refine else 1)
+        """See `GenomeCosts.buffer_bytes`: the factors of all chosen layers."""
+        values = sum(self.space.form.rank * (linear.inputs + linear.outputs) for linear in self.space.layers)
+        return self.outline.facts.dtype_bytes * values
 
     def calibration_bytes(self, longest: int) -> int:
         """See `GenomeCosts.calibration_bytes`: a weight's decomposition in float64, and its inputs' second moments."""

@@ -7,11 +7,11 @@ import struct
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import (
@@ -42,13 +42,6 @@ class NanoMoeSection(GenomeSection):
         layers: Shell pattern on the names of the linear layers to factorise, such as `layers.0.mlp.up_proj`.
         fit: Rounds of alternating least squares that fit U, V and M to a layer's weight before the search and so give
             its start; with 0 the start is plain low rank, with the identity in all of M's blocks.
-        start: Start of these rounds: the truncated singular value decomposition (`svd`), near which variant I's fit
-            stays, or Gaussian factors and mixing (`random`), as in training. On the demo's layers `random` ends with
-            larger errors (`tests/benchmarks/README.md`).
-        start_seed: Seed of the `random` start.
-        refine: Rounds of alternating least squares on U and V for every candidate's M. They bring a layer back to its
-            weight for any M, and so undo much of the search: on the dense demo model 60 evaluations gained 0.006 with
-            one round and 0.037 with none, in exp(-KL).
         fit_to: Target of the fits: the layers' `weights`, or their `outputs` on calibration rows (SVD-LLM).
         calibration_tokens: Number of calibration tokens for `outputs`.
     """
@@ -62,19 +55,8 @@ class NanoMoeSection(GenomeSection):
     rank: int = Field(ge=1, le=65535)
     layers: str = "*.mlp.*"
     fit: int = Field(0, ge=0, le=MOST_STEPS)
-    start: Literal["svd", "random"] = "svd"
-    start_seed: int = Field(0, ge=0, lt=2**63)
-    refine: int = Field(0, ge=0, le=MOST_STEPS)
     fit_to: Literal["weights", "outputs"] = "weights"
     calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
-
-    @model_validator(mode="after")
-    def _random_start_is_fitted(self) -> Self:
-        if self.start == "random" and not (self.fit and self.variant != "low_rank"):
-            raise ValueError(
-                "start: random needs a variant with mixing and fit: 1 at least, or nothing is like the weight"
-            )
-        return self
 
 
 _HEADER = struct.Struct("<4sBHHH4s")
@@ -92,8 +74,6 @@ class NanoMoeSpace:
         form: Variant, blocks and rank of every chosen layer.
         layers: Names and sizes of the chosen linear layers.
         fit: See `NanoMoeSection`.
-        start_seed: Seed of the random start; None for the singular value decomposition.
-        refine: See `NanoMoeSection`.
         tokens: Number of calibration tokens for outputs; None if layers are fitted to their weights.
         facts: Sizes and family of the model.
         rows: Calibration rows; None before calibration, or if none are needed.
@@ -104,8 +84,6 @@ class NanoMoeSpace:
     form: BlockForm
     layers: tuple[LinearFacts, ...] = field(repr=False)
     fit: int
-    start_seed: int | None
-    refine: int
     tokens: int | None
     facts: ModelFacts = field(repr=False)
     rows: FitRows | None = field(default=None, repr=False)
@@ -135,9 +113,7 @@ class NanoMoeSpace:
                     raise UserError(f"genome.rank: {form.rank} is more than the {size} {what} of {each.name}")
         # Plain low rank is a fixed function of the weight, so rounds of fitting would change nothing but its hash.
         tokens = section.calibration_tokens if section.fit_to == "outputs" else None
-        fit, refine = (section.fit, section.refine) if mixes else (0, 0)
-        seed = section.start_seed if fit and section.start == "random" else None
-        return cls(form, layers, fit, seed, refine, tokens, facts)
+        return cls(form, layers, section.fit if mixes else 0, tokens, facts)
 
     @property
     def shape(self) -> tuple[int, ...]:

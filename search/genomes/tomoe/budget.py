@@ -57,8 +57,7 @@ class WidthBudget:
         """
         dense = facts.dense
         assert dense is not None
-        matrices = 3 if dense.gated else 2
-        full, costs = [dense.width], [matrices * dense.hidden + (matrices - 1) * dense.bias]
+        full, costs = [dense.width], [dense.neuron_parameters]
         if attention:
             biased = {linear.name.split(".")[-1] for linear in facts.linears if linear.bias}
             rows = {name: dense.hidden + (f"{name}_proj" in biased) for name in "qkv"}

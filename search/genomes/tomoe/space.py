@@ -43,8 +43,6 @@ class ToMoeSection(GenomeSection):
         embedding: Dimension of an expert's embedding.
         latent: Number of searched coordinates per expert; the embedding is a fixed projection of them.
         components: Number of principal directions of a layer's inputs in which the router is searched.
-        start: Experts of the first individual: one for each end of every principal direction (`directions`), or all
-            with the mask of the most salient neurons (`saliency`).
         coverage, balance: Weights of the paper's union-coverage and load-balance terms as penalties on the fitness.
             Balance is measured on calibration tokens in the unedited model. The paper's weights are 2 and 1, for an
             unbounded loss; they outweigh a fitness of at most 1 (`configs/runs/tomoe-table.yaml`).
@@ -59,7 +57,6 @@ class ToMoeSection(GenomeSection):
     embedding: int = Field(128, ge=1, le=MOST_PARTS)
     latent: int = Field(8, ge=1, le=MOST_PARTS)
     components: int = Field(8, ge=0, le=MOST_PARTS)
-    start: Literal["directions", "saliency"] = "directions"
     coverage: float = Field(0.0, ge=0, le=1e6)
     balance: float = Field(0.0, ge=0, le=1e6)
     calibration_tokens: int = Field(8192, ge=1, le=MOST_TOKENS)
@@ -147,9 +144,7 @@ class ToMoeSpace:
         return dict(self.calibration.arrays)
 
     def start(self, phase: PhaseConfig) -> Offspring[ToMoeGenome]:
-        """Return the genome of even widths and of the experts that `ToMoeSection.start` names."""
-        if self.section.start == "saliency":
-            return Offspring(self.genome(), "start", ())
+        """Return the genome of even widths, with an expert for each end of every principal direction."""
         _, experts, _, components, _ = self.sizes
         rows = np.zeros(self.shapes["routers"])
         for expert, row in zip(range(experts), _spread_out(components), strict=False):

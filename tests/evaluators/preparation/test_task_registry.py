@@ -22,27 +22,29 @@ def test_own_folders_come_before_the_packaged_tasks(
     path = write_task("boolq")
     packaged = list_tasks()
     assert packaged["boolq"].parent.name == "tasks"
-    assert list_tasks([tmp_path]) == packaged | {"boolq": path}
-    assert load_task("boolq", [tmp_path]).source.files is not None
     assert load_task("boolq").source.hub == "aps/super_glue"
     monkeypatch.setenv(FOLDERS_VARIABLE, str(tmp_path))
+    assert list_tasks() == packaged | {"boolq": path}
     assert load_task("boolq").source.files is not None
     monkeypatch.setenv(FOLDERS_VARIABLE, str(tmp_path / "absent"))
     with pytest.raises(UserError, match="absent: no such folder"):
         list_tasks()
 
 
-def test_tasks_in_a_folder_below_have_its_name_before_theirs(write_task: WriteTask, tmp_path: Path) -> None:
+def test_tasks_in_a_folder_below_have_its_name_before_theirs(
+    write_task: WriteTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDERS_VARIABLE, str(tmp_path))
     (tmp_path / "mine").mkdir()
     write_task()
     path = tmp_path / "mine" / "quick.yaml"
     path.write_text("extends: ../small.yaml\nmax_new_tokens: 3\n")
-    assert list_tasks([tmp_path])["mine/quick"] == path
-    named, given = load_task("mine/quick", [tmp_path]), load_task(path)
+    assert list_tasks()["mine/quick"] == path
+    named, given = load_task("mine/quick"), load_task(path)
     assert (named.name, given.name, named.max_new_tokens) == ("mine/quick", "quick", 3)
-    assert load_task("mine/quick@rank", [tmp_path]).name == "mine/quick@rank"
+    assert load_task("mine/quick@rank").name == "mine/quick@rank"
     with pytest.raises(UserError, match="unknown task `mine/quik`; did you mean mine/quick"):
-        load_task("mine/quik", [tmp_path])
+        load_task("mine/quik")
 
 
 def test_row_numbers_in_a_file_of_their_own(write_task: WriteTask, tmp_path: Path) -> None:
@@ -102,10 +104,11 @@ def test_any_task_under_another_fitness_is_a_task_of_its_own(
 ) -> None:
     path = write_task(metric="mean")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(FOLDERS_VARIABLE, str(tmp_path))
     plain = load_task(path)
     for name in (f"{path}@kl", "small.yaml@kl", "./small.yaml@kl"):
-        assert load_task(name).model_dump() == load_task("small@kl", [tmp_path]).model_dump()
-    other = load_task("small@kl", [tmp_path])
+        assert load_task(name).model_dump() == load_task("small@kl").model_dump()
+    other = load_task("small@kl")
     assert (other.name, other.fitness, other.origin) == ("small@kl", "kl", str(path))
     assert other.resolved_metric == "geometric_mean"
     ours, theirs = prepare_splits(plain), prepare_splits(other)

@@ -85,29 +85,6 @@ FACTS = {
     "wic": ("WiC", 500, {"A": 255, "B": 245}),
     "wsc": ("WSC", 104, {"A": 38, "B": 66}),
 }
-FIRST_PROMPTS = {
-    "cb": (
-        "Valence the void-brain, Valence the virtuous valet. Why couldn't the figger choose his own portion of titanic "
-        "anatomy to shaft? Did he think he was helping?\nValence was helping\n"
-        "What is the relation between the two sentences?\nA. Contradiction\nB. Entailment\nC. Neutral\nAnswer:"
-    ),
-    "rte": (
-        "Dana Reeve, the widow of the actor Christopher Reeve, has died of lung cancer at age 44, according to the "
-        "Christopher Reeve Foundation.\nChristopher Reeve had an accident.\n"
-        "Is the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:"
-    ),
-    "wic": (
-        "Sentence 1: An emerging professional class.\nSentence 2: Apologizing for losing your temper, even though "
-        "you were badly provoked, showed real class.\nAre 'class' in the above two sentences the same?\n"
-        "A. Yes\nB. No\nAnswer:"
-    ),
-    "wsc": (
-        "Passage: Bernard , who had not told the government official that he was less than 21 when he filed for a "
-        "homestead claim, did not consider that he had done anything dishonest. Still, * anyone * who knew that he was "
-        "19 years old could take his claim away from # him # .\nDoes the pronoun # him # refer to * anyone *?\n"
-        "A. Yes\nB. No\nAnswer:"
-    ),
-}
 
 
 def _on_own_files(name: str, data: Path, splits: dict[str, Any]) -> TaskConfig:
@@ -154,24 +131,6 @@ def test_rows_and_answers(name: str) -> None:
 
 
 @originals
-@pytest.mark.parametrize("name", sorted(FIRST_PROMPTS))
-def test_first_prompt(name: str) -> None:
-    assert _validation(name).examples[0].prompt == FIRST_PROMPTS[name]
-
-
-@originals
-def test_boolq_prompt() -> None:
-    prompt = _validation("boolq").examples[0].prompt
-    assert prompt.startswith(
-        "Ethanol fuel -- All biomass goes through at least some of these steps: it needs to be grown"
-    )
-    assert prompt.endswith(
-        "producing ethanol from corn uses much less petroleum than producing gasoline.\n"
-        "Question: does ethanol take more energy make that produces\nA. Yes\nB. No\nAnswer:"
-    )
-
-
-@originals
 def test_wsc_marks_stand_around_the_spans() -> None:
     wrong = []
     for i, example in enumerate(_validation("wsc").examples):
@@ -186,19 +145,3 @@ def test_wsc_marks_stand_around_the_spans() -> None:
         if marked != (asked[1].casefold(), asked[2].casefold()):
             wrong.append(i)
     assert wrong == [42]  # the data's own slip: its index points one word beside the pronoun
-
-
-@originals
-def test_one_file_can_give_all_splits() -> None:
-    task = _on_own_files(
-        "rte",
-        FOLDER / "RTE",
-        {
-            "search": {"from": "val", "seed": 0, "count": 100},
-            "dev": {"from": "val", "seed": 0, "offset": 100, "count": 50},
-            "test": {"from": "val", "seed": 0, "offset": 150},
-        },
-    )
-    prepared = prepare_splits(task)
-    assert [len(split.examples) for split in prepared.values()] == [100, 50, 127]
-    assert len({e.prompt for split in prepared.values() for e in split.examples}) == 277

@@ -13,7 +13,7 @@ _MONTHS = ("January", "March", "May", "July", "August", "October", "November", "
 _PROMPT = "{{ passage }}\\nQuestion: {{ question }}\\nAnswer:"
 _EXPERTS_PHASES: dict[str, list[dict[str, Any]]] = {
     "prune": [{"kind": "prune"}],
-    "merge": [{"kind": "prune"}, {"kind": "merge", "group_rate": 1, "entry_rate": 0.5, "matrices": "joint"}],
+    "merge": [{"kind": "prune"}, {"kind": "merge", "group_rate": 1, "entry_rate": 0.5}],
     "repair": [{"kind": "prune", "repair": {"tokens": 256, "ridge_lambdas": [0.01]}}],
     "tune": [{"kind": "tune", "init": ["start"], "initial": 2}],
 }

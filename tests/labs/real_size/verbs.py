@@ -42,7 +42,7 @@ from real_size.predicted import predicted
 from real_size.published import SPECS, Spec
 from real_size.runs import run_config
 
-BASELINES = ("frequency", "reap", "naee", "fitted")
+BASELINES = ("frequency", "reap", "naee")
 """`soft_activation` is measured with `frequency`; `hc_smoe` merges, and comes later."""
 UNLOADED = ("plan", "prompts")
 """For which files may have holes."""
@@ -60,11 +60,8 @@ DENSE_VERBS = (*UNLOADED, "load", "full", "start nanomoe", "start tomoe", "start
 _FEW = {
     "groups": 1,
     "naee_subsets": 2,
-    "fitted_subsets": 2,
     "skipping_tokens": 128,
 }
-_SUBSETS = ("naee", "fitted")
-"""Baselines that try subsets of experts, and need as much memory for few of them as for many: one is dropped here."""
 _SECTIONS: dict[str, dict[str, Any]] = {
     "skip": {"dynamic_skipping": True, "active": 2},
     "export": {"router_space": "logits"},
@@ -170,7 +167,7 @@ class Session:
         else:
             section = {"kind": "eep", "experts": self.spec.retained, "router_space": self.spec.router_space} | _FEW
             section |= _SECTIONS.get(name, {})
-            if of in _SUBSETS:
+            if of == "naee":
                 section["experts"] = self.spec.experts - 1
             phases = _PHASES.get(of or name, "prune")
         section = section | {"calibration_tokens": self._tokens[1]}
@@ -388,5 +385,5 @@ def verbs_of(name: str) -> tuple[str, ...]:
     if not spec.retained:
         return DENSE_VERBS
     grouped = int(spec.config.get("n_group") or 1) > 1
-    refused = [f"calibrate {each}" for each in (*_SUBSETS, "hc_smoe")] if grouped else []
+    refused = [f"calibrate {each}" for each in ("naee", "hc_smoe")] if grouped else []
     return tuple(verb for verb in EXPERT_VERBS if verb not in refused)

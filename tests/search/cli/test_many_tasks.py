@@ -152,39 +152,6 @@ def test_held_out_tasks_are_held_out(tiny: Any) -> None:
             parse_run_config(tiny.run_data("x", tasks=[{"name": str(tiny.task)}], final=final), "test")
 
 
-@pytest.mark.parametrize("rule", ["agreement", "index"])
-def test_ties_are_broken_as_the_configuration_says(tiny: Any, store: Store, tmp_path: Path, rule: str) -> None:
-    tasks = [{"name": str(tiny.task)}]
-    _, report = run(store, tiny.run_data("ties", tasks=tasks, tie_break=rule, final={"rerank": 3}, **SMALL))
-    rows = list(store.history(store.search("ties").id))
-    assert len(rows) == 8
-    for row in rows:
-        evaluations = {(e["task"], e["split"]): e for e in ask(tmp_path, "show", f"ties:{row.index}")["evaluations"]}
-        assert row.fitness == evaluations["pick", "search"]["score"]
-        if rule == "index":
-            assert row.tie_break == 0.0
-            assert ("pick@agreement", "search") not in evaluations
-        else:
-            assert row.tie_break == evaluations["pick@agreement", "search"]["score"]
-            assert evaluations["pick@agreement", "search"]["examples_seen"] == 24
-    assert len({row.tie_break for row in rows}) == (1 if rule == "index" else len({r.phenotype_hash for r in rows}))
-    # The table shows tasks only, and the winner is the best on dev by score, then by the tie-break.
-    assert {score.task for row in report.entries for score in row.scores} == {"pick"}
-    if rule == "agreement":
-        ranked = sorted(rows, key=lambda r: (-(r.fitness or 0), -(r.tie_break or 0), r.index))
-        best: list[tuple[float, float, int]] = []
-        for ref in dict.fromkeys(r.phenotype_hash for r in ranked):
-            first = min(r.index for r in rows if r.phenotype_hash == ref)
-            found = {(e["task"], e["split"]): e["score"] for e in ask(tmp_path, "show", f"ties:{first}")["evaluations"]}
-            if ("pick", "dev") in found:
-                best.append((found["pick", "dev"], found["pick@agreement", "dev"], -first))
-        assert len(best) == 3
-        assert report.winner == f"ties:{-max(best)[2]}"
-    again = set_up_stored(store, "ties")
-    report_again = execute(again, store, Observer(), local_pool)
-    assert report_again == report
-
-
 def test_a_search_on_a_task_of_lm_eval(tiny: Any, store: Store, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     words = ("red", "blue", "green", "cat", "dog", "bird")
@@ -209,7 +176,7 @@ def test_a_search_on_a_task_of_lm_eval(tiny: Any, store: Store, tmp_path: Path) 
     (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(task))
     path = tmp_path / "run.yaml"
     tasks = ["lm_eval:./theirs.yaml#acc", "lm_eval:./theirs.yaml@agreement", str(tiny.task)]
-    settings = {"tie_break": "agreement", "final": {"rerank": 2}, "store": f"sqlite:///{tmp_path}/s.db"}
+    settings = {"final": {"rerank": 2}, "store": f"sqlite:///{tmp_path}/s.db"}
     tiny.write_run(path, "theirs", tasks=tasks, **settings, **SMALL)
     config = load_run_config(path)
     assert config.tasks[0].name == f"lm_eval:{tmp_path}/theirs.yaml#acc"
@@ -220,7 +187,7 @@ def test_a_search_on_a_task_of_lm_eval(tiny: Any, store: Store, tmp_path: Path) 
     assert {score.task for row in report.entries for score in row.scores} == set(names)
     shown = ask(tmp_path, "show", "theirs:0")
     scores = {e["task"]: e for e in shown["evaluations"] if e["split"] == "search"}
-    assert set(scores) == {*names, "lm_eval:theirs#acc@agreement", "pick@agreement"}
+    assert set(scores) == set(names)
     assert shown["individual"]["fitness"] == pytest.approx(sum(scores[name]["score"] for name in names) / 3)
     assert scores["lm_eval:theirs#acc"]["examples_seen"] == 30
     rows = ask(tmp_path, "best", "--task", "lm_eval:theirs#acc")

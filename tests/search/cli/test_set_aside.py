@@ -124,14 +124,11 @@ def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: P
 
 def test_of_several_tasks_only_those_without_rows_give_some(tiny: Any, bare: Path, tmp_path: Path) -> None:
     tasks = [str(tiny.task), {"name": str(bare), "counts": {"search": 8}}]
-    changes: dict[str, Any] = {"tasks": tasks, "phases": PHASES, "tie_break": "agreement"}
+    changes: dict[str, Any] = {"tasks": tasks, "phases": PHASES}
     setup = set_up(load_run_config(tiny.write_run(tmp_path / "run.yaml", "two", **changes)), "two-1")
     assert setup.notes == (NOTE.format("2 of its `search` rows are"),)
     sizes = {split: [len(each.examples) for each in group] for split, group in setup.prepared.items()}
     assert sizes == {"calibration": [63, 2], "search": [24, 6], "dev": [20, 20], "test": [21, 21]}
-    for split in ("search", "dev"):
-        for own, tie in zip(setup.prepared[split], setup.tie_breakers[split], strict=True):  # type: ignore[index]
-            assert (own.examples, f"{own.task}@agreement") == (tie.examples, tie.task)
     assert set_aside_note("bare", None) == NOTE.format("a quarter of its `search` rows is")
 
 

@@ -61,8 +61,7 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
     assert (prune.evaluations, prune.initial, prune.group_rate, prune.row_rate) == (40, 31, 0.25, 0.15)
     assert (merge.crossover_rate, merge.entry_rate, merge.sigma, merge.normalise_rate) == (0.3, 0.25, 0.065, 0.1)
     assert prune.parents == TopKParents(k=10)
-    assert (prune.crossover_rate, prune.matrices, prune.redraw, prune.force_change) == (0.3, "independent", True, False)
-    assert (merge.start, merge.matrices, merge.crossover, merge.normalise) == ("best", "independent", "rows", "all")
+    assert (prune.crossover_rate, merge.start, merge.crossover) == (0.3, "best", "rows")
     assert not prune.repeats and not merge.repeats
     assert (config.genome.groups, config.genome.router_space, config.genome.active) == (4, "probs", None)
     assert config.model.trust_remote_code is False
@@ -75,10 +74,6 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ({"genome": {"experts": 4, "expert": 4}}, "genome.expert: unknown key"),
         ({"genome": {"experts": 2, "active": 4}}, "genome: active 4 is more than the 2 retained experts"),
         ({"genome": {"experts": "many"}}, "genome.experts: Input should be a valid integer"),
-        (
-            {"phases": [{"kind": "prune", "evaluations": 40, "force_change": True}]},
-            "phases.0: force_change: with redraw an expert may replace itself; set redraw: false",
-        ),
         (
             {"phases": [{"kind": "merge", "evaluations": 9, "parents": {"rule": "threshold", "margin": 0.1}}]},
             "phases.0.parents.margin: unknown key",
@@ -440,7 +435,7 @@ def numbers(where: str, schema: Any) -> Iterator[tuple[str, set[str]]]:
 @pytest.mark.parametrize("section", [RunConfig, *KINDS.values()])
 def test_every_number_has_bounds(section: type[BaseModel]) -> None:
     found = dict(numbers(section.__name__, section.model_json_schema()))
-    assert len(found) > 5
+    assert found
     below, above = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}
     assert not [where for where, keywords in found.items() if not (keywords & below and keywords & above)]
 

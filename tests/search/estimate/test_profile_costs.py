@@ -170,7 +170,7 @@ def test_a_stock_form_that_repeats_shared_neurons_is_noted(
     elsewhere = found.parameters_full - LAYERS * 48 * 3 * HIDDEN + LAYERS * 3 * HIDDEN
     assert costs.parameters == elsewhere + repeated > found.described.parameters
 
-    load = LoadReply(costs.parameters, 1, 1, 1, 1, "mixtral", "float32", "cpu", "CPU", 1, "sdpa", "eager")
+    load = LoadReply(costs.parameters, 1, 1, 1, 1, "mixtral", "float32", "cpu", "CPU", 1, "sdpa", "eager", 0)
     report = ProfileReport(
         ProfileSettings((1,), 1, 1, 1), (ModelProfile("full", load, ()), ModelProfile("s:0", load, ()))
     )

@@ -14,7 +14,7 @@ import torch
 from dense_lab import search
 from local_workers import local_pool
 from numpy.typing import NDArray
-from plain_experts import Token, change, change_after_fit, plain_tokens
+from plain_experts import Token, change, plain_tokens
 from report_lab import finished
 
 from moevolve.search.config.files import load_run_config
@@ -32,9 +32,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 4, 150
-PRUNING = ("frequency", "soft_activation", "reap", "naee", "fitted")
-FITTED = 16
-"""Number of tokens that fits are compared on."""
+PRUNING = ("frequency", "soft_activation", "reap", "naee")
 Layers = list[list[Token]]
 
 
@@ -105,7 +103,6 @@ def run_of(model: Path, name: str = "random", groups: Any = "per_layer", **genom
             "experts": RETAINED,
             "groups": groups,
             "calibration_tokens": TOKENS,
-            "fitted_tokens": FITTED,
         }
         | genome,
         "phases": [{"kind": kind, "evaluations": 1, "initial": 1, "init": [name]}],
@@ -136,13 +133,6 @@ def plain_kept(name: str, layers: Layers, rescale: bool) -> list[int]:
     if name == "naee":
         subsets = list(combinations(range(EXPERTS), RETAINED))
         costs = [sum(change(tokens, kept, 2, rescale, False) for tokens in layers) for kept in subsets]
-        return list(subsets[int(np.argmin(costs))])
-    if name == "fitted":
-        subsets, sampled = (
-            list(combinations(range(EXPERTS), RETAINED)),
-            [each[:: -(-len(each) // FITTED)] for each in layers],
-        )
-        costs = [sum(change_after_fit(tokens, kept, 2, rescale, False) for tokens in sampled) for kept in subsets]
         return list(subsets[int(np.argmin(costs))])
     total = sum(share(scores_of(name, tokens)) for tokens in layers)
     return sorted(np.argsort(-total, kind="stable")[:RETAINED].tolist())  # type: ignore[operator]
@@ -183,8 +173,8 @@ def test_a_pruning_baseline_is_a_search_of_one(
         members = [tokens for tokens, owner in zip(plain(family), owners, strict=True) if owner == group]
         assert kept == plain_kept(name, members, rescale=family == "mixtral")
     assert calibration.tokens_run == len(plain(family)[0]) >= TOKENS and calibration.seconds > 0
-    if name in ("naee", "fitted"):
-        assert individual.summary.endswith(f"({name}, exhaustive: 20 subsets)")
+    if name == "naee":
+        assert individual.summary.endswith("(naee, exhaustive: 20 subsets)")
 
 
 def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]]:
@@ -234,23 +224,22 @@ def test_all_rows_can_be_measured(models: Any, tiny: Any, tmp_path: Path) -> Non
     assert (found["all"].arrays["counts"] == found[10**9].arrays["counts"]).all()
 
 
-@pytest.mark.parametrize("name", ["naee", "fitted"])
-def test_it_is_said_when_not_everything_was_tried(name: str, models: Any, tiny: Any, tmp_path: Path) -> None:
-    individual, *_ = run_baseline(tiny, tmp_path, run_of(models("mixtral"), name, **{f"{name}_subsets": 19}))
-    assert individual.summary.endswith(f"({name}, greedy: 20 subsets are above the limit)")
+def test_it_is_said_when_not_everything_was_tried(models: Any, tiny: Any, tmp_path: Path) -> None:
+    individual, *_ = run_baseline(tiny, tmp_path, run_of(models("mixtral"), "naee", naee_subsets=19))
+    assert individual.summary.endswith("(naee, greedy: 20 subsets are above the limit)")
 
 
 def test_a_repaired_baseline_keeps_the_same_experts(models: Any, tiny: Any, tmp_path: Path) -> None:
-    data = run_of(models("mixtral"), "fitted")
+    data = run_of(models("mixtral"), "reap")
     data["phases"][0]["repair"] = {"tokens": 60}
     config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "base", **data))
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         finished(store, config)
         genome, (row,) = find_subject(store, "base:0").genome, store.history(store.search("base").id)
     (tmp_path / "plain").mkdir()
-    individual, plain, _, _ = run_baseline(tiny, tmp_path / "plain", run_of(models("mixtral"), "fitted"))
+    individual, plain, _, _ = run_baseline(tiny, tmp_path / "plain", run_of(models("mixtral"), "reap"))
     assert isinstance(genome, RepairedGenome) and genome.base == plain
-    assert (row.operator, individual.operator) == ("fitted", "fitted")
+    assert (row.operator, individual.operator) == ("reap", "reap")
     assert row.tie_break != individual.tie_break, "the repair changes something"
 
 
@@ -269,7 +258,3 @@ def test_average_linkage_is_the_mean_over_all_pairs(seed: int) -> None:
     distances = np.linalg.norm(points[:, None] - points[None], axis=2)
     for count in range(1, 12):
         assert average_linkage(distances, count) == plain_clusters(distances, count)
-
-
-def test_equal_distances_are_settled_by_index() -> None:
-    assert average_linkage(np.ones((4, 4)) - np.eye(4), 2) == [[0, 1, 2], [3]]

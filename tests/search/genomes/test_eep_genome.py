@@ -49,11 +49,11 @@ def test_merging_touches_only_the_groups_selected() -> None:
     space = eep_space(groups="per_layer")
     rng = np.random.default_rng(0)
     parent = space.sample(rng, PRUNE).genome
-    phase = MERGE.model_copy(update={"group_rate": 0.01, "entry_rate": 1.0, "matrices": "joint"})
+    phase = MERGE.model_copy(update={"group_rate": 0.01, "entry_rate": 1.0, "normalise_rate": 0.0})
     child = space.breed(rng, phase, (parent,)).genome
     mapped = (child.router_mapping != parent.router_mapping).any(axis=(1, 2))
     merged = (child.expert_merging != parent.expert_merging).any(axis=(1, 2))
-    assert 1 <= mapped.sum() <= 3 and np.array_equal(mapped, merged)
+    assert 1 <= mapped.sum() + merged.sum() <= 3
 
 
 def test_normalising_scales_the_merging_matrix_only() -> None:
@@ -70,15 +70,6 @@ def test_a_merge_child_without_mutation_or_crossover_is_its_parent() -> None:
     parent = continuous(space)
     phase = MERGE.model_copy(update={"entry_rate": 0.0, "normalise_rate": 0.0})
     assert space.breed(np.random.default_rng(0), phase, (parent,)).genome == parent
-
-
-def test_forced_change_makes_a_new_subset() -> None:
-    space = eep_space(groups=1)
-    parent = space.sample(np.random.default_rng(0), PRUNE).genome
-    phase = PRUNE.model_copy(update={"row_rate": 0.0, "force_change": True, "redraw": False, "matrices": "joint"})
-    assert space.breed(np.random.default_rng(0), phase, (parent,)).genome != parent
-    unforced = phase.model_copy(update={"force_change": False})
-    assert space.breed(np.random.default_rng(0), unforced, (parent,)).genome == parent
 
 
 @few

@@ -57,26 +57,9 @@ def test_many_experts_are_dropped_greedily_and_swapped(monkeypatch: pytest.Monke
     assert optimal >= 30 and worst < 1.3
 
 
-def test_opposite_outputs_matter_to_hope_and_cancel_in_gram() -> None:
-    """Experts 0 and 1 answer every token with opposite outputs: without both nothing is missed."""
-    first = np.array([2.0, 0.0])
-    others = np.array([[1.5, 0.0], [0.0, 1.5]])
-    outputs = np.zeros((2, 4, 2))
-    outputs[0, 0], outputs[0, 1] = first, -first
-    outputs[1, 2], outputs[1, 3] = others
-    gram = np.einsum("tih,tjh->ij", outputs, outputs)
-    norms = np.linalg.norm(outputs, axis=2)
-    sums = {"pair_products": gram[None], "pair_norms": np.einsum("ti,tj->ij", norms, norms)[None]}
-    space = eep_space(2, 1, layers=1, experts=4).calibrated(Calibration(sums))
-    kept = {name: space.kept(BASELINES[name].make(space).genome)[0].tolist() for name in ("gram", "hope")}
-    # Norms add up to 4 for the pair that cancels and to 3 for the other, and 2 + 1.5 squared is less than either.
-    assert kept["gram"] == [2, 3]
-    assert kept["hope"] != [2, 3]
-
-
 def test_layers_of_a_group_weigh_alike() -> None:
     loud, quiet = np.diag([9.0, 1.0, 1.0]) * 1000, np.diag([1.0, 5.0, 5.0])
     sums = np.stack([loud, quiet])
-    space = eep_space(1, 1, layers=2, experts=3).calibrated(Calibration({"pair_products": sums, "pair_norms": sums}))
-    kept = space.kept(BASELINES["gram"].make(space).genome)
+    space = eep_space(1, 1, layers=2, experts=3).calibrated(Calibration({"pair_norms": sums}))
+    kept = space.kept(BASELINES["hope"].make(space).genome)
     assert kept.tolist() == [[0]], "0.82 + 0.09 against 0.09 + 0.45"

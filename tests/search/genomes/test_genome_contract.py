@@ -241,7 +241,7 @@ SAMPLES = {
     "factorllm": _factorllm(dense_model()),
     "factorllm-plain": _factorllm(dense_model(gated=False, bias=True), experts=8, routers=2, output_scale="n_over_k"),
     "tomoe": _tomoe(dense_model()),
-    "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8, start="saliency"),
+    "tomoe-networks": _tomoe(dense_model(gated=False, bias=True), experts=7, budget=0.8),
     "tomoe-whole": _tomoe(dense_model(layers=1), experts=1, budget=1.0, components=0),
     "factorllm-whole": _factorllm(dense_model(layers=1), experts=2, active=2, components=0, router_bias=False),
     "factorllm-baselines": replace(
@@ -452,11 +452,9 @@ def test_buffers_take_no_more_than_there_is(kind: Sample, phase: PhaseConfig) ->
 
 
 DRAWN = (
-    *("eep-prune", "eep-merge", "eep-one-expert-merge", "eep-many-merge", "eep-repaired-merge"),
-    *("eep-allocated-one-expert-allocate", "eep-allocated-any-number-allocate"),
+    *("eep-one-expert-merge", "eep-many-merge", "eep-repaired-merge", "eep-allocated-any-number-allocate"),
     *("nanomoe-I-tune", "nanomoe-III-tune", "nanomoe-low-rank-tune"),
-    *("factorllm-tune", "factorllm-plain-tune", "factorllm-whole-tune", "factorllm-baselines-tune"),
-    *("tomoe-tune", "tomoe-networks-tune", "tomoe-whole-tune", "tomoe-repaired-tune"),
+    *("factorllm-plain-tune", "factorllm-whole-tune", "tomoe-tune", "tomoe-networks-tune"),
 )
 """Samples that look different; figures take long."""
 

@@ -117,23 +117,8 @@ def test_the_start_is_plain_low_rank(variant: Variant) -> None:
     assert edit.layers == tuple(each.name for each in dense_model().linears if ".mlp." in each.name)
 
 
-def test_random_starts_are_of_their_own_seed() -> None:
-    plain, first, second = (
-        space_of("I", fit=2, **more).start(TUNE).genome.express()
-        for more in ({}, {"start": "random"}, {"start": "random", "start_seed": 1})
-    )
-    assert [each.start_seed for each in (plain, first, second)] == [None, 0, 1]
-    assert len({each.phenotype_hash for each in (plain, first, second)}) == 3
-
-
-@pytest.mark.parametrize("settings", [{"fit": 0}, {"fit": 3, "variant": "low_rank"}])
-def test_random_starts_that_nothing_fits_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="start: random needs"):
-        space_of(**({"variant": "I"} | settings), start="random")
-
-
 def test_plain_low_rank_is_a_single_point() -> None:
-    space = space_of("low_rank", blocks=5, fit=3, refine=7)
+    space = space_of("low_rank", blocks=5, fit=3)
     start = space.start(TUNE).genome
     rng = np.random.default_rng(0)
     assert space.sample(rng, TUNE).operator == "start"
@@ -236,7 +221,7 @@ def test_layers_can_be_fitted_to_their_outputs() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_low_rank_baseline_mixes_nothing_and_is_fitted_to_outputs(variant: Variant) -> None:
-    space = space_of(variant, fit_to="outputs", refine=0)
+    space = space_of(variant, fit_to="outputs")
     lengths = np.array([2, 1], dtype=np.int32)
     rows = {"repair_tokens": np.arange(1, 4, dtype=np.int32), "repair_lengths": lengths, "repair_prompts": lengths}
     space = space.calibrated(Calibration(rows))

@@ -121,9 +121,9 @@ def test_values_that_all_tokens_keep_alike_are_run_alone() -> None:
     assert two - one == int(dropped[1]) * values + scores
 
 
-def test_the_saliency_start_keeps_the_most_salient_of_everything() -> None:
-    space = tomoe_space(start="saliency")
-    edit = space.start(TUNE).genome.express()
+def test_without_coordinates_the_most_salient_of_everything_is_kept() -> None:
+    space = tomoe_space()
+    edit = space.genome().express()
     measured = space.statistics
     assert edit.heads is not None and not edit.router.any()
     assert np.array_equal(edit.widths, [12] * 4)

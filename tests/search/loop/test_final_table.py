@@ -70,13 +70,9 @@ def prepared(task: str, split: Split) -> PreparedSplit:
 def lab_setup(config: RunConfig) -> SearchSetup:
     """What `set_up` makes, without a checkpoint or data."""
     names: list[Split] = ["search", *(["dev"] if config.final.rerank else []), *(["test"] if config.final.test else [])]  # type: ignore[list-item]
-    ranked = [name for name in names if name != "test"] if config.tie_break == "agreement" else []
     return replace(
         make_lab_setup(config),
         prepared={name: tuple(prepared(task.name, name) for task in config.tasks) for name in names},
-        tie_breakers={
-            name: tuple(prepared(f"{task.name}@agreement", name) for task in config.tasks) for name in ranked
-        },
         held_out=tuple(prepared(task, "test") for task in config.final.held_out),
     )
 
@@ -120,12 +116,10 @@ def edits(store: Store, settings: RunConfig) -> dict[int, Edit]:
 
 def all_tied(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
     """Everybody has the same score; what breaks ties differs."""
-    if split.task.endswith("@agreement"):
-        return mark(edit, split.task + split.split) % EXAMPLES, -1.0
     return 10, -mark(edit, split.task + split.split) / 1000
 
 
-@pytest.mark.parametrize("rule", ["gold_logprob", "agreement", "index"])
+@pytest.mark.parametrize("rule", ["gold_logprob", "index"])
 @pytest.mark.parametrize("tasks", [["one"], ["one", "two"]])
 def test_ties_on_dev_are_broken_as_the_configuration_says(store: Store, rule: str, tasks: list[str]) -> None:
     weights = dict(zip(tasks, (3, 1), strict=False))
@@ -140,9 +134,7 @@ def test_ties_on_dev_are_broken_as_the_configuration_says(store: Store, rule: st
     def worth(index: int) -> tuple[float, int]:
         if rule == "index":
             return 0.0, -index
-        name = "@agreement" if rule == "agreement" else ""
-        column = 1 if rule == "gold_logprob" else 0
-        values = {task: all_tied(found[index], prepared(task + name, "dev"))[column] for task in tasks}
+        values = {task: all_tied(found[index], prepared(task, "dev"))[1] for task in tasks}
         return sum(weights[task] * values[task] for task in tasks), -index
 
     assert len(found) > 6
@@ -281,12 +273,13 @@ def test_leaders_that_are_not_all_measured_on_dev_are_not_ranked_again(store: St
 
 
 def test_names_must_tell_splits_apart(tiny: Any, tmp_path: Path) -> None:
-    tasks = [{"name": str(tiny.task), "counts": {"search": 10}}, f"{tiny.task}@agreement"]
+    other = tmp_path / tiny.task.name
+    other.write_text(yaml.safe_dump(yaml.safe_load(Path(colours(tiny, tmp_path)).read_text())))
     path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(tiny.run_data("x", tasks=tasks, tie_break="agreement")))
+    path.write_text(yaml.safe_dump(tiny.run_data("x", tasks=[str(tiny.task)], final={"held_out": [str(other)]})))
     done = CliRunner().invoke(app, ["launch", str(path), "--store", f"sqlite:///{tmp_path}/s.db"])
     assert isinstance(done.exception, UserError)
-    assert "task pick@agreement: its search split is used twice" in str(done.exception)
+    assert "task pick: its test split is used twice" in str(done.exception)
     assert not (tmp_path / "s.db").exists()
 
 
@@ -298,7 +291,7 @@ def colours(tiny: Any, folder: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("case", ["index and held out", "rerank 0", "no test", "several and agreement"])
+@pytest.mark.parametrize("case", ["index and held out", "rerank 0", "no test", "several"])
 def test_all_commands_name_the_same_winner_and_numbers(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
@@ -307,7 +300,7 @@ def test_all_commands_name_the_same_winner_and_numbers(
         "index and held out": {"tie_break": "index", "final": {"rerank": 3, "held_out": [f"{tiny.task}@kl"]}},
         "rerank 0": {"final": {"rerank": 0, "random_baselines": 2}},
         "no test": {"final": {"rerank": 3, "test": False}},
-        "several and agreement": {"tasks": several, "tie_break": "agreement"},
+        "several": {"tasks": several},
     }
     small = {"phases": [{"kind": "prune", "evaluations": 8, "initial": 5}], "engine": {"batch_tokens": 512}}
     data = tiny.run_data("mine", final={"rerank": 4, "random_baselines": 3}, store=f"sqlite:///{tmp_path}/s.db")

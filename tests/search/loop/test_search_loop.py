@@ -36,7 +36,7 @@ MODES: dict[str, dict[str, Any]] = {
     "threshold": {
         "phases": [
             {"kind": "prune", "evaluations": 30, "initial": 8, "parents": WITHIN},
-            {"kind": "merge", "evaluations": 30, "crossover": "entries", "matrices": "joint", "parents": WITHIN},
+            {"kind": "merge", "evaluations": 30, "crossover": "entries", "parents": WITHIN},
         ]
     },
     "authors": {

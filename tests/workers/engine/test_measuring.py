@@ -100,6 +100,14 @@ def test_an_unknown_recipe_is_refused(resident: Callable[[str], ResidentModel]) 
         calibrated(resident("mixtral"), Strange(), [])
 
 
+def test_calibrations_without_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> None:
+    usage = ExpertsRecipe(("usage",), None, 5)
+    with pytest.raises(UserError, match="calibration_tokens: there are no prompts"):
+        calibrated(resident("mixtral"), usage, [])
+    with pytest.raises(UserError, match="calibration_tokens: there are no prompts"):
+        calibrated(resident("mixtral"), PerTaskRecipe(usage), [split_of([])])
+
+
 def test_a_dense_model_by_itself_has_no_experts(resident: Callable[[str], ResidentModel]) -> None:
     found = analyse_usage(resident("opt"), IdentityEdit(), SEQUENCES)
     assert found.tokens == TOKENS and not found.routed and not found.mixed

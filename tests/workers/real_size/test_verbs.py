@@ -105,10 +105,10 @@ def test_subsets_of_experts_are_tried_in_the_memory_that_plan_says(tmp_path: Pat
     changes = {"hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     spec = replace(SPECS["olmoe-1b-7b"], changes=changes)
     model, task = write_checkpoint(spec, tmp_path / "model"), write_task(tmp_path / "task", rows=16)
-    load, tried = done(spec, model, task, device, "device", ("load", "calibrate fitted"))
+    load, tried = done(spec, model, task, device, "device", ("load", "calibrate naee"))
     assert load.planned is not None and tried.planned is not None
     beside, planned = tried.device - load.device, tried.planned - load.planned
-    assert beside > 40e6 and 0.9 * planned <= beside <= 1.1 * planned
+    assert beside > 10e6 and 0.9 * planned <= beside <= 1.1 * planned
 
 
 @pytest.mark.timeout(900)

@@ -54,7 +54,6 @@ class EepApplicator:
             router.before_forward = experts.load_for_pass
 
     def apply(self, edit: Edit) -> None:
-        """See `Applicator.apply`."""
         assert isinstance(edit, EepEdit)
         self.check(edit)
         plans = self.plans(edit)
@@ -75,7 +74,6 @@ class EepApplicator:
                 router.plan = replace(plan, skip_below=threshold)
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
-        """See `Repairable`."""
         assert self._edit is not None, "there is no edit on the model"
         parts = zip(self._layers, self.routers, self.experts, strict=True)
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
@@ -87,7 +85,6 @@ class EepApplicator:
             experts.reset()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """See `ExpertsOwner.original_experts`."""
         return self.experts[ordinal].originals
 
     def plans(self, edit: EepEdit) -> list[RoutingPlan]:

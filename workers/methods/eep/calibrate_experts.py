@@ -14,22 +14,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import MoELayer
-from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
+from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.methods.eep.expert_subsets import (
     ROWS_AT_ONCE,
     SAMPLED_AT_ONCE,
-    LayerSample,
     RoutedTokens,
     SubsetSample,
     check_memory,
     compare_subsets,
     tries_all,
 )
-from moevolve.workers.methods.eep.fitted_subsets import FittedSample, fitted_bytes
 
 
 class Measure(Protocol):
@@ -55,41 +52,32 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         - `saliency` gives `saliency` float32 [layers, n].
         - `importance` gives `importance_sums` float32 [layers, n, 3, 3], the sums over an expert's tokens of the powers
           0, 1 and 2 of its routing weight times those of its output's norm. Sums over tokens add.
-        - `pairs` gives `pair_products` and `pair_norms` float64 [layers, n, n]: sums over tokens of the inner products
-          of two experts' weighted outputs, and of the products of their norms.
+        - `pairs` gives `pair_norms` float64 [layers, n, n]: sums over tokens of the products of the norms of two
+          experts' weighted outputs.
         - `mean_outputs` gives `output_distances` float32 [layers, n, n], Euclidean distances of mean outputs.
-        - Subset comparisons give arrays named `subset_*` and `fitted_*`; see `compare_subsets`.
+        - A comparison of subsets gives `subset_discrepancy` or `subset_kept`; see `compare_subsets`.
 
         `expert_runs` int64 [1] counts runs of an expert on a token in addition to the pass itself.
 
     Raises:
-        UserError: The model has no MoE layers, there are no tokens, or a sample takes too much memory.
+        UserError: A sample takes too much memory.
     """
     layers = resident.layers
-    if not layers:
-        raise UserError("genome.kind: eep needs MoE layers, and this model is dense")
-    if not sequences:
-        raise UserError("genome.calibration_tokens: there are no prompts to measure the experts on")
     total = sum(len(each) for each in sequences)
     measures = [[_MEASURES[name](layer) for name in recipe.statistics] for layer in layers]
-    samples: dict[str, tuple[SubsetRecipe, list[LayerSample]]] = {}
-    if recipe.subsets is not None:
-        check_memory(len(layers), layers[0].count, min(total, recipe.subsets.sample))
-        samples["subset"] = recipe.subsets, [SubsetSample(layer, recipe.subsets, total) for layer in layers]
-    if recipe.fitted is not None:
-        originals = [resident.original_experts(ordinal) for ordinal in range(len(layers))]
-        pairs = zip(layers, originals, strict=True)
-        samples["fitted"] = recipe.fitted, [FittedSample(*each, recipe.fitted, total) for each in pairs]
+    subsets, samples = recipe.subsets, []
+    if subsets is not None:
+        check_memory(len(layers), layers[0].count, min(total, subsets.sample))
+        samples = [SubsetSample(layer, subsets, total) for layer in layers]
     runs = [0]
-    by_layer = [[*each, *(kept[i] for _, kept in samples.values())] for i, each in enumerate(measures)]
-    _run(resident, sequences, by_layer, runs)
+    _run(resident, sequences, [[*each, *samples[i : i + 1]] for i, each in enumerate(measures)], runs)
     arrays = {
         name: torch.stack([found[name].cpu() for found in layers_arrays])
         for layers_arrays in zip(*([each.arrays() for each in layer] for layer in measures), strict=True)
         for name in layers_arrays[0]
     }
-    for name, (subsets, kept) in samples.items():
-        arrays |= compare_subsets(kept, subsets, name)
+    if subsets is not None:
+        arrays |= compare_subsets(samples, subsets)
     arrays["expert_runs"] = torch.tensor(runs)
     return Calibration({name: array.numpy() for name, array in arrays.items()})
 
@@ -102,7 +90,6 @@ class ExpertSizes:
         experts: Experts n per MoE layer.
         active: Experts k per token.
         hidden: Width of the residual stream.
-        neurons: Neurons per expert.
         itemsize: Bytes per value of the model.
         row_bytes: Bytes of activations in a layer per token and expert that the token runs.
         longest: Tokens of the longest sequence.
@@ -111,7 +98,6 @@ class ExpertSizes:
     experts: int
     active: int
     hidden: int
-    neurons: int
     itemsize: int
     row_bytes: int
     longest: int
@@ -131,18 +117,10 @@ def measuring_bytes(recipe: ExpertsRecipe, sizes: ExpertSizes) -> int:
     if recipe.subsets is not None:
         tokens, subsets = min(recipe.subsets.sample, recipe.tokens), recipe.subsets
         outputs = min(SAMPLED_AT_ONCE, sizes.longest) * n * (row + 4 * (hidden + n))
-        most = max(most, outputs, _layers_at_once(n, subsets) * tokens * n**2 * 4)
-    if recipe.fitted is not None:
-        tokens = min(recipe.fitted.sample, recipe.tokens)
-        held, loading = fitted_bytes(tokens, n, hidden, sizes.neurons, sizes.itemsize)
-        kept = len(recipe.fitted.layer_groups) * tokens * hidden * sizes.itemsize
-        most = max(most, kept + _layers_at_once(n, recipe.fitted) * held + loading)
+        groups = subsets.layer_groups
+        layers = 1 if tries_all(n, subsets) else max(groups.count(group) for group in set(groups))
+        most = max(most, outputs, layers * tokens * n**2 * 4)
     return most
-
-
-def _layers_at_once(experts: int, recipe: SubsetRecipe) -> int:
-    groups = recipe.layer_groups
-    return 1 if tries_all(experts, recipe) else max(groups.count(group) for group in set(groups))
 
 
 def _run(resident: Resident, sequences: Sequence[Tokens], by_layer: Sequence[Sequence[Any]], runs: list[int]) -> None:
@@ -230,11 +208,10 @@ class _Importance:
 
 
 class _Pairs:
-    """Sums over tokens of products of the weighted outputs of two experts that the token chose; on the host."""
+    """Sums over tokens of the product of the norms of two chosen experts' weighted outputs; on the host."""
 
     def __init__(self, layer: MoELayer) -> None:
-        self._products = torch.zeros(layer.count, layer.count, dtype=torch.float64)
-        self._norms = torch.zeros_like(self._products)
+        self._norms = torch.zeros(layer.count, layer.count, dtype=torch.float64)
 
     def add(self, routed: RoutedTokens) -> None:
         for rows in routed.chunks(routed.chosen.shape[1]):
@@ -243,14 +220,11 @@ class _Pairs:
             # Added up on the host, since adding by index isn't deterministic on every device.
             chosen = routed.chosen[rows].cpu()
             pairs = (chosen[:, :, None] * len(self._norms) + chosen[:, None, :]).flatten()
-            for sums, values in (
-                (self._products, torch.bmm(outputs, outputs.mT)),
-                (self._norms, norms[:, :, None] * norms[:, None, :]),
-            ):
-                sums.view(-1).index_add_(0, pairs, values.cpu().double().flatten())
+            products = norms[:, :, None] * norms[:, None, :]
+            self._norms.view(-1).index_add_(0, pairs, products.cpu().double().flatten())
 
     def arrays(self) -> dict[str, Tensor]:
-        return {"pair_products": self._products, "pair_norms": self._norms}
+        return {"pair_norms": self._norms}
 
 
 class _MeanOutputs:

@@ -21,7 +21,7 @@ from moevolve.workers.contract.fitting import FitRows
 Statistic = Literal["usage", "saliency", "mean_outputs", "importance", "pairs"]
 """`usage`: how often and how strongly experts are chosen. `saliency`: REAP's criterion. `mean_outputs`: distances
 between the experts' mean outputs. `importance`: sums of powers of routing weights and output norms.
-`pairs`: products of the weighted outputs of two experts."""
+`pairs`: products of the norms of two experts' weighted outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,13 @@ class ExpertsRecipe:
 
     Attributes:
         statistics: Statistics to measure, sorted.
-        subsets: Subsets of experts to compare as they are, or None.
+        subsets: Subsets of experts to compare, or None.
         tokens: Approximate limit on the number of calibration tokens.
-        fitted: Subsets of experts to compare by their error after a ridge fit, or None.
     """
 
     statistics: tuple[Statistic, ...]
     subsets: SubsetRecipe | None
     tokens: int
-    fitted: SubsetRecipe | None = None
 
 
 RouterSpace = Literal["probs", "logits"]
@@ -175,7 +173,6 @@ class EepEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        """See `moevolve.workers.contract.edits.LayeredEdit`."""
         head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} ".encode()
         widths = [b""] * self.layers if self.widths is None else [f"width {each}".encode() for each in self.widths]
         layers = zip(self.router_mapping, self.expert_merging, widths, strict=True)

@@ -16,11 +16,10 @@ This fallback is ours; the paper only tries all subsets.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
-from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -93,9 +92,10 @@ MEMORY = 4 << 30
 
 
 class SubsetSample:
-    """See `LayerSample`: evenly spaced tokens, stored on the host. Subsets of experts are compared as they are.
+    """Evenly spaced tokens of one layer, stored on the host, on which subsets of its experts are compared.
 
     Args:
+        layer: The layer.
         recipe: Size of the sample, and the routing of subsets.
         tokens: Number of tokens that will be added in all.
     """
@@ -109,6 +109,7 @@ class SubsetSample:
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, routed: RoutedTokens) -> None:
+        """Take a sample of these tokens."""
         rows = routed.every(self._stride, self._seen)
         self._seen += len(routed.hidden)
         for part in rows.split(SAMPLED_AT_ONCE) if len(rows) else ():
@@ -117,17 +118,36 @@ class SubsetSample:
             self._kept.append((products.cpu(), routed.dense_weights(part).cpu(), routed.logits[part].float().cpu()))
 
     @contextmanager
-    def loaded(self) -> Iterator[SubsetSample]:
+    def loaded(self) -> Iterator[None]:
+        """Have the sample on the layer's device within a `with` block, after all tokens were added."""
         self._products, self._weights, self._logits = (
             torch.cat(each).to(self._device) for each in zip(*self._kept, strict=True)
         )
         self._whole = self._squares(self._weights)
-        yield self
+        yield
         del self._products, self._weights, self._logits
 
     def discrepancy(self, kept: Sequence[int]) -> float:
-        change = kept_weights(self._layer, kept, self._logits, self._recipe) - self._weights
+        """Squared error of the layer's output with `kept` experts only, relative to the output's squared norm.
+
+        Call it while the sample is loaded.
+        """
+        change = self._kept_weights(kept) - self._weights
         return self._squares(change) / self._whole if self._whole > 0 else 0.0
+
+    def _kept_weights(self, kept: Sequence[int]) -> Tensor:
+        """Routing weights for all experts if only some are kept, 0 for the others: float32 [tokens, n]."""
+        recipe, bias = self._recipe, self._layer.correction_bias
+        selected = torch.tensor(kept, device=self._logits.device)
+        weights, chosen = route_selected(
+            self._logits,
+            selected,
+            recipe.active,
+            self._layer.rule,
+            recipe.logits_space,
+            bias=None if bias is None else bias[selected],
+        )
+        return torch.zeros_like(self._logits).scatter_add_(1, selected[chosen], weights)
 
     def _squares(self, weights: Tensor) -> float:
         """Squared norm of the layer's output with routing weights [tokens, n], summed over tokens."""
@@ -154,62 +174,16 @@ def tries_all(experts: int, recipe: SubsetRecipe) -> bool:
     return comb(experts, recipe.retained) <= recipe.limit
 
 
-def kept_weights(layer: MoELayer, kept: Sequence[int], logits: Tensor, recipe: SubsetRecipe) -> Tensor:
-    """Routing weights for all experts if only some are kept, 0 for the others: float32 [tokens, n].
-
-    Args:
-        layer: The layer; its family's routing rule applies.
-        kept: Kept experts.
-        logits: Logits of all experts, float32 [tokens, n].
-        recipe: Routing of subsets.
-    """
-    selected, bias = torch.tensor(kept, device=logits.device), layer.correction_bias
-    weights, chosen = route_selected(
-        logits,
-        selected,
-        recipe.active,
-        layer.rule,
-        recipe.logits_space,
-        bias=None if bias is None else bias[selected],
-    )
-    return torch.zeros_like(logits).scatter_add_(1, selected[chosen], weights)
-
-
-class LayerSample(Protocol):
-    """A sample of tokens of one layer, on which subsets of the layer's experts are compared."""
-
-    @property
-    def count(self) -> int:
-        """Number of experts n."""
-        ...
-
-    def add(self, routed: RoutedTokens) -> None:
-        """Take a sample of these tokens."""
-        ...
-
-    def loaded(self) -> AbstractContextManager[Self]:
-        """Have the sample on the layer's device within a `with` block, after all tokens were added."""
-        ...
-
-    def discrepancy(self, kept: Sequence[int]) -> float:
-        """Squared error of the layer's output with `kept` experts only, relative to the output's squared norm.
-
-        Call it while the sample is loaded.
-        """
-        ...
-
-
-def compare_subsets(samples: Sequence[LayerSample], recipe: SubsetRecipe, name: str = "subset") -> dict[str, Tensor]:
+def compare_subsets(samples: Sequence[SubsetSample], recipe: SubsetRecipe) -> dict[str, Tensor]:
     """Compare subsets of experts on every layer's sample.
 
     Args:
         samples: Complete samples, one per MoE layer.
         recipe: Subsets to compare.
-        name: Prefix of the arrays' names.
 
     Returns:
-        `<name>_discrepancy` float32 [layers, C(n, n')], the discrepancies of all subsets in lexicographic order, if
-        there are at most `recipe.limit`. Otherwise `<name>_kept` int64 [groups, n'], the experts that remain after
+        `subset_discrepancy` float32 [layers, C(n, n')], the discrepancies of all subsets in lexicographic order, if
+        there are at most `recipe.limit`. Otherwise `subset_kept` int64 [groups, n'], the experts that remain after
         dropping the others one by one, each time with the least sum of discrepancies over a group's layers.
     """
     count = samples[0].count
@@ -218,15 +192,15 @@ def compare_subsets(samples: Sequence[LayerSample], recipe: SubsetRecipe, name: 
         for sample in samples:
             with sample.loaded():
                 rows.append([sample.discrepancy(kept) for kept in subsets])
-        return {f"{name}_discrepancy": torch.tensor(rows)}
+        return {"subset_discrepancy": torch.tensor(rows)}
     groups = [
         [sample for sample, owner in zip(samples, recipe.layer_groups, strict=True) if owner == group]
         for group in range(max(recipe.layer_groups) + 1)
     ]
-    return {f"{name}_kept": torch.tensor([_drop_one_by_one(group, recipe.retained) for group in groups])}
+    return {"subset_kept": torch.tensor([_drop_one_by_one(group, recipe.retained) for group in groups])}
 
 
-def _drop_one_by_one(samples: Sequence[LayerSample], retained: int) -> list[int]:
+def _drop_one_by_one(samples: Sequence[SubsetSample], retained: int) -> list[int]:
     kept = list(range(samples[0].count))
     with ExitStack() as stack:
         for sample in samples:

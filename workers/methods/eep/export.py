@@ -65,7 +65,6 @@ class EepExporter:
         return _summary(resident.layers[0].family.title, edit, before, loaded_parameters(resident), note, rows)
 
     def merges(self, edit: Edit) -> str | None:
-        """See `PruningExporter`."""
         if not isinstance(edit, EepEdit):
             return None
         if not edit.one_hot_merging.all():
@@ -73,7 +72,6 @@ class EepExporter:
         return None if edit.one_hot_mapping.all() else "its router mapping mixes router rows"
 
     def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
-        """See `PruningExporter`."""
         if isinstance(edit, IdentityEdit):
             every = (tuple(range(facts.experts)),) * len(facts.moe_layers)
             return ExpertSelection(every, every, facts.active)
@@ -93,7 +91,6 @@ class EepExporter:
         return ExpertSelection(routers, experts, edit.active)
 
     def selection_summary(self, edit: Edit, facts: ModelFacts, form_note: str) -> ExportSummary:
-        """See `PruningExporter`."""
         title, before = FAMILIES[facts.family].title, (facts.experts, facts.active)
         return _summary(title, edit, before, facts.parameters, form_note, [])
 

@@ -10,14 +10,13 @@ softmax router, since no other router can be exported with new rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.families.layers import MoELayer
@@ -28,7 +27,7 @@ from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, Routing
 from moevolve.workers.methods.eep.router_rows import fit_rows, group_experts
 from moevolve.workers.methods.eep.skipping import RatioHistogram
-from moevolve.workers.methods.shared.outputs import FeatureBlock, NeuronSelection, Recorded
+from moevolve.workers.methods.shared.outputs import FeatureBlock, NeuronSelection, Recorded, recording
 
 
 class ExpertOutputs:
@@ -59,19 +58,9 @@ class ExpertOutputs:
     def layer(self) -> int:
         return self._layer.index
 
-    @contextmanager
-    def recording(self) -> Iterator[list[Recorded]]:
+    def recording(self) -> AbstractContextManager[list[Recorded]]:
         """See `LayerOutput.recording`: inputs of the experts, routing weights, and chosen experts."""
-        records: list[Recorded] = []
-
-        def keep(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-            records.append((args[0].reshape(-1, args[0].shape[-1]), output[1], output[2]))
-
-        handle = self._layer.gate.register_forward_hook(keep)
-        try:
-            yield records
-        finally:
-            handle.remove()
+        return recording(self._layer.gate, lambda hidden, routed: (hidden, routed[1], routed[2]))
 
     def features(self, recorded: Recorded) -> ExpertFeatures:
         hidden, weights, chosen = recorded

@@ -109,7 +109,6 @@ class FactorLlmApplicator:
         self._weights = tuple(CopyOnWriteWeights(layer.down) for layer in layers)
 
     def apply(self, edit: Edit) -> None:
-        """See `Applicator.apply`."""
         assert isinstance(edit, FactorLlmEdit)
         self._check(edit)
         self._restore_weights()
@@ -121,7 +120,6 @@ class FactorLlmApplicator:
             self._replacements[i].show(network)
 
     def revert(self) -> None:
-        """See `Applicator.revert`."""
         self._restore_weights()
         for replacement, order in zip(self._replacements, self.orders, strict=True):
             replacement.restore()

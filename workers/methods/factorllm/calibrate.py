@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
@@ -54,11 +53,8 @@ def calibrate_factorllm(resident: Resident, sequences: Sequence[Tokens], recipe:
         - `directions` float32 [layers, components, hidden]; see `principal_directions`.
         - `offsets` float32 [layers, components], the mean input's coordinates along these directions; zero if routers
           have no bias.
-
-    Raises:
-        UserError: The model has no dense networks, or there are no tokens.
     """
-    layers = calibrated_networks(resident, sequences)
+    layers = resident.dense_layers
     partitions = _partition(resident, sequences, recipe)
     starts: list[_NetworkStart] = []
     for batch in memory_batches(layers, lambda layer: 8 * layer.hidden**2):
@@ -73,19 +69,6 @@ def calibrate_factorllm(resident: Resident, sequences: Sequence[Tokens], recipe:
             "router_bias": np.stack([start.bias for start in starts]).astype(np.float32),
         }
     )
-
-
-def calibrated_networks(resident: Resident, sequences: Sequence[Tokens]) -> Sequence[DenseLayer]:
-    """The model's dense networks.
-
-    Raises:
-        UserError: There are none, or there are no tokens.
-    """
-    if not resident.dense_layers:
-        raise UserError("genome.kind: factorllm needs dense feed-forward networks of a family where they are known")
-    if not sequences:
-        raise UserError("genome.calibration_tokens: there are no prompts to measure the start on")
-    return resident.dense_layers
 
 
 def _partition(resident: Resident, sequences: Sequence[Tokens], recipe: FactorLlmRecipe) -> list[NDArray[np.int64]]:

@@ -31,7 +31,6 @@ from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import balanced_kmeans, optimal_assignment
 from moevolve.workers.methods.factorllm.calibrate import (
     activation_weights,
-    calibrated_networks,
     layer_rng,
     logit_scale,
     unit_rows,
@@ -54,13 +53,10 @@ def calibrate_moefication(resident: Resident, sequences: Sequence[Tokens], recip
           1 over tokens.
         - `moefication_bias` float32 [layers, N], zeros: a cosine has none, and the norm of the input is the same for
           all experts.
-
-    Raises:
-        UserError: The model has no dense networks, or there are no tokens.
     """
     experts: list[NDArray[np.uint8]] = []
     weights: list[NDArray[np.float32]] = []
-    layers = calibrated_networks(resident, sequences)
+    layers = resident.dense_layers
     for batch in memory_batches(layers, lambda layer: 8 * layer.hidden**2):
         moments = [InputMoments(layer.hidden, layer.up.weight.device) for layer in batch]
         watches = [Watch(layer.up, each.add) for layer, each in zip(batch, moments, strict=True)]
@@ -90,11 +86,8 @@ def calibrate_cmoe(resident: Resident, sequences: Sequence[Tokens], recipe: Cmoe
         - `cmoe_weight` float32 [layers, N, hidden] and `cmoe_bias` float32 [layers, N], routers scaled so that the
           logits of experts that aren't shared have standard deviation 1 over tokens. Those of shared experts are
           `SHARED_BIAS`.
-
-    Raises:
-        UserError: The model has no dense networks, or there are no tokens.
     """
-    layers = calibrated_networks(resident, sequences)
+    layers = resident.dense_layers
     partitions = []
     for batch in memory_batches(layers, lambda layer: 4 * layer.width**2):
         counts = [torch.zeros(layer.width, layer.width, device=layer.down.weight.device) for layer in batch]

@@ -163,7 +163,6 @@ class FactorLlmEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        """See `moevolve.workers.contract.edits.LayeredEdit`."""
         head = f"factorllm/1 {self.router_weight.shape[1:]} k={self.active} scale={self.output_scale!r}".encode()
         layers = zip(self.order, self.router_weight, self.router_bias, strict=True)
         return tuple(hashlib.sha256(head + b"".join(part.tobytes() for part in layer)).hexdigest() for layer in layers)

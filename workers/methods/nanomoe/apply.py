@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
-from moevolve.workers.methods.nanomoe.mixing import Metric, fit_layer, refine_factors
+from moevolve.workers.methods.nanomoe.mixing import Metric, fit_layer
 from moevolve.workers.methods.shared.input_statistics import InputMoments, memory_batches
 
 
@@ -50,12 +50,11 @@ class _FitKey:
 
     form: BlockForm
     rounds: int
-    seed: int | None
     rows: str
 
     @classmethod
     def of(cls, edit: NanoMoeEdit) -> _FitKey:
-        return cls(edit.form, edit.fit, edit.start_seed, "" if edit.rows is None else edit.rows.fingerprint)
+        return cls(edit.form, edit.fit, "" if edit.rows is None else edit.rows.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class _Fit:
 
     Attributes:
         key: Settings of the fit.
-        u, v: Factors on the layer's device and in its dtype; candidates that aren't refined use these very tensors.
+        u, v: Factors on the layer's device and in its dtype; all candidates use these very tensors.
         mixing: M's fitted parameters, float64 on the device.
     """
 
@@ -79,7 +78,6 @@ class _CachedModule:
     """The latest block-mixed module of a layer, and all that it depends on."""
 
     key: _FitKey
-    refine: int
     mixing: NDArray[np.float32]
     module: BlockMixedLinear
 
@@ -87,9 +85,8 @@ class _CachedModule:
 class NanoMoeApplicator:
     """Block-mixed linear layers (NanoMoE, Eq. 1) on a resident model.
 
-    A layer's truncated singular value decomposition, or fit, is computed when the layer is first edited, and kept. The
-    factors for a given M follow from it alone, so candidates don't depend on earlier ones. A layer with the same M as
-    in the previous candidate keeps its factors. Without refinement all candidates share them.
+    A layer's truncated singular value decomposition, or fit, is computed when the layer is first edited, and kept. All
+    candidates share its factors, and bring their own M.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -98,13 +95,10 @@ class NanoMoeApplicator:
         self._linears = find_linears(parts.model)
         self._fits: dict[str, _Fit] = {}
         self._modules: dict[str, _CachedModule] = {}
-        # Input moments on the host, float32, kept if candidates are refined to outputs.
-        self._moments: dict[str, Tensor] = {}
         self._replaced: set[str] = set()
 
     @torch.inference_mode(False)  # factors are kept, and an export outside inference mode shares them
     def apply(self, edit: Edit) -> None:
-        """See `Applicator.apply`."""
         assert isinstance(edit, NanoMoeEdit)
         self._check(edit)
         self.revert()
@@ -114,7 +108,6 @@ class NanoMoeApplicator:
             self._replaced.add(name)
 
     def revert(self) -> None:
-        """See `Applicator.revert`."""
         for name in self._replaced:
             self._install(name, self._linears[name])
         self._replaced.clear()
@@ -125,42 +118,23 @@ class NanoMoeApplicator:
 
     def _module(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> BlockMixedLinear:
         cached, key = self._modules.get(name), _FitKey.of(edit)
-        same = cached is not None and (cached.key, cached.refine) == (key, edit.refine)
-        if cached is not None and same and np.array_equal(cached.mixing, mixing):
+        if cached is not None and cached.key == key and np.array_equal(cached.mixing, mixing):
             return cached.module
-        linear = self._linears[name]
-        with _singular_as_candidate_error(name):
-            u, v, full = self._factors(edit, name, mixing)
-        u, v, full = (part.to(linear.weight.dtype).contiguous() for part in (u, v, full))
-        if not all(bool(part.isfinite().all()) for part in (u, v, full)):
+        fit, linear = self._fits[name], self._linears[name]
+        full = fit.mixing
+        if edit.form.variant != "low_rank":
+            full = full + (host_tensor(mixing).double() - host_tensor(edit.form.unmixed)).to(linear.weight.device)
+        full = full.to(linear.weight.dtype)
+        if not all(bool(part.isfinite().all()) for part in (fit.u, fit.v, full)):
             raise CandidateError(f"the factors of {name} are not finite")
-        module = BlockMixedLinear(u, v, full if full.numel() else None, linear.bias)
-        self._modules[name] = _CachedModule(key, edit.refine, mixing.copy(), module)
+        module = BlockMixedLinear(fit.u, fit.v, full if full.numel() else None, linear.bias)
+        self._modules[name] = _CachedModule(key, mixing.copy(), module)
         return module
-
-    def _factors(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:
-        """U, V and M's parameters of one layer, on its device."""
-        fit, weight = self._fits[name], self._linears[name].weight
-        if edit.form.variant == "low_rank":
-            return fit.u, fit.v, fit.mixing
-        full = fit.mixing + (host_tensor(mixing).double() - host_tensor(edit.form.unmixed)).to(weight.device)
-        if not edit.refine:
-            return fit.u, fit.v, full
-        # Rounded first, so that the factors compensate for the rounding of M to the layer's dtype.
-        full = full.to(weight.dtype).double()
-        metric = None if edit.rows is None else Metric.of(self._moments[name].to(weight.device))
-        u, v = refine_factors(weight, fit.u.double(), fit.v.double(), full, edit.refine, metric)
-        return u, v, full
 
     def _fit_missing(self, edit: NanoMoeEdit) -> None:
         """Fit those of an edit's layers that aren't yet. Call it while the model is unedited."""
         key = _FitKey.of(edit)
-        keeps = edit.rows is not None and edit.refine > 0
-        missing = [
-            name
-            for name in edit.layers
-            if name not in self._fits or self._fits[name].key != key or (keeps and name not in self._moments)
-        ]
+        missing = [name for name in edit.layers if name not in self._fits or self._fits[name].key != key]
         if edit.rows is None:
             for name in missing:
                 self._fits[name] = self._fit(edit, name, None)
@@ -168,24 +142,16 @@ class NanoMoeApplicator:
         linears = {name: self._linears[name] for name in missing}
         for name, moments in input_moments(self._decoder, linears, edit.rows):
             self._fits[name] = self._fit(edit, name, Metric.of(moments))
-            self._moments.pop(name, None)
-            if keeps:
-                self._moments[name] = moments.cpu()
 
     def _fit(self, edit: NanoMoeEdit, name: str, metric: Metric | None) -> _Fit:
         form, weight = edit.form, self._linears[name].weight
         rounds = 0 if form.variant == "low_rank" else edit.fit
-        start, rng = host_tensor(form.unmixed), self._start_rng(edit, name)
-        with _singular_as_candidate_error(name):
-            u, v, mixing = fit_layer(weight, form.rank, form.blocks, start, rounds, metric, rng)
+        try:
+            u, v, mixing = fit_layer(weight, form.rank, form.blocks, host_tensor(form.unmixed), rounds, metric)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # missing in torch's types only
+            raise CandidateError(f"the factors of {name} can't be solved for: {error}") from error
         u, v = (part.to(weight.dtype).contiguous() for part in (u, v))
         return _Fit(_FitKey.of(edit), u, v, mixing)
-
-    def _start_rng(self, edit: NanoMoeEdit, name: str) -> np.random.Generator | None:
-        if edit.start_seed is None:
-            return None
-        # Seeded by the layer's index in the model, so that it doesn't depend on an edit's other layers.
-        return np.random.default_rng((edit.start_seed, list(self._linears).index(name)))
 
     def _check(self, edit: NanoMoeEdit) -> None:
         for name in edit.layers:
@@ -203,14 +169,6 @@ class NanoMoeApplicator:
                 )
         if not edit.finite:
             raise CandidateError("a mixing parameter is not finite")
-
-
-@contextmanager
-def _singular_as_candidate_error(name: str) -> Iterator[None]:
-    try:
-        yield
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # missing in torch's types only
-        raise CandidateError(f"the factors of {name} can't be solved for: {error}") from error
 
 
 def input_moments(decoder: nn.Module, linears: Mapping[str, nn.Linear], rows: FitRows) -> Iterator[tuple[str, Tensor]]:

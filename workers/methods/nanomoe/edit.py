@@ -73,21 +73,16 @@ class NanoMoeEdit:
         mixing: M's parameters, float32 [layers, *form.mixing_shape]. `mixing - form.unmixed` is added to the fitted
             parameters.
         fit: Rounds of fitting U, V and M together before; 0 leaves all blocks of M the identity.
-        start_seed: Seed of Gaussian factors and mixing that these rounds start from; None starts from the truncated
-            singular value decomposition with all blocks of M the identity.
-        refine: Rounds of refining U and V for the given M.
         rows: Tokens on which the layers' output error is minimised; None minimises the weights' error.
 
     Raises:
-        UserError: The shapes disagree, or there is a random start without fitting.
+        UserError: The shapes disagree.
     """
 
     form: BlockForm
     layers: tuple[str, ...]
     mixing: NDArray[np.float32] = field(repr=False)
     fit: int = 0
-    start_seed: int | None = None
-    refine: int = 1
     rows: FitRows | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,8 +90,6 @@ class NanoMoeEdit:
         expected = (len(self.layers), *self.form.mixing_shape)
         if self.mixing.shape != expected:
             raise UserError(f"a NanoMoE edit of this form needs mixing parameters {expected}, got {self.mixing.shape}")
-        if self.start_seed is not None and not self.fit:
-            raise UserError("a NanoMoE edit with a random start needs rounds of fitting, 1 at least")
 
     @cached_property
     def finite(self) -> bool:
@@ -106,11 +99,9 @@ class NanoMoeEdit:
     @cached_property
     def phenotype_hash(self) -> str:
         form = self.form
-        head = f"nanomoe/1 {form.variant} K={form.blocks} r={form.rank} fit={self.fit} refine={self.refine} "
+        head = f"nanomoe/2 {form.variant} K={form.blocks} r={form.rank} fit={self.fit} "
         digest = hashlib.sha256((head + " ".join(self.layers) + "\n").encode())
         digest.update(self.mixing.astype("<f4").tobytes())
-        if self.start_seed is not None:
-            digest.update(b"start" + str(self.start_seed).encode())
         if self.rows is not None:
             digest.update(b"rows" + self.rows.fingerprint.encode())
         return digest.hexdigest()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,38 +99,32 @@ def split_factors(u: Tensor, v: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     return u.reshape(blocks, -1, rank), v.reshape(rank, blocks, -1).permute(1, 0, 2).contiguous()
 
 
-def refine_factors(
-    weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, rounds: int, metric: Metric | None = None
+def fit_factors(
+    weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Metric | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Alternating least squares on U and V for a given M.
+    """Solve for V, then for U, given M.
 
     Given U and M, every V_j is an independent least-squares problem over the weight's columns of block j. Given V and
     M, so is every U_i over the rows of block i. No step increases the error, and optimal factors stay as they are.
 
     Args:
-        weight: Weight [d2, d1].
+        weight: Weight, float64 [d2, d1].
         u: Blocks U_i, float64 [K, d2 / K, r].
         v: Blocks V_j, float64 [K, r, d1 / K].
-        mixing: M's parameters.
-        rounds: Number of rounds; each solves for V, then for U.
+        mixing: M's parameters, float64.
         metric: Measure of the error; None for the Frobenius norm.
 
     Returns:
         U and V in the shapes given, float64 on the weight's device.
     """
-    if not rounds:
-        return u, v
-    target, mixing = weight.detach().double(), _as_diagonals(mixing.double())
-    blocks = len(u)
-    for _ in range(rounds):
-        v = _fit_columns(target, u, v, mixing, metric)
-        rows, found = target.chunk(blocks, dim=0), []
-        for i, before in enumerate(u):
-            design = _mixed_v(v, mixing, i)
-            weighed = design if metric is None else metric.moments @ design
-            found.append(damped_solve(weighed.t() @ design, weighed.t() @ rows[i].t(), before.t()).t())
-        u = torch.stack(found)
-    return u.contiguous(), v.contiguous()
+    mixing = _as_diagonals(mixing)
+    v = _fit_columns(weight, u, v, mixing, metric)
+    found = []
+    for i, (row, before) in enumerate(zip(weight.chunk(len(u)), u, strict=True)):
+        design = _mixed_v(v, mixing, i)
+        weighed = design if metric is None else metric.moments @ design
+        found.append(damped_solve(weighed.t() @ design, weighed.t() @ row.t(), before.t()).t())
+    return torch.stack(found).contiguous(), v.contiguous()
 
 
 def _fit_columns(target: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Metric | None) -> Tensor:
@@ -200,13 +193,12 @@ def fit_layer(
     start: Tensor,
     rounds: int,
     metric: Metric | None = None,
-    rng: np.random.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Fit U, V and M of a layer together by alternating least squares.
 
     The truncated singular value decomposition with identity blocks of M is a fixed point of solving for U and V. In
     variant I, solving for M moves little from there either, since plain low rank is near a local minimum. Gaussian
-    factors and mixing (`rng`) start elsewhere, as training would.
+    factors and mixing end with larger errors (`tests/benchmarks/README.md`).
 
     Args:
         weight: Weight [d2, d1].
@@ -215,21 +207,15 @@ def fit_layer(
         start: M's parameters to start from; see `moevolve.kernels.block_mix.block_mix`.
         rounds: Number of rounds; each solves for V, U and then M. With 0 the result is the decomposition and `start`.
         metric: Measure of the error; None for the Frobenius norm.
-        rng: Draws standard normal factors and an addition to `start`; None starts from the decomposition.
 
     Returns:
         U [K, d2 / K, r], V [K, r, d1 / K], and M's parameters in the shape of `start`; float64 on the weight's device.
     """
     target = weight.detach().double()
     mixing = start.to(target)
-    if rng is None:
-        u, v = split_factors(*low_rank_factors(target, rank, metric), blocks)
-    else:
-        shapes = (blocks, len(target) // blocks, rank), (blocks, rank, target.shape[1] // blocks)
-        u, v = (torch.from_numpy(rng.standard_normal(shape)).to(target) for shape in shapes)
-        mixing = mixing + torch.from_numpy(rng.standard_normal(mixing.shape)).to(target)
+    u, v = split_factors(*low_rank_factors(target, rank, metric), blocks)
     for _ in range(rounds):
-        u, v = refine_factors(target, u, v, mixing, 1, metric)
+        u, v = fit_factors(target, u, v, mixing, metric)
         mixing = fit_mixing(target, u, v, mixing, metric)
     return balance(u, v, mixing) if rounds else (u, v, mixing)
 

@@ -61,7 +61,6 @@ class RepairApplicator:
         self.divergences: dict[Strength, float] = {}
 
     def apply(self, edit: Edit) -> None:
-        """See `Applicator.apply`."""
         assert isinstance(edit, RepairedEdit)
         self.revert()
         base = self._parts.applicator(type(edit.base))
@@ -108,13 +107,11 @@ class RepairApplicator:
         }
 
     def revert(self) -> None:
-        """See `Applicator.revert`."""
         if self._base is not None:
             self._base.revert()
             self._base = None
 
     def report(self) -> tuple[tuple[str, str], ...]:
-        """See `ReportingApplicator`."""
         assert self._edit is not None and self._reference is not None, "there is no edit on the model"
         checked, repaired = self._reference.checked, [each for each in self.outcomes if each is not None]
         held = int(checked.sum())
@@ -132,7 +129,6 @@ class RepairApplicator:
         )
 
     def arrays(self) -> dict[str, NDArray[np.int32]]:
-        """See `ReportingApplicator`."""
         return {
             f"layers.{layer}": each.neurons.to(torch.int32).cpu().numpy() for layer, each in self.selections.items()
         }

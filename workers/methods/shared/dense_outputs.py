@@ -7,7 +7,7 @@ weights, never those that were loaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import activations
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.dense import weights_of
-from moevolve.workers.methods.shared.outputs import FeatureBlock, Recorded
+from moevolve.workers.methods.shared.outputs import FeatureBlock, Recorded, recording
 
 WithoutEdit = Callable[[], AbstractContextManager[None]]
 """Removes the edit of a part of a layer within a `with` block."""
@@ -33,7 +33,6 @@ class CopyOnWriteWeights:
         self._copy: Tensor | None = None
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
-        """See `LayerOutput.add`."""
         self._use_copy()
         part = self._linear.weight.data[:, columns]
         before = part.to(torch.float32, copy=True)
@@ -41,7 +40,6 @@ class CopyOnWriteWeights:
         return (part.float() - before).t()
 
     def columns(self, columns: slice) -> Tensor:
-        """See `LayerOutput.weights`."""
         return self._linear.weight.data[:, columns].t().float()
 
     def restore(self) -> None:
@@ -118,7 +116,7 @@ class NetworkOutput:
         return self._layer.index
 
     def recording(self) -> AbstractContextManager[list[Recorded]]:
-        return _recording_inputs(self._input_module)
+        return recording(self._input_module, _input)
 
     def features(self, recorded: Recorded) -> _NetworkFeatures:
         (hidden,) = recorded
@@ -189,7 +187,7 @@ class AttentionOutput:
     def recording(self) -> AbstractContextManager[list[Recorded]]:
         projection = self._layer.attention.o_proj
         assert isinstance(projection, nn.Module)
-        return _recording_inputs(projection)
+        return recording(projection, _input)
 
     def features(self, recorded: Recorded) -> _DenseFeatures:
         return _DenseFeatures(recorded[0])
@@ -213,19 +211,8 @@ class _DenseFeatures:
             yield FeatureBlock(columns, all_tokens, self.values[:, columns].float())
 
 
-@contextmanager
-def _recording_inputs(module: nn.Module) -> Iterator[list[Recorded]]:
-    """See `LayerOutput.recording`: a module's first input after its pre-hooks."""
-    records: list[Recorded] = []
-
-    def keep(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        records.append((args[0].reshape(-1, args[0].shape[-1]),))
-
-    handle = module.register_forward_hook(keep)
-    try:
-        yield records
-    finally:
-        handle.remove()
+def _input(inputs: Tensor, _output: Any) -> Recorded:
+    return (inputs,)
 
 
 def check_additive(layer: DenseLayer) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -29,6 +29,21 @@ class FeatureBlock:
     columns: slice
     tokens: Tensor
     values: Tensor
+
+
+@contextmanager
+def recording(module: nn.Module, read: Callable[[Tensor, Any], Recorded]) -> Iterator[list[Recorded]]:
+    """See `LayerOutput.recording`: what `read` returns for a module's first input [tokens, size] and its output."""
+    records: list[Recorded] = []
+
+    def keep(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        records.append(read(args[0].reshape(-1, args[0].shape[-1]), output))
+
+    handle = module.register_forward_hook(keep)
+    try:
+        yield records
+    finally:
+        handle.remove()
 
 
 class Features(Protocol):

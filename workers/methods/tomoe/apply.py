@@ -182,7 +182,6 @@ class ToMoeApplicator:
         return self._weights.setdefault(linear, CopyOnWriteWeights(linear))
 
     def revert(self) -> None:
-        """See `Applicator.revert`."""
         for replacement in self._replacements:
             replacement.restore()
         for heads in self._heads:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
@@ -38,15 +37,8 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToM
           the metric of FLAP (arXiv 2312.11983).
         - With `recipe.attention` also `head_directions` and `head_sample` (without the mean's direction),
           `pair_saliency` [layers, head_dim / 2] and `value_saliency` [layers, head_dim].
-
-    Raises:
-        UserError: The model has no dense networks, or there are no tokens.
     """
     layers = resident.dense_layers
-    if not layers:
-        raise UserError("genome.kind: tomoe needs dense feed-forward networks of a family where they are known")
-    if not sequences:
-        raise UserError("genome.calibration_tokens: there are no prompts to measure the start on")
     networks = [_Network(layer, recipe) for layer in layers]
     heads = [_Heads(layer, recipe) for layer in layers] if recipe.attention else []
     sites: list[_Site] = [*networks, *heads]

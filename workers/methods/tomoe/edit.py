@@ -168,7 +168,6 @@ class ToMoeEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        """See `moevolve.workers.contract.edits.LayeredEdit`."""
         arrays: tuple[NDArray[Any], ...] = (self.kept, self.router, self.directions)
         if self.heads is not None:
             arrays += self.heads.arrays

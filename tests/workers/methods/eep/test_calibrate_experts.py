@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_experts import Token, change, change_after_fit, plain_tokens
+from plain_experts import Token, change, plain_tokens
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import ALL_TOKENS, Calibration
@@ -57,12 +57,11 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
         assert len(tokens) == TOKENS
         counts, soft, salience = np.zeros(EXPERTS), np.zeros(EXPERTS), np.zeros(EXPERTS)
         importance, powers = np.zeros((EXPERTS, 3, 3)), np.arange(3)
-        products, norms = np.zeros((EXPERTS, EXPERTS)), np.zeros((EXPERTS, EXPERTS))
+        norms = np.zeros((EXPERTS, EXPERTS))
         for token in tokens:
             weighted = np.zeros((EXPERTS, token.outputs.shape[1]))
             for expert in token.chosen:
                 weighted[expert] = float(token.gates[expert]) * token.outputs[expert].double().numpy()
-            products += weighted @ weighted.T
             norms += np.outer(*[np.linalg.norm(weighted, axis=1)] * 2)
             soft += token.probabilities.numpy()
             for expert in token.chosen:
@@ -74,7 +73,6 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
         np.testing.assert_allclose(found["soft_activation"][layer], soft, rtol=1e-5)
         np.testing.assert_allclose(found["saliency"][layer], salience / np.maximum(counts, 1), rtol=1e-4)
         np.testing.assert_allclose(found["importance_sums"][layer], importance, rtol=1e-4)
-        np.testing.assert_allclose(found["pair_products"][layer], products, rtol=1e-4, atol=1e-5 * products.max())
         np.testing.assert_allclose(found["pair_norms"][layer], norms, rtol=1e-4)
         means = torch.stack([token.outputs for token in tokens]).mean(dim=0)
         distances = [[float((a - b).norm()) for b in means] for a in means]
@@ -138,55 +136,6 @@ def test_above_the_limit_experts_are_dropped_one_by_one(family: str, grouped: bo
         assert found["subset_kept"][group].tolist() == list(kept)
 
 
-def fitted_measures(model: ResidentModel, recipe: SubsetRecipe) -> dict[str, Any]:
-    with torch.inference_mode():
-        return dict(calibrate_experts(model, SEQUENCES, ExpertsRecipe((), None, 1000, recipe)).arrays)
-
-
-@families
-@pytest.mark.parametrize(("active", "logits_space", "sample"), [(2, False, 30), (1, True, 22), (2, False, 5)])
-def test_a_fit_of_every_subset_is_tried_by_leaving_tokens_out(
-    family: str, active: int, logits_space: bool, sample: int, resident: Any, plain: Any
-) -> None:
-    """The leave-one-out formula, against fits without each token."""
-    model = resident(family)
-    recipe = subset_recipe(len(model.layers), active=active, logits_space=logits_space, sample=sample)
-    found = fitted_measures(model, recipe)
-    assert set(found) == {"fitted_discrepancy", "expert_runs"}
-    subsets = list(combinations(range(EXPERTS), 3))
-    assert found["fitted_discrepancy"].shape == (len(model.layers), len(subsets))
-    for layer, tokens in enumerate(plain(family)):
-        sampled, rescale = tokens[:: -(-TOKENS // sample)], model.layers[layer].renormalise
-        for place in range(layer, len(subsets), 4):
-            expected = change_after_fit(sampled, subsets[place], active, rescale, logits_space)
-            assert found["fitted_discrepancy"][layer][place] == pytest.approx(expected, rel=1e-3)
-
-
-def test_fitted_subsets_are_dropped_to_one_by_one_above_the_limit(resident: Any, plain: Any) -> None:
-    """With two groups, one of two layers, each step drops the expert whose removal leaves the least error."""
-    model = resident("mixtral")
-    recipe = subset_recipe(3, layer_groups=(0, 0, 1), limit=19, sample=12)
-    found = fitted_measures(model, recipe)
-    assert "fitted_discrepancy" not in found
-    for group, layers in enumerate(((0, 1), (2,))):
-        members = [plain("mixtral")[layer][:: -(-TOKENS // 12)] for layer in layers]
-        kept = tuple(range(EXPERTS))
-        while len(kept) > 3:
-            rests = [tuple(e for e in kept if e != dropped) for dropped in kept]
-            costs = [sum(change_after_fit(each, rest, 2, True, False) for each in members) for rest in rests]
-            kept = rests[int(np.argmin(costs))]
-        assert found["fitted_kept"][group].tolist() == list(kept)
-
-
-def test_dropping_none_leaves_nothing_and_one_by_one_ends_where_all_are_tried(resident: Any) -> None:
-    model = resident("mixtral")
-    assert (fitted_measures(model, subset_recipe(3, retained=EXPERTS))["fitted_discrepancy"] < 1e-9).all()
-    tried = fitted_measures(model, subset_recipe(3, retained=5, sample=40))["fitted_discrepancy"]
-    dropped = fitted_measures(model, subset_recipe(3, retained=5, sample=40, limit=0))["fitted_kept"]
-    subsets = list(combinations(range(EXPERTS), 5))
-    assert [list(subsets[int(best)]) for best in tried.argmin(axis=1)] == dropped.tolist()
-
-
 def test_measuring_leaves_the_model_as_it_was_and_counts_what_it_ran(resident: Any) -> None:
     model, ids = resident("mixtral"), torch.tensor([SEQUENCES[3]])
     with torch.inference_mode():
@@ -207,8 +156,6 @@ def test_host_resident_experts_are_measured_alike(
     here, there = measured(resident("mixtral"), recipe), measured(hosted, recipe)
     for name, values in here.items():
         np.testing.assert_allclose(there[name], values, rtol=1e-4)
-    ours, theirs = (fitted_measures(each, recipe)["fitted_discrepancy"] for each in (hosted, resident("mixtral")))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"experts_implementation": "eager"}])
@@ -221,13 +168,6 @@ def test_other_numbers_and_implementations_measure_the_same(
     for name in ("soft_activation", "saliency", "output_distances", "subset_discrepancy"):
         assert there[name].dtype == np.float32
         np.testing.assert_allclose(there[name], here[name], rtol=rough, atol=rough * here[name].max())
-
-
-def test_what_cannot_be_measured_is_refused(model_config: Callable[..., ModelConfig], resident: Any) -> None:
-    with pytest.raises(UserError, match="this model is dense"):
-        measured(ResidentModel.load(model_config("llama")))
-    with pytest.raises(UserError, match="there are no prompts"):
-        calibrate_experts(resident("mixtral"), [], ExpertsRecipe(ALL, None, 10))
 
 
 def test_a_sample_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch, resident: Any) -> None:

@@ -18,7 +18,7 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.layers import find_linears
-from moevolve.workers.methods.nanomoe.apply import NanoMoeApplicator, input_moments
+from moevolve.workers.methods.nanomoe.apply import input_moments
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.model.resident import ResidentModel
@@ -83,7 +83,7 @@ def test_low_rank_is_the_best_for_the_layers_outputs(resident: Residents, checkp
 
 @pytest.mark.parametrize("variant", ["I", "II", "III"])
 def test_outputs_are_kept_better_than_by_the_weights(variant: Variant, resident: Residents) -> None:
-    model, edit = resident("llama"), edit_of(variant, fit=3, refine=1)
+    model, edit = resident("llama"), edit_of(variant, fit=3)
     before, plain = digest(model), logits(model, None, UNSEEN)
     first = logits(model, edit, UNSEEN)
     by_weights = logits(model, replace(edit, rows=None), UNSEEN)
@@ -93,19 +93,6 @@ def test_outputs_are_kept_better_than_by_the_weights(variant: Variant, resident:
     assert not torch.equal(logits(model, other, UNSEEN), first) and torch.equal(logits(model, edit, UNSEEN), first)
     assert len({each.phenotype_hash for each in (edit, other, replace(edit, rows=None))}) == 3
     assert digest(model) == before
-
-
-def test_moments_are_kept_only_where_every_candidate_needs_them(resident: Residents) -> None:
-    """They take more memory than the factors, and without refinement only the first fit needs them."""
-    model = resident("llama")
-    plain, refined = edit_of(refine=0), edit_of(refine=1)
-    expected = [logits(model, each, UNSEEN) for each in (plain, refined)]
-    applicator = model._applicator(NanoMoeEdit)
-    assert isinstance(applicator, NanoMoeApplicator) and set(applicator._moments) == set(NAMES)
-    other = replace(plain, rows=rows_of(SEQUENCES[1:]))
-    assert not torch.equal(logits(model, other, UNSEEN), expected[0]) and not applicator._moments
-    assert torch.equal(logits(model, refined, UNSEEN), expected[1])
-    assert torch.equal(logits(model, plain, UNSEEN), expected[0])
 
 
 def test_exports(model_config: Callable[..., ModelConfig], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from family_samples import SETTINGS, edit_of_kind
 from repair_samples import rows_of, seen_at, sequences_of
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.card import ExportCard, ExportReport
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
@@ -26,6 +27,7 @@ from moevolve.workers.model.resident import ResidentModel
 LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47)
 SEQUENCES = sequences_of(LENGTHS)
 CHECKED = np.repeat([each == 7 for each in range(len(LENGTHS))], LENGTHS)
+CARD = ExportCard("A model", "someone/base", "f00d")
 UNSEEN = torch.tensor(sequences_of([40] * 6, seed=9))
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", *SETTINGS)
 DIFFERENT = (
@@ -39,6 +41,18 @@ DIFFERENT = (
     "lfm2_moe",
 )
 """Families whose experts, routers or names of blocks are of different forms; all others are like one of these."""
+
+
+@pytest.fixture(scope="module")
+def base_export(resident: Residents, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], ExportReport]:
+    """The export of a family's edit without its repair."""
+
+    @cache
+    def exported(family: str, kind: str) -> ExportReport:
+        model = resident(family)
+        return export_model(model, repaired(model, kind).base, tmp_path_factory.mktemp("base") / "out", CARD)
+
+    return exported
 
 
 def repaired(model: ResidentModel, kind: str, target: Target = "global") -> RepairedEdit:
@@ -76,14 +90,11 @@ def test_what_is_left_is_told_and_less(family: str, resident: Residents, checkpo
 @pytest.mark.parametrize(
     ("family", "kind"), [*((each, "prune") for each in FAMILIES), *((each, "both") for each in DIFFERENT)]
 )
-def test_exports(family: str, kind: str, resident: Residents, tmp_path: Path) -> None:
-    model = resident(family)
-    edit = repaired(model, kind, "local")
-    forms = [
-        export_model(model, each, tmp_path / name, ExportCard("A model", "someone/base", "f00d"))
-        for name, each in (("base", edit.base), ("repaired", edit))
-    ]
-    base, found = forms
+def test_exports(
+    family: str, kind: str, resident: Residents, base_export: Callable[[str, str], ExportReport], tmp_path: Path
+) -> None:
+    model, base = resident(family), base_export(family, kind)
+    found = export_model(model, repaired(model, kind, "local"), tmp_path / "repaired", CARD)
     assert found.agreement.holds
     assert (found.form, found.parameters, found.experts, found.active) == (
         base.form,
@@ -94,17 +105,15 @@ def test_exports(family: str, kind: str, resident: Residents, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_narrower_experts_are_stock_where_a_config_can_say_so(family: str, resident: Residents, tmp_path: Path) -> None:
-    model = resident(family)
+def test_narrower_experts_are_stock_where_a_config_can_say_so(
+    family: str, resident: Residents, base_export: Callable[[str, str], ExportReport], tmp_path: Path
+) -> None:
+    model, base = resident(family), base_export(family, "prune")
     edit = repaired(model, "prune")
     width = ExpertNeurons(model.layers[0].experts, model.layers[0].expert_tensors()).width
     narrow = replace(edit.base, widths=(width // 2,) * len(model.layers))
     edit = replace(edit, base=narrow, recipe=replace(edit.recipe, neurons=NeuronRecipe()))
-    card = ExportCard("A model", "someone/base", "f00d")
-    base, found = (
-        export_model(model, each, tmp_path / name, card)
-        for name, each in (("base", replace(narrow, widths=None)), ("narrow", edit))
-    )
+    found = export_model(model, edit, tmp_path / "narrow", CARD)
     shares = any("shared" in name for name, _ in model.layers[0].block.named_children())
     assert found.agreement.holds and found.form == ("native" if shares else base.form)
     fewer = len(model.layers) * narrow.retained * (width - width // 2)
@@ -112,17 +121,16 @@ def test_narrower_experts_are_stock_where_a_config_can_say_so(family: str, resid
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
-def test_layers_of_different_widths_are_exported(family: str, resident: Residents, tmp_path: Path) -> None:
-    model = resident(family)
+def test_layers_of_different_widths_are_exported(
+    family: str, resident: Residents, base_export: Callable[[str, str], ExportReport], tmp_path: Path
+) -> None:
+    model, base = resident(family), base_export(family, "prune")
     edit = repaired(model, "prune")
     width = ExpertNeurons(model.layers[0].experts, model.layers[0].expert_tensors()).width
     # Multiples of 16 bytes, as grouped products need them.
     widths = tuple(width + 8 * step - 4 * (len(model.layers) - 1) for step in range(len(model.layers)))
     edit = replace(edit, base=replace(edit.base, widths=widths), recipe=replace(edit.recipe, neurons=NeuronRecipe()))
-    card = ExportCard("A model", "someone/base", "f00d")
-    base, found = (
-        export_model(model, each, tmp_path / name, card) for name, each in (("base", edit.base), ("wide", edit))
-    )
+    found = export_model(model, edit, tmp_path / "wide", CARD)
     assert found.agreement.holds and found.form == "native" and found.parameters == base.parameters
     with model.edited(edit):
         widths = [int(layer.expert_tensors()["down_proj"].numel()) for layer in model.layers]
@@ -130,9 +138,9 @@ def test_layers_of_different_widths_are_exported(family: str, resident: Resident
     assert "| neurons of an expert | " in (tmp_path / "wide" / "README.md").read_text(encoding="utf-8")
     if base.form == "native" or any("shared" in name for name, _ in model.layers[0].block.named_children()):
         with pytest.raises(UserError, match="--form stock"):
-            export_model(model, edit, tmp_path / "stock", card, "stock")
+            export_model(model, edit, tmp_path / "stock", CARD, "stock")
         return
-    filled = export_model(model, edit, tmp_path / "stock", card, "stock")
+    filled = export_model(model, edit, tmp_path / "stock", CARD, "stock")
     assert filled.agreement.holds and filled.form == "stock"
     wider = sum(max(edit.base.widths) - each for each in edit.base.widths) * edit.base.retained
     assert filled.parameters == found.parameters + wider * describe_model(model.config).neuron_parameters
