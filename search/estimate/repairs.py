@@ -92,6 +92,10 @@ def _most_kept(layers: Sequence[int]) -> int:
     return most
 
 
+def _block_width(fit: FitOutline) -> int:
+    return (fit.width - fit.dense) // fit.blocks
+
+
 class _RepairCounter:
     """Counts the memory of one repair recipe."""
 
@@ -126,7 +130,7 @@ class _RepairCounter:
         neurons = self._recipe.neurons
         if neurons is None or not fit.pool:
             return 0
-        width, tokens = fit.width // fit.blocks, int(fit.density * self._tokens)
+        width, tokens = _block_width(fit), int(fit.density * self._tokens)
         count = candidate_count(width, neurons, tokens, self._outline.hidden, self._recipe.memory_mb << 20)
         return count if count > width else 0
 
@@ -136,8 +140,8 @@ class _RepairCounter:
     def _taken(self, fit: FitOutline) -> int:
         """Bytes of a fit with its features, of making the largest block of them, or of applying the fitted change."""
         tokens, hidden = int(fit.density * self._tokens), self._outline.hidden
-        size, width = self._outline.facts.dtype_bytes, fit.width // fit.blocks
-        features = int(4 * fit.density * self._tokens * fit.width)
+        size, width = self._outline.facts.dtype_bytes, _block_width(fit)
+        features = int(4 * self._tokens * (fit.density * fit.blocks * width + fit.dense))
         # Rows of gate and up; gate, up and their product, which is widened to float32, weighted and sorted by token.
         making = 2 * size * hidden * width + (3 * size + 12) * tokens * width
         # The block's change, its weights before and after in float32, and what the change came to in their dtype.

@@ -70,6 +70,7 @@ class ModelFacts:
         expert_parameters: Parameters of one expert.
         expert_neurons: Neurons of one expert; 0 for a dense model.
         neuron_parameters: Parameters of one of these neurons; 0 for a dense model.
+        shared_neurons: Neurons of the shared expert in a layer's MoE block; 0 without one.
         router_parameters_per_expert: Parameters of a router per expert.
         dtype: Parameter dtype after loading: `float32`, `bfloat16` or `float16`.
         notes: Particularities of the model, as text for users.
@@ -90,6 +91,7 @@ class ModelFacts:
     dtype: str
     expert_neurons: int = 0
     neuron_parameters: int = 0
+    shared_neurons: int = 0
     notes: tuple[str, ...] = field(default=())
     dense: DenseFacts | None = None
     linears: tuple[LinearFacts, ...] = field(default=(), repr=False)

@@ -97,11 +97,12 @@ def rewrite(resident: Resident, blueprint: Blueprint, rewriter: Rewriter) -> tup
     experts = experts_prefix(blueprint.model)
     for layer in resident.layers:
         family = layer.family
-        changeable = experts, f"{family.block}.{family.router}.", f"{family.block}.{family.correction}"
+        outputs = experts, f"{family.block}.{layer.shared_name}.down_proj."
+        changeable = *outputs, f"{family.block}.{family.router}.", f"{family.block}.{family.correction}"
         for name, tensor in blueprint.layer(layer.index):
             if name.startswith(changeable):
                 for saved, values in names.saved(f"{prefix}{layer.index}.{name}", tensor).items():
-                    rewriter.write(saved, values.detach().cpu(), required=name.startswith(experts))
+                    rewriter.write(saved, values.detach().cpu(), required=name.startswith(outputs))
         rewriter.finish_layer()
     found = rewriter.found
     if found.packed and not rewriter.requantise:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_SHARED_EXPERTS = ("shared_expert", "shared_experts", "shared_mlp")
+"""Names of a block's shared expert in `transformers`. Granite's is no part of the block, and left as it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class MoELayer:
     """Handle of one MoE block.
@@ -68,6 +72,21 @@ class MoELayer:
         holder = self.block if self.family.correction_in_block else self.router
         path, _, name = self.family.correction.rpartition(".")
         return getattr(holder.get_submodule(path), name, None)
+
+    @property
+    def shared_name(self) -> str | None:
+        """Name in the block of the expert that every token uses; None without one."""
+        return next((name for name in _SHARED_EXPERTS if getattr(self.block, name, None) is not None), None)
+
+    @property
+    def shared_expert(self) -> nn.Module | None:
+        """Expert of the block that every token uses, which ends with the linear layer `down_proj`; None without one."""
+        return None if self.shared_name is None else self.block.get_submodule(self.shared_name)
+
+    @property
+    def shared_expert_gate(self) -> nn.Module | None:
+        """Linear layer whose sigmoid is a factor on the shared expert's output, [..., hidden] to [..., 1], if any."""
+        return getattr(self.block, "shared_expert_gate", None)
 
     @property
     def router_parameters(self) -> int:

@@ -77,6 +77,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
         expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
         neuron_parameters=_neuron_parameters(first, settings) if first else 0,
+        shared_neurons=_shared_neurons(first) if first else 0,
         router_parameters_per_expert=first.router_parameters if first else 0,
         dtype=dtype_of(config, settings),
         notes=_notes(model, layers) + ((f"unpacked from {packed.name} while it loads",) if packed else ()),
@@ -101,6 +102,11 @@ def _neuron_parameters(layer: MoELayer, settings: PretrainedConfig) -> int:
     return sum(sizes) // int(getattr(settings, layer.family.width_field))
 
 
+def _shared_neurons(layer: MoELayer) -> int:
+    shared = layer.shared_expert
+    return 0 if shared is None else int(shared.get_submodule("down_proj").in_features)  # type: ignore[arg-type]
+
+
 def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, ...]:
     if not layers:
         return ("a dense model",)
@@ -119,8 +125,8 @@ def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, .
         )
     if len(layers) < total:
         notes.append(f"{total - len(layers)} of {total} layers are dense")
-    if hasattr(first.block, "shared_expert") or hasattr(first.block, "shared_experts"):
-        notes.append("a shared expert beside the routed ones stays as it is")
+    if first.shared_expert is not None:
+        notes.append("a shared expert beside the routed ones stays, and repairs fit its output projection")
     return tuple(notes)
 
 

@@ -55,8 +55,12 @@ class EepCosts(GenomeCosts[EepSpace]):
         return comb(subsets.experts // groups, subsets.retained // groups) ** (groups * self.space.groups)
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """See `GenomeCosts.buffer_bytes`: kept experts are copied if merged, repaired, or on the host."""
-        return self._kept_bytes if host or repaired or "merge" in phases else 0
+        """See `GenomeCosts.buffer_bytes`: kept experts are copied if merged, repaired, or on the host.
+
+        Of shared experts, repairs copy the output projection.
+        """
+        shared = self._shared_bytes if repaired else 0
+        return shared + (self._kept_bytes if host or repaired or "merge" in phases else 0)
 
     def calibration_bytes(self, longest: int) -> int:
         """See `GenomeCosts.calibration_bytes`: baselines need more memory than the thresholds of dynamic skipping."""
@@ -72,18 +76,24 @@ class EepCosts(GenomeCosts[EepSpace]):
         return max((measuring_bytes(part, sizes) for part in parts if isinstance(part, ExpertsRecipe)), default=0)
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
-        """See `GenomeCosts.fitted_maps`: the output projections of all kept experts of a layer are fitted together."""
+        """See `GenomeCosts.fitted_maps`: the output projections of a layer's experts are fitted together."""
         return tuple((self._fit(uneven),) if layer.expert else () for layer in self.outline.layers)
 
     def _fit(self, uneven: bool) -> FitOutline:
         space, neurons = self.space, self.outline.intermediate
         width = WidthBudget.of(space).widest if uneven or space.neuron_share is not None else neurons
         share, pool = space.active / space.retained, space.experts * neurons
-        return FitOutline(space.retained * width, space.retained, share, pool)
+        dense = self.outline.facts.shared_neurons
+        return FitOutline(space.retained * width + dense, space.retained, share, pool, dense)
 
     @property
     def _kept_bytes(self) -> int:
         return self.outline.experts_bytes * self.space.retained // self.space.experts
+
+    @property
+    def _shared_bytes(self) -> int:
+        facts = self.outline.facts
+        return len(facts.moe_layers) * facts.shared_neurons * self.outline.hidden * facts.dtype_bytes
 
     def _router(self, layer: LayerOutline, phase: str) -> int:
         """FLOPs per token of a layer's routing in addition to the unedited model's."""

@@ -92,6 +92,17 @@ def test_repaired_pruning_has_weights_of_its_own() -> None:
     assert plain.repairs == ()
 
 
+def test_shared_experts_are_fitted_in_copies_of_their_output_projections() -> None:
+    model = {"path": find_model("qwen1.5-moe-a2.7b"), "dtype": "bfloat16", "device": "cuda"}
+    plan = planned(recipe(4096), model=model, genome={"experts": 15, "groups": "per_layer"})
+    hidden, neurons, shared, layers = 2048, 1408, 5632, 24
+    (work,) = plan.repairs
+    assert work.width == 15 * neurons + shared
+    features = 4 * 4096 * (4 * neurons + shared)  # of 15 experts a token uses 4
+    assert features + work.needed < work.taken
+    assert plan.memory["device"].items[2].device == layers * 2 * hidden * (15 * 3 * neurons + shared)
+
+
 def test_a_repair_phases_candidates_are_like_those_before_it() -> None:
     both = planned(recipe(4096), {"kind": "repair", "evaluations": 20})
     assert [each.kind for each in both.repairs] == ["prune", "repair"] and both.repairs[1].tokens == 16384

@@ -54,6 +54,7 @@ def recipes(draw: st.DrawFn) -> RepairRecipe:
         draw(st.sampled_from(["global", "local"])),
         draw(st.integers(2, 10**6)),
         draw(st.floats(1e-3, 1e3)),
+        draw(st.sampled_from(["fitted", "kept"])),
         draw(st.none() | neurons()),
         draw(st.sampled_from(["scalar", "ridge", "matched"])),
         draw(st.booleans()),

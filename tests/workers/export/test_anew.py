@@ -86,7 +86,8 @@ def test_a_repair_writes_the_down_projections_anew(
     assert not (tmp_path / "refused").exists()
     found = exported(config, edit, tmp_path / "out", requantise=True)
     names = changed(copied, found)
-    assert names and all("down_proj" in name and ".experts." in name for name in names)
+    assert names and all("down_proj" in name and "experts." in name for name in names)
+    assert any("shared" in name for name in names) == (kind == "fp8")
     assert "requantised" in (tmp_path / "out" / "README.md").read_text()
     wanted, read = experts_of(config, edit), experts_of(replace(config, path=str(tmp_path / "out")), None)
     differences = []

@@ -67,7 +67,7 @@ def test_routing_rules_and_notes(model_config: Configs) -> None:
         "experts are scored by sigmoids and chosen with a correction bias",
         "a token chooses from 1 of 2 groups of experts: every group keeps as many",
         "1 of 3 layers are dense",
-        "a shared expert beside the routed ones stays as it is",
+        "a shared expert beside the routed ones stays, and repairs fit its output projection",
     )
     assert describe_model(model_config("gpt_oss")).notes == ("the top-k is taken of the logits, before the softmax",)
 

@@ -18,6 +18,7 @@ from moevolve.workers.methods.eep.expert_memory import ExpertMemory
 from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold
+from moevolve.workers.methods.eep.shared_expert import SharedExpert
 from moevolve.workers.methods.eep.skipping import skipping_thresholds
 
 
@@ -49,6 +50,7 @@ class EepApplicator:
             LayerExperts(layer, ordinal, device if on_host else layer.router_weight.device, memory, parts.stored)
             for ordinal, layer in enumerate(layers)
         )
+        self.shared = tuple(None if layer.shared_expert is None else SharedExpert(layer) for layer in layers)
         for layer, router, experts in zip(layers, self.routers, self.experts, strict=True):
             setattr(layer.block, layer.family.router, router)
             router.before_forward = experts.load_for_pass
@@ -75,7 +77,7 @@ class EepApplicator:
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
         assert self._edit is not None, "there is no edit on the model"
-        parts = zip(self._layers, self.routers, self.experts, strict=True)
+        parts = zip(self._layers, self.routers, self.experts, self.shared, strict=True)
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
 
     def revert(self) -> None:
@@ -83,6 +85,9 @@ class EepApplicator:
         for router, experts in zip(self.routers, self.experts, strict=True):
             router.plan = None
             experts.reset()
+        for shared in self.shared:
+            if shared is not None:
+                shared.reset()
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         return self.experts[ordinal].originals

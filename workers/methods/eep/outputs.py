@@ -1,7 +1,7 @@
 """The output projections of a MoE layer's edited experts, as the repair fits them: all experts of a layer at once.
 
 A feature is a neuron of a kept or merged expert: its activation times the expert's routing weight, zero for tokens that
-don't choose the expert.
+don't choose the expert. The neurons of a shared expert follow, whose activations no routing weight multiplies.
 
 If kept experts take neurons of all experts, their router rows are fitted first. That needs an edit that picks rows of a
 softmax router, since no other router can be exported with new rows.
@@ -10,7 +10,7 @@ softmax router, since no other router can be exported with new rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from moevolve.workers.methods.eep.neuron_pruning import prune_neurons
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, Routing
 from moevolve.workers.methods.eep.router_rows import fit_rows, group_experts
+from moevolve.workers.methods.eep.shared_expert import SharedExpert
 from moevolve.workers.methods.eep.skipping import RatioHistogram
 from moevolve.workers.methods.shared.outputs import FeatureBlock, NeuronSelection, Recorded, recording
 
@@ -36,6 +37,7 @@ class ExpertOutputs:
     Args:
         router, experts: Router and experts of the layer with the edit applied. If the edit uses originals in place, it
             gets copies of them here, which can be changed.
+        shared: Shared expert of the layer; None if there is none.
         edit: The edit on the model.
         ordinal: Index of the layer among the MoE layers.
     """
@@ -43,9 +45,15 @@ class ExpertOutputs:
     next_part = None
 
     def __init__(
-        self, layer: MoELayer, router: EditableRouter, experts: LayerExperts, edit: EepEdit, ordinal: int
+        self,
+        layer: MoELayer,
+        router: EditableRouter,
+        experts: LayerExperts,
+        shared: SharedExpert | None,
+        edit: EepEdit,
+        ordinal: int,
     ) -> None:
-        self._layer, self._router, self._experts, self._edit = layer, router, experts, edit
+        self._layer, self._router, self._experts, self._shared, self._edit = layer, router, experts, shared, edit
         self._ordinal = ordinal
         assert router.plan is not None
         if router.plan.positions is not None:
@@ -53,6 +61,9 @@ class ExpertOutputs:
             experts.use_selected(edit.expert_merging[ordinal].argmax(axis=1).tolist())
             router.plan = replace(router.plan, positions=None)
         experts.make_writable()
+
+    def keep_shared_expert(self) -> None:
+        self._shared = None
 
     @property
     def layer(self) -> int:
@@ -64,20 +75,32 @@ class ExpertOutputs:
 
     def features(self, recorded: Recorded) -> ExpertFeatures:
         hidden, weights, chosen = recorded
-        return ExpertFeatures(self._neurons(), self._edit.retained, hidden, self._added(weights), chosen)
+        return ExpertFeatures(self._neurons(), self._edit.retained, hidden, self._added(weights), chosen, self._shared)
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
-        neurons = self._neurons()
-        expert, start = divmod(columns.start, neurons.width)
-        down = neurons.down(expert)[start : start + len(change)]
+        if self._shared is not None and columns.start >= self._routed:
+            self._shared.make_writable()
+        down = self._down(columns)
         before = down.to(torch.float32, copy=True)
         down.copy_(before + change)
         return down.float() - before
 
     def weights(self, columns: slice) -> Tensor:
-        neurons = self._neurons()
+        return self._down(columns).float()
+
+    def _down(self, columns: slice) -> Tensor:
+        """A view of the output weights of some columns of the features, [columns, hidden]."""
+        neurons, count = self._neurons(), columns.stop - columns.start
+        if columns.start >= self._routed:
+            assert self._shared is not None
+            return self._shared.weights[columns.start - self._routed :][:count]
         expert, start = divmod(columns.start, neurons.width)
-        return neurons.down(expert)[start : start + columns.stop - columns.start].float()
+        return neurons.down(expert)[start : start + count]
+
+    @property
+    def _routed(self) -> int:
+        """Number of features that are neurons of routed experts."""
+        return self._edit.retained * self._neurons().width
 
     def select_neurons(
         self, recorded: Recorded, token_weights: Tensor | None, recipe: NeuronRecipe, memory: int
@@ -124,13 +147,18 @@ class ExpertOutputs:
     def use_neurons(self, selection: NeuronSelection) -> None:
         self._experts.use_buffer(*selection.neurons.shape)
         self._neurons().copy_from(self._original_neurons(), selection.neurons)
+        if self._shared is not None:
+            self._shared.reset()
         if selection.rows is not None:
             self._route_by(*selection.rows, selection.skip_below)
 
     @contextmanager
     def unedited(self) -> Iterator[None]:
         plan = self._router.plan
-        with self._experts.restored_afterwards():
+        with ExitStack() as stack:
+            stack.enter_context(self._experts.restored_afterwards())
+            if self._shared is not None:
+                stack.enter_context(self._shared.unedited())
             try:
                 self._router.plan = None
                 yield
@@ -193,14 +221,15 @@ class ExpertOutputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertFeatures:
-    """See `Features`: columns are the experts' neurons, expert by expert.
+    """See `Features`: columns are the experts' neurons, expert by expert, then those of the shared expert.
 
     Attributes:
         neurons: Neurons of the layer's experts.
-        count: Number of experts.
+        count: Number of experts, without the shared one.
         hidden: Inputs of the experts, [tokens, hidden].
         weights: Routing weights of the chosen experts, [tokens, k].
         chosen: The chosen experts, int64 [tokens, k].
+        shared: The shared expert; None if there is none.
     """
 
     neurons: ExpertNeurons
@@ -208,10 +237,11 @@ class ExpertFeatures:
     hidden: Tensor
     weights: Tensor
     chosen: Tensor
+    shared: SharedExpert | None = None
 
     @property
     def width(self) -> int:
-        return self.count * self.neurons.width
+        return self.count * self.neurons.width + (0 if self.shared is None else self.shared.width)
 
     def blocks(self, memory: int) -> Iterator[FeatureBlock]:
         width = self.neurons.width
@@ -227,3 +257,14 @@ class ExpertFeatures:
                 part = slice(start, min(start + step, width))
                 values = self.neurons.activations(expert, torch.arange(part.start, part.stop), hidden).float() * weights
                 yield FeatureBlock(slice(expert * width + part.start, expert * width + part.stop), tokens, values)
+        if self.shared is not None:
+            yield from self._shared_blocks(self.shared, memory)
+
+    def _shared_blocks(self, shared: SharedExpert, memory: int) -> Iterator[FeatureBlock]:
+        first, every = self.count * self.neurons.width, torch.arange(len(self.hidden), device=self.hidden.device)
+        # Per neuron, for every token: the features in float32, sorted, and multiplied with each other.
+        step = max(1, memory // (12 * (len(every) + self.hidden.shape[1])))
+        for start in range(0, shared.width, step):
+            part = slice(start, min(start + step, shared.width))
+            values = shared.activations(self.hidden, part)
+            yield FeatureBlock(slice(first + part.start, first + part.stop), every, values)

@@ -19,7 +19,7 @@ from moevolve.workers.methods.repair.fits import FitCache, LayerFits, Reference
 from moevolve.workers.methods.repair.gate import Gate, split_places
 from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.methods.repair.streams import ResidualStreams
-from moevolve.workers.methods.shared.outputs import NeuronSelection, Repairable
+from moevolve.workers.methods.shared.outputs import NeuronSelectingOutput, NeuronSelection, Repairable
 
 _FITS: dict[Strength, str] = {
     "none": "no fit",
@@ -98,6 +98,9 @@ class RepairApplicator:
         # tensors can't.
         with torch.inference_mode():
             outputs = base.outputs()
+            for output in outputs:
+                if edit.recipe.shared_expert == "kept" and isinstance(output, NeuronSelectingOutput):
+                    output.keep_shared_expert()
             fitted = LayerFits(edit, strength, reference, self._cache).run(outputs)
         self.outcomes = [each.outcome for each in fitted]
         self.selections = {

@@ -34,6 +34,8 @@ class RepairRecipe:
         tokens: Limit on the number of tokens, taken from the calibration's first sequences.
         answer_weight: Weight of the tokens that predict an answer's tokens, relative to that of all others, in the
             choice of neurons and in the fit.
+        shared_expert: `fitted`: the output projection of a layer's shared expert, which every token uses, is fitted
+            together with those of the kept experts. `kept`: it stays as it is.
         neurons: Settings of filling the kept experts with neurons of all experts before the fit; None keeps their own.
         strength: How each layer is fitted. `none`: not at all, which leaves the edit, or the choice of `neurons`, as it
             is. `scalar`: one factor on the layer's output. `ridge`: ridge regression of all weights. `matched`: the
@@ -52,6 +54,7 @@ class RepairRecipe:
     target: Target = "global"
     tokens: Annotated[int, Ge(2), Le(1_000_000_000)] = 16384
     answer_weight: Annotated[float, Gt(0), Le(1e6)] = 8.0
+    shared_expert: Literal["fitted", "kept"] = "fitted"
     neurons: NeuronRecipe | None = None
     strength: Strength = "ridge"
     gate: bool = False
@@ -64,6 +67,8 @@ class RepairRecipe:
             raise ValueError(f"a repair's target is global or local, not {self.target!r}")
         if not 0 < self.answer_weight < math.inf:
             raise ValueError(f"answer_weight must be above 0, not {self.answer_weight}")
+        if self.shared_expert not in ("fitted", "kept"):
+            raise ValueError(f"a repair's shared_expert is fitted or kept, not {self.shared_expert!r}")
         if self.strength not in STRENGTHS:
             raise ValueError(f"a repair's strength is one of {', '.join(STRENGTHS)}, not {self.strength!r}")
         if self.strength == "none" and self.neurons is None:

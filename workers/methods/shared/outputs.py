@@ -132,6 +132,10 @@ class LayerOutput(Protocol):
 class NeuronSelectingOutput(LayerOutput, Protocol):
     """The output of experts whose neurons can be replaced by those of other experts of the layer."""
 
+    def keep_shared_expert(self) -> None:
+        """Leave the neurons of the layer's shared expert, if it has one, out of the features."""
+        ...
+
     def select_neurons(
         self, recorded: Recorded, token_weights: Tensor | None, recipe: NeuronRecipe, memory: int
     ) -> NeuronSelection:
