@@ -42,7 +42,7 @@ def answers(store: StoreReader, request: AnswersRequest) -> Answers:
     found = []
     for name, edit in edits.items():
         try:
-            found.append(worker.answer(edit, prepared))
+            found += worker.answer(edit, prepared)
         except CandidateError as error:
             raise UserError(f"{name} can't be run: {error}") from None
     rows = [row for row in _rows(prepared, found) if only is None or _matches(row, only)]
