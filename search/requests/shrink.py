@@ -54,9 +54,9 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
         Sequence[str | Path],
         Field(
             description="File of requests, which becomes a task; repeatable. JSONL or parquet of chats, of prompts, or "
-            "of prompts with answers, or a .txt file of running text."
+            "of prompts with answers, or a .txt or .md file of running text, or a folder of such texts."
         ),
-        Flag("--data", "FILE", list[Path]),
+        Flag("--data", "PATH", list[Path]),
     ] = ()
     tasks: Annotated[
         Sequence[str], Field(description="A task that there is already, by name or path; repeatable."), Flag("--task")
