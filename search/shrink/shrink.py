@@ -18,6 +18,7 @@ from moevolve.search.requests.models import ExportRequest
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
+from moevolve.search.running.set_up import with_changes
 from moevolve.search.shrink.budget import Budget, budget_of
 from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file, timing_of
 from moevolve.search.shrink.guard import check_winner, checks_table
@@ -45,7 +46,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
     seconds: dict[str, float] = {}
     with FirstWorker() as first:
         with _timed("settings", seconds):
-            path = run_file(request, first, observer.on_stage)
+            path, setup = run_file(request, first, observer.on_stage)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
@@ -57,7 +58,9 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
                 for each in routing:
                     observer.on_note(said_of(each))
             with _timed("search", seconds):
-                setup = set_up_new(config, None, first.call)
+                setup = (
+                    set_up_new(config, None, first.call) if setup is None else with_changes(setup, store=config.store)
+                )
                 table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
             checks, written = _shipped(request, store, table, observer, seconds)
             _check_fits(budget, written)
