@@ -36,7 +36,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
     if isinstance(request.store, str):
         refuse_server(request.store)
     if not request.data and not request.tasks:
-        raise UserError("say what the model is for: --data FILE, or --task NAME")
+        raise UserError("say what the model is for: --data PATH, or --task NAME")
     budget = budget_of(request)
     if request.time is not None:
         if request.evaluations is not None:
