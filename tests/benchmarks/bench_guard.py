@@ -50,7 +50,7 @@ class Bed:
         self.rows = FitRows.of(Calibration.from_bytes(self.worker.calibrate(RowsRecipe(16384), tuple(measured))).arrays)
         usages = [self.worker.analyse(UsageRequest(IdentityEdit(), 4096), split) for split in measured]
         self.used = np.sum([[layer.weights for layer in usage.routed] for usage in usages], axis=0)
-        self.active = self.worker.resident.layers[0].active
+        self.active = int(self.worker.resident.model.config.num_experts_per_tok)
         self.full = self.accuracies(IdentityEdit())
 
     def accuracies(self, edit: Edit) -> Mapping[str, float]:

@@ -81,13 +81,13 @@ def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
     checks = check_edit(worker, edit, probes, replace(REQUEST, guard_tokens=32))
     assert [check.structured for check in checks] == [0, 0, 8]
     if isinstance(edit, IdentityEdit):
-        assert all((check.agreement, check.perplexity) == (1, 1) for check in checks)
+        assert all((check.agreement, check.perplexity) == pytest.approx((1, 1)) for check in checks)
     return {check.task: check.faults for check in checks if check.faults}
 
 
 def test_an_untouched_model_and_good_candidates_pass(worker: EvaluationWorker) -> None:
     assert faults(worker, IdentityEdit()) == {}
-    for seed in range(3):
+    for seed in (1, 2):
         assert faults(worker, without(SPARE, noise=0.05 * seed, seed=seed)) == {}
 
 
