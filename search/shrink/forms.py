@@ -2,11 +2,13 @@
 
 A line of a JSONL file, or a row of a parquet file, is `{"prompt", "answer"?, "choices"?}`, `{"text"}`, a chat in
 OpenAI's form (`{"messages": [{"role", "content"}], "tools"?}`) or in ShareGPT's (`{"conversations": [{"from",
-"value"}], "system"?, "tools"?}`). A .txt or .md file is running text, and so is a folder of them.
+"value"}], "system"?, "tools"?}`). A .txt or .md file is running text, and so is a folder of them. A data set of the hub
+has the same rows, with other columns beside them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +25,9 @@ _OTHERS = {
 _OLD_TOOLS = ("functions", "function_call")
 """Keys of OpenAI's earlier form of tool calls."""
 _TEXTS = (".txt", ".md")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ROWS = 20_000
+"""Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand."""
 
 _TEXT_CHARACTERS = 400
 """Fewest characters of a row of running text. Paragraphs are joined up to that, since single lines say little."""
@@ -76,7 +81,7 @@ class DataFile:
 
 
 def read_data(path: Path) -> DataFile:
-    """Read a file of requests, or a folder of documents.
+    """Read a file of requests, a folder of documents, or the split `train` of a data set of the hub.
 
     Raises:
         UserError: The file is missing, empty or of a form that isn't read, or a row is malformed or of another form
@@ -88,9 +93,10 @@ def read_data(path: Path) -> DataFile:
     if suffix in _OTHERS:
         raise UserError(f"--data {path}: {_OTHERS[suffix]}")
     if suffix not in (".jsonl", ".parquet", *_TEXTS):
-        hub = "" if path.exists() else "; data sets of the hub aren't read yet: save the rows as JSONL"
-        raise UserError(f"--data {path}: the name must end in .jsonl, .parquet, .txt or .md, or be a folder's{hub}")
-    if suffix in _TEXTS:
+        if path.exists() or not _HUB_ID.fullmatch(str(path)):
+            raise UserError(f"--data {path}: the name must end in .jsonl, .parquet, .txt or .md, or be a folder's")
+        rows = list(_rows(_hub(str(path))))
+    elif suffix in _TEXTS:
         rows = list(_paragraphs(read_lines(path)))
     else:
         rows = list(_rows(_parquet(path) if suffix == ".parquet" else _jsonl(path)))
@@ -127,6 +133,19 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{path}: not a parquet file: {first_line(error)}") from None
     for number, row in enumerate(rows, start=1):
         yield f"{path}: row {number}", without_nulls(row)
+
+
+def _hub(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of a data set of the hub, without the columns that no form has."""
+    from moevolve.evaluators.tasks.config import Source
+    from moevolve.evaluators.tasks.datasets import load_table
+
+    table = load_table(Source(hub=name), "train")
+    form = next((key for key in _FORMS if key in table.columns), None)
+    wanted = table.columns if form is None else (form, *_FORMS[form][1])
+    for number in range(min(len(table), _HUB_ROWS)):
+        row = table.row(number)
+        yield table.place(number), without_nulls({key: row[key] for key in wanted if key in row})
 
 
 def _of_one_kind(rows: list[DataRow]) -> tuple[DataRow, ...]:
@@ -242,9 +261,9 @@ def _conversation(turns: list[tuple[str, str]], place: str) -> DataRow:
 
 
 _FORMS: dict[str, tuple[Callable[[Mapping[str, Any], str], DataRow], tuple[str, ...]]] = {
-    "prompt": (_prompt, ("answer", "choices")),
-    "text": (_plain, ()),
     "messages": (_openai, ("tools",)),
     "conversations": (_sharegpt, ("system", "tools")),
+    "prompt": (_prompt, ("answer", "choices")),
+    "text": (_plain, ()),
 }
 """Reader of each form and its further keys, by the key that tells the form."""

@@ -236,6 +236,22 @@ def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
     assert read_data(tmp_path / "chats.parquet").rows == lines.rows
 
 
+def test_a_data_set_of_the_hub_may_have_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datasets import Dataset
+
+    rows = [openai(n) | {"prompt": "the first", "tools": None, "source": "web"} for n in range(ROWS)]
+    asked: list[Any] = []
+
+    def load(*arguments: Any, **options: Any) -> Dataset:  # there is no network here
+        asked.append((*arguments, options))
+        return Dataset.from_list(rows)
+
+    monkeypatch.setattr("moevolve.evaluators.tasks.datasets.load_dataset", load)
+    found = read_data(Path("owner/chats"))
+    assert asked == [("owner/chats", None, {"split": "train", "revision": None})]
+    assert found.rows == read_data(written(tmp_path, "chats.jsonl", [openai(n) for n in range(ROWS)])).rows
+
+
 CHAT = {"role": "user", "content": "a"}
 BAD: dict[str, tuple[str, str]] = {
     "not JSON": ('{"prompt": "a"}\n{"prompt"', r":2: not JSON"),
@@ -287,7 +303,7 @@ def test_a_bad_file_is_named_with_its_line(content: tuple[str, str], tmp_path: P
     ("name", "said"),
     [
         ("rows.csv", "CSV isn't read"),
-        ("owner/data", "data sets of the hub aren't read yet"),
+        ("rows.xml", "the name must end in"),
         ("", "the folder has no .txt or .md files"),
         ("gone.jsonl", "no such file"),
     ],
