@@ -39,7 +39,7 @@ def answers(store: StoreReader, request: AnswersRequest) -> Answers:
     # One resident model, to which the edits are applied one after the other.
     worker = EvaluationWorker(placed(first.config.model, request.device, request.dtype), first.config.engine)
     edits: dict[str, Edit] = {FULL: IdentityEdit()} | {name: subject.edit for name, subject in subjects.items()}
-    found = []
+    found: list[tuple[Answer, ...]] = []
     for name, edit in edits.items():
         try:
             found += worker.answer(edit, prepared)
