@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from waiting import PATIENT_S
 
@@ -160,7 +161,7 @@ def editable(checkout: Path) -> Path:
     return folder
 
 
-def run_installed(folder: Path, program: str) -> list[str]:
+def run_installed(folder: Path, program: str, cwd: Path | None = None) -> list[str]:
     """What a program prints where moevolve is installed in `folder` alone; dependencies are those of this process."""
     begin = (
         "import site, sys\n"
@@ -170,7 +171,7 @@ def run_installed(folder: Path, program: str) -> list[str]:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     # Without `site` this process's own install of moevolve isn't found.
     command = [sys.executable, "-S", "-c", begin + program]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd or folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -190,6 +191,32 @@ def test_the_wheel_works_installed(installed: Path) -> None:
     assert Path(app) == installed / "moevolve" / "search" / "cli" / "app.py"
     assert (module, tasks) == ("moevolve.evaluators.errors", "1")
     assert refused == "ModuleNotFoundError"
+
+
+SHRINK = (
+    "import sys, torch\n"  # without torch in this process another one would describe the model, by its own moevolve
+    "from moevolve.search.cli import main\n"
+    "from moevolve.search.shrink.guard import general_set\n"
+    "print(len(general_set()))\n"
+    "for arguments in ('--help', '--experts 50% --data chats.jsonl --task demo-count --dry-run'):\n"
+    "    sys.argv = ['moevolve', 'shrink', 'model', *arguments.split()]\n"
+    "    try:\n        main()\n    except SystemExit as end:\n        assert not end.code, end.code\n"
+)
+
+
+def test_shrink_works_from_the_wheel_alone(installed: Path, tmp_path: Path) -> None:
+    """Its command line, presets, tasks and guard, on a checkpoint and chats somewhere else."""
+    shutil.copytree(ROOT / "configs" / "demo" / "model", tmp_path / "model")
+    turns = '{"messages": [{"role": "user", "content": "question %d"}, {"role": "assistant", "content": "yes"}]}\n'
+    (tmp_path / "chats.jsonl").write_text("".join(turns % number for number in range(200)))
+    said = run_installed(installed, SHRINK, tmp_path)
+    assert said[0] == "5" and "--experts" in said
+    run_file = tmp_path / "model-50pct.shrink" / "run.yaml"
+    chats = run_file.with_name("tasks") / "chats.yaml"
+    settings = yaml.safe_load(run_file.read_text())
+    assert settings["genome"]["experts"] == 4 and settings["preset"] == "best"
+    assert [task["name"] for task in settings["tasks"]] == ["demo-count", str(chats)]
+    assert said[-1] == str(run_file.relative_to(tmp_path))
 
 
 def test_an_editable_install_works(editable: Path, checkout: Path) -> None:

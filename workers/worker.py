@@ -144,16 +144,16 @@ class EvaluationWorker:
         sequences = token_sequences(self._engine, (split,), limit)
         return analyse_usage(self._resident, request.edit, sequences, self._engine.token_text)
 
-    def answer(self, edit: Edit, split: PreparedSplit) -> tuple[Answer, ...]:
-        """Return the complete answers to a split's prompts under an edit, and revert.
+    def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]:
+        """Return the complete answers to each split's prompts under an edit, and revert.
 
         Raises:
             UserError: The edit doesn't fit this model.
             CandidateError: The edit has invalid values.
         """
-        self._remember((split,))
+        self._remember(splits)
         with self._resident.edited(edit):
-            return transcribe(self._engine, split)
+            return tuple(transcribe(self._engine, split) for split in splits)
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
         """Store the unedited model's predictions on splits whose fitness compares with them."""

@@ -108,8 +108,7 @@ class WorkloadReader:
             tokens, source = self._tokens(prepare_split(task, split))
         outline = self._outline
         passes = passes_of(tokens, self._config.engine.batch_tokens, outline.layout, outline.caches)
-        count = sum(map(len, (*tokens.prompts, *tokens.answers)))
-        return SplitWork(task.name, split, len(tokens.prompts), count, source, passes)
+        return SplitWork(task.name, split, len(tokens.prompts), tokens.read, source, passes)
 
     def _tokens(self, prepared: PreparedSplit) -> tuple[SplitTokens, str]:
         if self._meter is not None:

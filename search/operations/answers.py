@@ -39,10 +39,10 @@ def answers(store: StoreReader, request: AnswersRequest) -> Answers:
     # One resident model, to which the edits are applied one after the other.
     worker = EvaluationWorker(placed(first.config.model, request.device, request.dtype), first.config.engine)
     edits: dict[str, Edit] = {FULL: IdentityEdit()} | {name: subject.edit for name, subject in subjects.items()}
-    found = []
+    found: list[tuple[Answer, ...]] = []
     for name, edit in edits.items():
         try:
-            found.append(worker.answer(edit, prepared))
+            found += worker.answer(edit, prepared)
         except CandidateError as error:
             raise UserError(f"{name} can't be run: {error}") from None
     rows = [row for row in _rows(prepared, found) if only is None or _matches(row, only)]

@@ -11,7 +11,7 @@ from moevolve.search.genomes.eep.coefficients import write_coefficients
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
-from moevolve.search.operations.subject import bound_subject, find_subject
+from moevolve.search.operations.subject import Subject, bound_subject, find_subject
 from moevolve.search.requests.models import ExportRequest
 from moevolve.search.requests.recipes import ApplyRequest
 from moevolve.store.reader import StoreReader
@@ -29,14 +29,18 @@ _SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
 """Options that only the source form has a use for."""
 
 
-def export(store: Store, request: ExportRequest, notes: tuple[str, ...] = ()) -> ExportReport:
-    """See `ExportRequest`. The export is recorded in the store; `notes` are paragraphs of its card."""
+def export(store: Store, request: ExportRequest) -> ExportReport:
+    """See `ExportRequest`. The export is recorded in the store."""
     reference = request.individual
     if reference == FULL:
         raise UserError(f"{FULL}: the full model is a checkpoint already; name an individual as SEARCH:INDEX")
-    subject = bound_subject(store, reference, model=request.model)
-    assert subject.detail is not None
+    return export_subject(store, bound_subject(store, reference, model=request.model), request)
+
+
+def export_subject(store: Store, subject: Subject, request: ExportRequest, notes: tuple[str, ...] = ()) -> ExportReport:
+    """Do as `export` with an individual that is restored already; `notes` are paragraphs of the model card."""
     detail = subject.detail
+    assert detail is not None
     report = written(subject.config.model, subject.edit, replace(_card(store, detail), notes=notes), request)
     checks = json.dumps(_source_checks(report) if report.agreement is None else asdict(report.agreement))
     store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
@@ -82,9 +86,8 @@ def _source_checks(report: ExportReport) -> dict[str, float]:
     return counts | ({"anew": report.anew, "difference": report.difference} if report.anew else {})
 
 
-def needs_requantising(store: Store, individual: str) -> bool:
+def needs_requantising(subject: Subject) -> bool:
     """Whether an individual changes weights of a quantised checkpoint, so that only `requantise` keeps its format."""
-    subject = bound_subject(store, individual)
     model = subject.config.model
     return packing(model, load_config(model)) is not None and changes_weights(subject.edit) is not None
 

@@ -54,9 +54,10 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
         Sequence[str | Path],
         Field(
             description="File of requests, which becomes a task; repeatable. JSONL or parquet of chats, of prompts, or "
-            "of prompts with answers, or a .txt file of running text."
+            "of prompts with answers, a .txt or .md file of running text, a folder of such texts, or the id of a data "
+            "set of the hub with such rows."
         ),
-        Flag("--data", "FILE", list[Path]),
+        Flag("--data", "PATH", list[Path]),
     ] = ()
     tasks: Annotated[
         Sequence[str], Field(description="A task that there is already, by name or path; repeatable."), Flag("--task")

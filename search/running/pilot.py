@@ -5,18 +5,21 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import mean
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.run import FinalSection, RunConfig
+from moevolve.evaluators.types import Split
+from moevolve.search.config.run import FinalSection
+from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.running.execute import PoolFactory, execute, ray_pool
-from moevolve.search.running.launch import register, set_up_new
+from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
-from moevolve.search.running.set_up import call_here
+from moevolve.search.running.set_up import with_changes
 from moevolve.store.records import EvaluationRecord
 from moevolve.store.repository import Store
 
@@ -45,9 +48,25 @@ class Measured:
         """Seconds of one evaluation in a phase; of a phase that wasn't measured, those of the slowest one."""
         return self.seconds.get(kind, max(self.seconds.values()))
 
+    def final(self, kind: str, ranked: int, tested: int, tokens: Mapping[Split, int]) -> float:
+        """Seconds until the final scores are there, on all workers.
+
+        Args:
+            kind: Kind of the last phase.
+            ranked, tested: Numbers of evaluations on `dev` and `test`.
+            tokens: Tokens of all tasks' prompts and answers by split.
+        """
+
+        def rounds(evaluations: int, split: Split) -> float:
+            # A split of fewer tokens than `search` takes as long to make and repair the candidate for.
+            share = max(1.0, tokens.get(split, 0) / max(1, tokens["search"]))
+            return ceil(evaluations / self.workers) * share
+
+        return (rounds(ranked, "dev") + rounds(tested, "test")) * self.of(kind)
+
 
 def measure(
-    config: RunConfig,
+    setup: SearchSetup,
     individuals: int,
     make_pool: PoolFactory | None = None,
     first: FirstWorker | None = None,
@@ -56,32 +75,32 @@ def measure(
     """Run a search with fewer individuals. Nothing is scored on `dev` or `test`.
 
     Args:
-        config: The search.
+        setup: The search, which isn't recorded.
         individuals: Number of individuals. Every phase gets its share, at least two.
         make_pool: Makes the pool of workers; None makes it as the run configures it.
         first: Source of that pool's first worker.
         on_stage: Called with a line about each stage.
 
     Raises:
-        UserError: The model or the tasks can't be loaded, or no individual could be evaluated.
+        UserError: No individual could be evaluated.
         PoolError: No worker can be started.
     """
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
-        short = _shortened(config, individuals, Path(folder))
-        setup = set_up_new(short, None, call_here if first is None else first.call)
+        short = _shortened(setup, individuals, Path(folder))
         begun = time.monotonic()
-        with Store.open(short.store) as store:
-            register(setup, store)
+        with Store.open(short.config.store) as store:
+            register(short, store)
             observer = Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}"))
-            execute(setup, store, observer, make_pool or partial(ray_pool, first=first))
+            execute(short, store, observer, make_pool or partial(ray_pool, first=first))
             kept = [
-                (row.phase, store.individual(f"{short.name}:{row.index}").evaluations)
-                for row in store.history(setup.search_id)
+                (row.phase, store.individual(f"{short.config.name}:{row.index}").evaluations)
+                for row in store.history(short.search_id)
             ]
         return _measured(kept, time.monotonic() - begun)
 
 
-def _shortened(config: RunConfig, individuals: int, folder: Path) -> RunConfig:
+def _shortened(setup: SearchSetup, individuals: int, folder: Path) -> SearchSetup:
+    config = setup.config
     total = sum(phase.evaluations for phase in config.phases)
     phases = []
     for phase in config.phases:
@@ -89,8 +108,9 @@ def _shortened(config: RunConfig, individuals: int, folder: Path) -> RunConfig:
         count = min(share, phase.evaluations)
         phases.append(phase.model_copy(update={"evaluations": count, "initial": min(count, phase.initial)}))
     final = FinalSection(rerank=0, test=False)
-    changes = {"phases": tuple(phases), "final": final, "store": f"sqlite:///{folder / 'pilot.db'}"}
-    return config.model_copy(update=changes)
+    short = with_changes(setup, phases=tuple(phases), final=final, store=f"sqlite:///{folder / 'pilot.db'}")
+    searched = {name: short.prepared[name] for name in short.prepared if name not in ("dev", "test")}
+    return replace(short, prepared=searched, held_out=())
 
 
 def _measured(found: list[tuple[str, tuple[EvaluationRecord, ...]]], wall: float) -> Measured:

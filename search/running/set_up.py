@@ -18,6 +18,7 @@ from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of, m
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
+from moevolve.store.records import new_search_id
 from moevolve.workers.contract.capacity import NeededMemory
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
@@ -137,6 +138,15 @@ def _check_repair(recipe: RepairRecipe, where: str, kind: str) -> None:
             f"{where}.neurons: only experts of a mixture can be filled with neurons of others, those of genome kind "
             f"{having}; leave it out"
         )
+
+
+def with_changes(setup: SearchSetup, **changes: Any) -> SearchSetup:
+    """The same search, not recorded, with changed `phases`, `final` or `store`, which neither model nor tasks notice.
+
+    Phases must be of the same kinds. Splits that `final` asks for must have been prepared.
+    """
+    config = setup.config.model_copy(update=changes)
+    return replace(setup, config=config, search_id=new_search_id(), schedule=make_schedule(config))
 
 
 def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchSetup:

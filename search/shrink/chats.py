@@ -1,10 +1,11 @@
-"""Chats with tool calls, in the form of OpenAI's API, and their texts in the model's own chat template."""
+"""Chats in the forms of OpenAI's API and of ShareGPT, and the texts of those with tools in the model's own template."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
@@ -14,6 +15,19 @@ if TYPE_CHECKING:
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "refusal"}
+_SHAREGPT = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool": "tool",
+}
+"""OpenAI's roles by those of ShareGPT, of which data sets with tools have more than one set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,29 @@ def read_chat(found: Mapping[str, Any], place: str) -> ToolChat:
     if not isinstance(messages, list) or not messages:
         raise UserError(f"{place}: `messages` must be a list of turns")
     read = [_message(message, f"{place}: turn {number}") for number, message in enumerate(messages, start=1)]
+    return _chat(read, found, place)
+
+
+def read_sharegpt(found: Mapping[str, Any], place: str) -> ToolChat:
+    """Read a row of `conversations`, `system` and `tools`.
+
+    Raises:
+        UserError: See `read_chat`.
+    """
+    turns = found["conversations"]
+    if not isinstance(turns, list) or not turns:
+        raise UserError(f"{place}: `conversations` must be a list of turns")
+    read = [_turn(turn, f"{place}: turn {number}") for number, turn in enumerate(turns, start=1)]
+    if found.get("system"):
+        read.insert(0, {"role": "system", "content": text_of(found, "system", place)})
+    return _chat(read, found, place)
+
+
+def _chat(read: list[dict[str, Any]], found: Mapping[str, Any], place: str) -> ToolChat:
+    """The conversation of messages in OpenAI's form, and of a row's tools."""
+    for number, (before, message) in enumerate(pairwise([{"role": "system"}, *read]), start=1):
+        if message["role"] == "tool" and before["role"] != "tool" and "tool_calls" not in before:
+            raise UserError(f"{place}: turn {number}: a tool's result, but no call of a tool before it")
     answer = read.pop() if read[-1]["role"] == "assistant" else None
     first = next((each["content"] for each in read if each["role"] != "system"), None)
     if not first:
@@ -126,6 +163,27 @@ def _message(found: Any, where: str) -> dict[str, Any]:
         message["tool_calls"] = [_call(call, f"{where}: call {number}") for number, call in enumerate(calls, start=1)]
     message["content"] = "" if calls and not found.get("content") else text_of(found, "content", where)
     return message | {key: found[key] for key in ("tool_call_id", "name") if key in found}
+
+
+def _turn(found: Any, where: str) -> dict[str, Any]:
+    """A turn of ShareGPT's form as a message. A `function_call` holds one call as JSON, or a list of them."""
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: expected an object with `from` and `value`")
+    role, unknown = found.get("from"), sorted(found.keys() - {"from", "value"})
+    if role not in _SHAREGPT:
+        raise UserError(f"{where}: unknown `from` {role!r}; known are {', '.join(_SHAREGPT)}")
+    if unknown:
+        raise UserError(f"{where}: unknown key `{unknown[0]}`; known are from, value")
+    text = text_of(found, "value", where)
+    if role != "function_call":
+        return {"role": _SHAREGPT[role], "content": text}
+    try:
+        calls = json.loads(text)
+    except ValueError:
+        raise UserError(f"{where}: the `value` of a function_call must be JSON with `name` and `arguments`") from None
+    calls = calls if isinstance(calls, list) else [calls]
+    made = [_call({"function": call}, f"{where}: call {number}") for number, call in enumerate(calls, start=1)]
+    return {"role": "assistant", "content": "", "tool_calls": made}
 
 
 def _call(found: Any, where: str) -> dict[str, Any]:

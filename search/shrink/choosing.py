@@ -31,11 +31,12 @@ from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts
 from moevolve.search.shrink.chats import ToolChat, render_chats
 from moevolve.search.shrink.domains import read_domains, write_tasks
-from moevolve.search.shrink.timing import plan_time
+from moevolve.search.shrink.timing import plan_time, shortened
 from moevolve.workers.contract.settings import ModelConfig, Originals
 from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
+    from moevolve.search.loop.setup import SearchSetup
     from moevolve.search.pools.ray_actor import FirstWorker
     from moevolve.workers.export.sizes import FileSizes
     from moevolve.workers.profiling.outline import ModelOutline
@@ -91,8 +92,10 @@ def files_of(request: ShrinkRequest) -> Path:
     return folder.with_name(f"{folder.name}.shrink")
 
 
-def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str], None]) -> Path:
-    """Write the task files and the run file of a request, and return the latter.
+def run_file(
+    request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str], None]
+) -> tuple[Path, SearchSetup | None]:
+    """Write the task files and the run file of a request.
 
     A run file that was made for the same request is kept: memory that is free now must not change a search that has
     begun.
@@ -101,6 +104,9 @@ def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str
         request: The request.
         first: Calls what imports torch.
         on_stage: Called with a line about each stage of a pilot.
+
+    Returns:
+        The run file, and its search if a pilot has set it up.
 
     Raises:
         UserError: A file of requests or a task can't be read, or the model can't be had, kept so many experts of, or
@@ -119,15 +125,15 @@ def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str
     with writing_into(folder):
         tasks = write_tasks(domains, folder / "tasks")
         if has_run_file(request):
-            return path
+            return path, None
     data = _settings(request, [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)], first)
-    head = _mark(request)
+    head, setup = _mark(request), None
     if request.time is not None:
-        plan = plan_time(request.time, _parsed(data), begun, first, on_stage)
+        plan, setup = plan_time(request.time, _parsed(data), begun, first, on_stage)
         data, head = _shortened(data, plan.evaluations), f"{head}{_TIMED}{plan.text}\n"
     with writing_into(folder):
         path.write_text(head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return path
+    return path, setup
 
 
 def timing_of(path: Path) -> str | None:
@@ -250,9 +256,8 @@ def _name(folder: Path) -> str:
 def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
     """Settings filled with those of their preset, with so many evaluations in all phases together."""
     data = with_preset(data, "shrink")
-    *before, last = data["phases"]
-    last["evaluations"] = max(1, evaluations - sum(phase["evaluations"] for phase in before))
-    last["initial"] = min(last["initial"], last["evaluations"])
+    last = shortened(_parsed(data).phases, evaluations)[-1]
+    data["phases"][-1] |= {"evaluations": last.evaluations, "initial": last.initial}
     return data
 
 

@@ -25,6 +25,8 @@ _MOST: dict[Split, int] = {"calibration": 1024, "search": 256, "dev": 192, "test
 """Most rows of a split that a search uses: the first ones by their hash."""
 LEAST_ROWS = 64
 """Fewest different conversations in a file: fewer leave `dev` too small to choose by."""
+LEAST_DOCUMENTS = 16
+"""Fewest documents in a folder: each has several rows, all of which are in one split."""
 _LEAST_IN_SPLIT = 4
 
 _SHORT_WORDS, _SHORT_CHARACTERS = 6, 48
@@ -98,20 +100,23 @@ def _rendered(data: DataFile, render: Render | None) -> DataFile:
 
 
 def _domain(data: DataFile) -> Domain:
-    path = data.path
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "data"
-    conversations = {row.first_message for row in data.rows}
-    if len(conversations) < LEAST_ROWS:
-        what = "pieces of text between empty lines" if data.is_text else "rows with different first messages"
-        raise UserError(f"--data {path}: {len(conversations)} {what}; give {LEAST_ROWS} or more, better a few hundred")
+    path, folder = data.path, data.path.is_dir()
+    stem = path.resolve().name if folder else path.stem
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "data"
+    found, least = len({row.first_message for row in data.rows}), LEAST_DOCUMENTS if folder else LEAST_ROWS
+    if found < least:
+        pieces = "pieces of text between empty lines" if data.is_text else "rows with different first messages"
+        what = "documents with different beginnings" if folder else pieces
+        raise UserError(f"--data {path}: {found} {what}; give {least} or more, better a few hundred")
     rows: dict[Split, list[DataRow]] = {split: [] for split in SPLITS}
-    for row in sorted(data.rows, key=lambda row: _position(row.first_message)):
+    # Parts of long documents, and turns of one conversation, are mixed with those of others.
+    for row in sorted(data.rows, key=lambda row: _position(row.prompt)):
         rows[_split_at(_position(row.first_message))].append(row)
     small = [split for split in SPLITS if len(rows[split]) < _LEAST_IN_SPLIT]
     if small:
         raise UserError(
             f"--data {path}: only {len(rows[small[0]])} of {len(data.rows)} rows fall into the split {small[0]}, which "
-            f"needs {_LEAST_IN_SPLIT}; give more rows"
+            f"needs {_LEAST_IN_SPLIT}; give more {'documents' if folder else 'rows'}"
         )
     return Domain(name, _settings(data), {split: chosen[: _MOST[split]] for split, chosen in rows.items()})
 

@@ -2,11 +2,13 @@
 
 A line of a JSONL file, or a row of a parquet file, is `{"prompt", "answer"?, "choices"?}`, `{"text"}`, a chat in
 OpenAI's form (`{"messages": [{"role", "content"}], "tools"?}`) or in ShareGPT's (`{"conversations": [{"from",
-"value"}]}`). A .txt file is running text.
+"value"}], "system"?, "tools"?}`). A .txt or .md file is running text, and so is a folder of them. A data set of the hub
+has the same rows, with other columns beside them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 from moevolve.evaluators.errors import UserError, first_line
 from moevolve.evaluators.text_files import parse_line, read_lines
-from moevolve.search.shrink.chats import ToolChat, read_chat, text_of, without_nulls
+from moevolve.search.shrink.chats import ToolChat, read_chat, read_sharegpt, text_of, without_nulls
 
 _OTHERS = {
     ".csv": "CSV isn't read; write the rows as JSONL",
@@ -22,18 +24,10 @@ _OTHERS = {
 }
 _OLD_TOOLS = ("functions", "function_call")
 """Keys of OpenAI's earlier form of tool calls."""
-_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-}
-"""Roles of both forms of chats, as chat templates call them."""
-_TOOL_ROLES = ("function", "function_call", "observation")
-"""Roles of tool calls in forms that aren't read."""
+_TEXTS = (".txt", ".md")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ROWS = 20_000
+"""Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand."""
 
 _TEXT_CHARACTERS = 400
 """Fewest characters of a row of running text. Paragraphs are joined up to that, since single lines say little."""
@@ -51,6 +45,7 @@ class DataRow:
             by turns.
         chat: The conversation with its tools, if any row of its file has some. `prompt` and `answer` are then made of
             it by the model's chat template.
+        document: What the document begins with, if the row is a part of one in a folder.
     """
 
     prompt: str
@@ -58,21 +53,24 @@ class DataRow:
     choices: tuple[str, ...] = ()
     turns: tuple[tuple[str, str], ...] = ()
     chat: ToolChat | None = None
+    document: str | None = None
 
     @property
     def first_message(self) -> str:
-        """What the conversation begins with: its first turn that isn't the system prompt."""
+        """What the conversation or the document begins with: its first turn that isn't the system prompt."""
         if self.chat is not None:
             return self.chat.first_message
+        if self.document is not None:
+            return self.document
         return next((content for role, content in self.turns if role != "system"), self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """The rows of one file, all of one form.
+    """The rows of one file, all of one form, or of a folder of documents.
 
     Attributes:
-        path: The file.
+        path: The file or folder.
         is_text: True for running text, which has no answers and isn't put into a chat template.
         rows: Its rows, in order.
     """
@@ -83,27 +81,38 @@ class DataFile:
 
 
 def read_data(path: Path) -> DataFile:
-    """Read a file of requests.
+    """Read a file of requests, a folder of documents, or the split `train` of a data set of the hub.
 
     Raises:
         UserError: The file is missing, empty or of a form that isn't read, or a row is malformed or of another form
             than the rows before it. The message names file and line.
     """
     suffix = path.suffix.lower()
+    if path.is_dir():
+        return DataFile(path, True, tuple(_documents(path)))
     if suffix in _OTHERS:
         raise UserError(f"--data {path}: {_OTHERS[suffix]}")
-    if path.is_dir():
-        raise UserError(f"--data {path}: a folder isn't read yet; name its files")
-    if suffix not in (".jsonl", ".parquet", ".txt"):
-        hub = "" if path.exists() else "; data sets of the hub aren't read yet: save the rows as JSONL"
-        raise UserError(f"--data {path}: the name must end in .jsonl, .parquet or .txt{hub}")
-    if suffix == ".txt":
+    if suffix not in (".jsonl", ".parquet", *_TEXTS):
+        if path.exists() or not _HUB_ID.fullmatch(str(path)):
+            raise UserError(f"--data {path}: the name must end in .jsonl, .parquet, .txt or .md, or be a folder's")
+        rows = list(_rows(_hub(str(path))))
+    elif suffix in _TEXTS:
         rows = list(_paragraphs(read_lines(path)))
     else:
         rows = list(_rows(_parquet(path) if suffix == ".parquet" else _jsonl(path)))
     if not rows:
         raise UserError(f"{path}: the file is empty")
-    return DataFile(path, suffix == ".txt", _of_one_kind(rows))
+    return DataFile(path, suffix in _TEXTS, _of_one_kind(rows))
+
+
+def _documents(folder: Path) -> Iterator[DataRow]:
+    """Rows of all texts in a folder and the folders below it, each with the beginning of its document."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _TEXTS and path.is_file())
+    if not paths:
+        raise UserError(f"--data {folder}: the folder has no .txt or .md files; name files of other forms one by one")
+    for path in paths:
+        rows = list(_paragraphs(read_lines(path)))
+        yield from (replace(row, document=rows[0].prompt) for row in rows)
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -124,6 +133,19 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{path}: not a parquet file: {first_line(error)}") from None
     for number, row in enumerate(rows, start=1):
         yield f"{path}: row {number}", without_nulls(row)
+
+
+def _hub(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of a data set of the hub, without the columns that no form has."""
+    from moevolve.evaluators.tasks.config import Source
+    from moevolve.evaluators.tasks.datasets import load_table
+
+    table = load_table(Source(hub=name), "train")
+    form = next((key for key in _FORMS if key in table.columns), None)
+    wanted = table.columns if form is None else (form, *_FORMS[form][1])
+    for number in range(min(len(table), _HUB_ROWS)):
+        row = table.row(number)
+        yield table.place(number), without_nulls({key: row[key] for key in wanted if key in row})
 
 
 def _of_one_kind(rows: list[DataRow]) -> tuple[DataRow, ...]:
@@ -208,35 +230,20 @@ def _plain(found: Mapping[str, Any], place: str) -> DataRow:
 
 
 def _openai(found: Mapping[str, Any], place: str) -> DataRow:
-    """A chat in OpenAI's form. One with tools keeps its messages; others are told by their turns as well."""
-    chat = read_chat(found, place)
-    if chat.has_tools:
-        # The form of a row is told by its answer, which only the model's template can write.
-        return DataRow(chat.first_message, None if chat.answer is None else "", chat=chat)
-    return replace(_turns(found["messages"], "role", "content", place), chat=chat)
+    return _chat(read_chat(found, place), place)
 
 
 def _sharegpt(found: Mapping[str, Any], place: str) -> DataRow:
-    return _turns(found["conversations"], "from", "value", place)
+    return _chat(read_sharegpt(found, place), place)
 
 
-def _turns(messages: Any, role_key: str, text_key: str, place: str) -> DataRow:
-    """A conversation of turns, from the keys of a turn's role and of its content."""
-    if not isinstance(messages, list) or not messages:
-        raise UserError(f"{place}: expected a list of turns")
-    turns = []
-    for number, message in enumerate(messages, start=1):
-        where = f"{place}: turn {number}"
-        if not isinstance(message, dict):
-            raise UserError(f"{where}: expected an object with `{role_key}` and `{text_key}`")
-        role = message.get(role_key)
-        if role in _TOOL_ROLES:
-            raise UserError(f"{where}: {role}: tool calls are read in OpenAI's form, `tools` and `tool_calls`")
-        _check_keys(message, {role_key, text_key}, where)
-        if role not in _ROLES:
-            raise UserError(f"{where}: unknown `{role_key}` {role!r}")
-        turns.append((_ROLES[role], text_of(message, text_key, where)))
-    return _conversation(turns, place)
+def _chat(chat: ToolChat, place: str) -> DataRow:
+    """The row of a chat. One with tools keeps its messages; others are told by their turns as well."""
+    if chat.has_tools:
+        # The form of a row is told by its answer, which only the model's template can write.
+        return DataRow(chat.first_message, None if chat.answer is None else "", chat=chat)
+    messages = chat.messages if chat.answer is None else (*chat.messages, chat.answer)
+    return replace(_conversation([(each["role"], each["content"]) for each in messages], place), chat=chat)
 
 
 def _conversation(turns: list[tuple[str, str]], place: str) -> DataRow:
@@ -254,9 +261,9 @@ def _conversation(turns: list[tuple[str, str]], place: str) -> DataRow:
 
 
 _FORMS: dict[str, tuple[Callable[[Mapping[str, Any], str], DataRow], tuple[str, ...]]] = {
+    "messages": (_openai, ("tools",)),
+    "conversations": (_sharegpt, ("system", "tools")),
     "prompt": (_prompt, ("answer", "choices")),
     "text": (_plain, ()),
-    "messages": (_openai, ("tools",)),
-    "conversations": (_sharegpt, ()),
 }
 """Reader of each form and its further keys, by the key that tells the form."""

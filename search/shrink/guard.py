@@ -15,11 +15,10 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.operations.evaluate import prepared_split
-from moevolve.search.operations.subject import Subject, find_subject
+from moevolve.search.operations.subject import Subject
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.page import TaskCheck
 from moevolve.search.shrink.structure import is_loop, structure_of
-from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 
@@ -30,8 +29,12 @@ _KNOWN = 100.0
 """Largest perplexity of the full model on a general domain that it can be said to know; others aren't judged."""
 
 
+_FEWEST = 2
+"""Fewest loops or broken answers that are a fault: with few prompts a single one is within the limits' chance."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Probe:
+class Probe:
     """Rows of one domain.
 
     Attributes:
@@ -47,12 +50,12 @@ class _Probe:
     general: bool = False
 
 
-def check_winner(store: StoreReader, table: FinalTable, request: ShrinkRequest) -> tuple[TaskCheck, ...]:
+def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest) -> tuple[TaskCheck, ...]:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
     Args:
-        store: Store of the finished search.
-        table: Its final table, with a winner.
+        subject: The winner of a finished search.
+        table: The search's final table.
         request: How many prompts and tokens, and the limits.
 
     Returns:
@@ -64,25 +67,35 @@ def check_winner(store: StoreReader, table: FinalTable, request: ShrinkRequest) 
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
 
-    assert table.winner is not None
-    subject = find_subject(store, table.winner)
     worker = EvaluationWorker(placed(subject.config.model), subject.config.engine)
+    probes = [*_held_out(subject, table, request), *general_set()]
     try:
-        return tuple(_check(worker, subject.edit, probe, request) for probe in _probes(subject, table, request))
+        return check_edit(worker, subject.edit, probes, request)
     except CandidateError as error:
         raise UserError(f"{table.winner} can't be run: {error}") from None
 
 
-def _probes(subject: Subject, table: FinalTable, request: ShrinkRequest) -> Iterator[_Probe]:
+def check_edit(
+    worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkRequest
+) -> tuple[TaskCheck, ...]:
+    """Compare an edited model with the unedited one on each domain.
+
+    Raises:
+        CandidateError: The edited model can't be run.
+    """
+    before, after = (_measured(worker, each, probes, request) for each in (IdentityEdit(), edit))
+    return tuple(_check(*each, request) for each in zip(probes, before, after, strict=True))
+
+
+def _held_out(subject: Subject, table: FinalTable, request: ShrinkRequest) -> Iterator[Probe]:
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{section.name}@agreement", "test")
-        yield _Probe(task, split.head(request.guard_prompts), _recovery(table, task))
-    yield from general_set()
+        yield Probe(task, split.head(request.guard_prompts), _recovery(table, task))
 
 
-def general_set() -> list[_Probe]:
+def general_set() -> list[Probe]:
     """The domains of the general set that ships."""
     text = (files("moevolve.configs") / "guard" / "general.jsonl").read_text(encoding="utf-8")
     domains: dict[str, list[Example]] = {}
@@ -93,30 +106,7 @@ def general_set() -> list[_Probe]:
         matching = Matching()
         return PreparedSplit(f"general {name}", "test", "agreement", "mean", matching, 1, " ", tuple(rows), "answer")
 
-    return [_Probe(name, split(name, rows), None, general=True) for name, rows in domains.items()]
-
-
-def _check(worker: EvaluationWorker, edit: Edit, probe: _Probe, request: ShrinkRequest) -> TaskCheck:
-    """Check one domain."""
-    texts = replace(probe.split, fitness="perplexity", metric="geometric_mean", positions="text")
-    full = _scores(worker, IdentityEdit(), texts)[0]
-    agreement, kept = _scores(worker, edit, probe.split, texts)
-    asked = _asked(probe.split, request)
-    before, after = (_answers(worker, each, asked) for each in (IdentityEdit(), edit))
-    known = not probe.general or full * _KNOWN >= 1
-    structured = [(structure_of(old.text), structure_of(new.text)) for old, new in zip(before, after, strict=True)]
-    found = TaskCheck(
-        task=probe.split.task if probe.general else probe.name,
-        prompts=len(asked.examples),
-        loops=sum(new.loops and not old.loops for old, new in zip(before, after, strict=True)),
-        structured=sum(old is not None for old, _ in structured),
-        broken=sum(old is not None and new != old for old, new in structured),
-        agreement=agreement,
-        perplexity=full / kept if full and kept else None,
-        recovery=probe.recovery,
-        known=known,
-    )
-    return replace(found, faults=faults_of(found, request))
+    return [Probe(f"general {name}", split(name, rows), None, general=True) for name, rows in domains.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +115,54 @@ class _Answered:
     loops: bool
 
 
-def _answers(worker: EvaluationWorker, edit: Edit, asked: PreparedSplit) -> list[_Answered]:
-    tokenizer = worker.resident.tokenizer
-    texts = [answer.text or "" for answer in worker.answer(edit, asked)]
-    return [_Answered(text, is_loop(tokenizer(text, add_special_tokens=False)["input_ids"])) for text in texts]
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One model on the rows of one domain.
+
+    Attributes:
+        agreement: Score of the probe's split.
+        texts: Reciprocal perplexity of its prompts and answers; 0 if the perplexity isn't finite.
+        answers: Free answers to its prompts.
+    """
+
+    agreement: float
+    texts: float
+    answers: tuple[_Answered, ...]
 
 
-def _scores(worker: EvaluationWorker, edit: Edit, *splits: PreparedSplit) -> list[float]:
+def _check(probe: Probe, before: _Measured, after: _Measured, request: ShrinkRequest) -> TaskCheck:
+    pairs = list(zip(before.answers, after.answers, strict=True))
+    structured = [(structure_of(old.text), structure_of(new.text)) for old, new in pairs]
+    found = TaskCheck(
+        task=probe.name,
+        prompts=len(pairs),
+        loops=sum(new.loops and not old.loops for old, new in pairs),
+        structured=sum(old is not None for old, _ in structured),
+        broken=sum(old is not None and new != old for old, new in structured),
+        agreement=after.agreement,
+        perplexity=before.texts / after.texts if before.texts and after.texts else None,
+        recovery=probe.recovery,
+        known=not probe.general or before.texts * _KNOWN >= 1,
+    )
+    return replace(found, faults=faults_of(found, request))
+
+
+def _measured(
+    worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkRequest
+) -> Iterator[_Measured]:
+    """Measure a model on all domains. The edit is applied twice, however many there are: it may be a repair."""
+    texts = [replace(each.split, fitness="perplexity", metric="geometric_mean", positions="text") for each in probes]
+    splits = (*(each.split for each in probes), *texts)
     reply = worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in splits)), splits)
     if reply.failure is not None:
         raise CandidateError(reply.failure)
-    return [reply.results[split.fingerprint].score for split in splits]
+    scores = [reply.results[split.fingerprint].score for split in splits]
+    answered = worker.answer(edit, *(_asked(each.split, request) for each in probes))
+    tokenizer = worker.resident.tokenizer
+    for agreement, text, answers in zip(scores[: len(probes)], scores[len(probes) :], answered, strict=True):
+        said = [answer.text or "" for answer in answers]
+        loops = [is_loop(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in said]
+        yield _Measured(agreement, text, tuple(map(_Answered, said, loops)))
 
 
 def _asked(split: PreparedSplit, request: ShrinkRequest) -> PreparedSplit:
@@ -169,9 +196,9 @@ def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
     if not check.known:
         return ()
     faults = []
-    if check.loops > request.most_loops * check.prompts:
+    if _too_many(check.loops, check.prompts, request.most_loops):
         faults.append(f"repeats itself in {check.loops} of {check.prompts} answers, where the full model doesn't")
-    if check.broken > request.most_broken * check.structured:
+    if _too_many(check.broken, check.structured, request.most_broken):
         faults.append(f"lost {check.broken} of the full model's {check.structured} answers with JSON or tool calls")
     if check.perplexity is None or check.perplexity > request.most_perplexity:
         times = "far more than" if check.perplexity is None else f"{check.perplexity:.1f} times"
@@ -181,6 +208,10 @@ def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
             f"keeps {100 * check.recovery:.0f} % of the full model's score, less than {request.least_recovery:.0%}"
         )
     return tuple(faults)
+
+
+def _too_many(count: int, among: int, share: float) -> bool:
+    return count >= _FEWEST and count > share * among
 
 
 def checks_table(checks: Sequence[TaskCheck]) -> str:

@@ -12,11 +12,13 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.opening import opened_store, refuse_server
+from moevolve.search.operations.subject import Subject, bound_subject
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.requests.models import ExportRequest
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
+from moevolve.search.running.set_up import with_changes
 from moevolve.search.shrink.budget import Budget, budget_of
 from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file, timing_of
 from moevolve.search.shrink.guard import check_winner, checks_table
@@ -34,7 +36,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
     if isinstance(request.store, str):
         refuse_server(request.store)
     if not request.data and not request.tasks:
-        raise UserError("say what the model is for: --data FILE, or --task NAME")
+        raise UserError("say what the model is for: --data PATH, or --task NAME")
     budget = budget_of(request)
     if request.time is not None:
         if request.evaluations is not None:
@@ -44,7 +46,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
     seconds: dict[str, float] = {}
     with FirstWorker() as first:
         with _timed("settings", seconds):
-            path = run_file(request, first, observer.on_stage)
+            path, setup = run_file(request, first, observer.on_stage)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
@@ -56,7 +58,9 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
                 for each in routing:
                     observer.on_note(said_of(each))
             with _timed("search", seconds):
-                setup = set_up_new(config, None, first.call)
+                setup = (
+                    set_up_new(config, None, first.call) if setup is None else with_changes(setup, store=config.store)
+                )
                 table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
             checks, written = _shipped(request, store, table, observer, seconds)
             _check_fits(budget, written)
@@ -71,13 +75,14 @@ def _shipped(
         return (), None
     with _timed("checks", seconds):
         observer.on_stage("checking the winner's answers")
-        checks = check_winner(store, table, request)
+        subject = bound_subject(store, table.winner)
+        checks = check_winner(subject, table, request)
     faults = [f"{check.task}: {fault}" for check in checks for fault in check.faults]
     if faults and not request.force:
         return checks, None
     with _timed("export", seconds):
         observer.on_stage("exporting")
-        return checks, _export(store, table.winner, folder_of(request), faults, checks)
+        return checks, _export(store, subject, folder_of(request), faults, checks)
 
 
 def _page(
@@ -141,25 +146,28 @@ def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -
         )
 
 
-def _export(store: Store, winner: str, folder: Path, faults: Sequence[str], checks: Sequence[TaskCheck]) -> Written:
+def _export(
+    store: Store, subject: Subject, folder: Path, faults: Sequence[str], checks: Sequence[TaskCheck]
+) -> Written:
     """Export the winner, unless the folder has it already; its card has the checks and tells its faults."""
-    from moevolve.search.operations.export import export, needs_requantising
+    from moevolve.search.operations.export import export_subject, needs_requantising
 
-    earlier = store.individual(winner).exports
-    found = next((one for one in earlier if Path(one.path).resolve() == folder.resolve()), None)
+    assert subject.detail is not None
+    winner = subject.detail.ref
+    found = next((one for one in subject.detail.exports if Path(one.path).resolve() == folder.resolve()), None)
     if found is not None and folder.is_dir():
         return Written(folder, found.form, _weight_bytes(folder))
     notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(checks))
-    requantise, why = needs_requantising(store, winner), tuple[tuple[str, str], ...]()
+    requantise, why = needs_requantising(subject), tuple[tuple[str, str], ...]()
     try:
-        report = export(store, ExportRequest(winner, folder, requantise=requantise), notes)
+        report = export_subject(store, subject, ExportRequest(winner, folder, requantise=requantise), notes)
     except UserError as error:
         if not requantise:
             raise
         # A result of hours in a larger form is better than none.
         why = (("not in the base model's format", str(error)),)
         notes += (f"It isn't in the format of the base model: {error}.",)
-        report = export(store, ExportRequest(winner, folder), notes)
+        report = export_subject(store, subject, ExportRequest(winner, folder), notes)
     return Written(report.directory, report.form, _weight_bytes(report.directory), (*report.changes, *why))
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import final_evaluations
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.pilot import Measured, measure
+from moevolve.search.running.set_up import with_changes
+from moevolve.search.settings.phases import PhaseConfig
 from moevolve.search.text import duration, quantity
 
 _MEASURED = 4
@@ -22,8 +25,11 @@ _MOST = 10
 """Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more."""
 LEAST = 4
 """Fewest evaluations of a search."""
-_LOADS = 3
-"""How often the model is still loaded after the pilot: by the search, for the checks, and for the export."""
+_LOADS = 4
+"""How often the model is still loaded after the pilot: for the routing, the search, the checks and the export."""
+_APPLIED = 4
+"""How often the winner is still applied after the final scores, and what is done with it then counts as an evaluation:
+twice for the checks, and for the export and its verification."""
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -55,7 +61,7 @@ def seconds_of(text: str) -> float:
 
 def plan_time(
     text: str, config: RunConfig, begun: float, first: FirstWorker, on_stage: Callable[[str], None]
-) -> TimePlan:
+) -> tuple[TimePlan, SearchSetup]:
     """Measure a few candidates of a search, and choose how many it can try.
 
     Args:
@@ -65,32 +71,55 @@ def plan_time(
         first: Calls what imports torch.
         on_stage: Called with a line about each stage.
 
+    Returns:
+        The number of candidates, and the search with as many.
+
     Raises:
-        UserError: See `measure`.
+        UserError: See `set_up` and `measure`.
         PoolError: No worker can be started.
     """
     setup = set_up_new(config, None, first.call)
-    found = measure(config, _MEASURED, first=first, on_stage=on_stage)
-    return chosen(text, setup, found, time.monotonic() - begun)
+    tokens = first.call(count_tokens, setup.config, setup.prepared)
+    found = measure(setup, _MEASURED, first=first, on_stage=on_stage)
+    plan = chosen(text, setup.config, tokens, found, time.monotonic() - begun)
+    return plan, with_changes(setup, phases=shortened(setup.config.phases, plan.evaluations))
 
 
-def chosen(text: str, setup: SearchSetup, found: Measured, spent: float) -> TimePlan:
+def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:
+    """Count the tokens of all tasks' prompts and answers by split, with the model's tokenizer."""
+    from moevolve.workers.profiling.passes import PromptMeter
+
+    meter = PromptMeter(config.model, config.engine)
+    return {name: sum(meter.tokens(split).read for split in splits) for name, splits in prepared.items()}
+
+
+def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseConfig, ...]:
+    """The phases with so many evaluations together, which the last one is cut or extended to."""
+    *before, last = phases
+    count = max(1, evaluations - sum(phase.evaluations for phase in before))
+    changes = {"evaluations": count, "initial": min(last.initial, count)}
+    return (*before, last.model_copy(update=changes))
+
+
+def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float) -> TimePlan:
     """Choose the number of evaluations from what a few took.
 
     Args:
         text: Time of everything.
-        setup: The search as its preset has it.
+        config: The search as its preset has it.
+        tokens: See `count_tokens`.
         found: What a few individuals took.
         spent: Seconds that have passed.
     """
-    config, left = setup.config, seconds_of(text) - spent
     *before, last = config.phases
-    each = found.of(last.kind) / found.workers
-    fixed = _LOADS * found.other_seconds + _final_evaluations(setup) * each
+    one = found.of(last.kind)
+    fixed = _LOADS * found.other_seconds + _APPLIED * one
+    fixed += found.final(last.kind, *final_evaluations(config), tokens)
     fixed += sum(phase.evaluations * found.of(phase.kind) for phase in before) / found.workers
     earlier = sum(phase.evaluations for phase in before)
     preset = earlier + last.evaluations
-    fitting = earlier + math.floor((left - fixed) / each)
+    each = one / found.workers
+    fitting = earlier + math.floor((seconds_of(text) - spent - fixed) / each)
     least = max(LEAST, earlier + 1)
     count = min(max(fitting, least), _MOST * preset)
     bound = ""
@@ -101,13 +130,6 @@ def chosen(text: str, setup: SearchSetup, found: Measured, spent: float) -> Time
     takes = spent + fixed + (count - earlier) * each
     return TimePlan(
         count,
-        f"--time {text}: {count} candidates{bound}; one takes {found.of(last.kind):.2g} s on one of {found.workers} "
-        f"workers (measured on {found.individuals}), everything about {duration(takes / 3600)}",
+        f"--time {text}: {count} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
+        f"on {found.individuals}), everything about {duration(takes / 3600)}",
     )
-
-
-def _final_evaluations(setup: SearchSetup) -> float:
-    """The final scores, in evaluations on `search`, by the number of rows."""
-    ranked, tested = final_evaluations(setup.config)
-    rows = {split: sum(len(task.examples) for task in tasks) for split, tasks in setup.prepared.items()}
-    return (ranked * rows.get("dev", 0) + tested * rows.get("test", 0)) / rows["search"]

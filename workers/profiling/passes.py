@@ -52,6 +52,11 @@ class SplitTokens:
     choices: tuple[tuple[Tokens, ...], ...] = field(repr=False)
     max_new_tokens: int
 
+    @property
+    def read(self) -> int:
+        """Number of tokens of prompts and answers that the model reads."""
+        return sum(map(len, (*self.prompts, *self.answers)))
+
     @classmethod
     def of_lengths(
         cls,

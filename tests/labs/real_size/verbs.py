@@ -287,7 +287,7 @@ class Session:
         setup = self._set_up("answers")
         split = setup.prepared["search"][0].head(4)
         worker = self._held()
-        full, pruned = worker.answer(IdentityEdit(), split), worker.answer(sampled(setup).express(), split)
+        (full,), (pruned,) = (worker.answer(each, split) for each in (IdentityEdit(), sampled(setup).express()))
         differ = sum(one.text != other.text for one, other in zip(full, pruned, strict=True))
         return f"{differ} of {len(full)} answers differ"
 

@@ -84,7 +84,8 @@ def test_a_pilot_measures_a_few_individuals_of_every_phase(
     searched = sum(count.different * found.seconds[count.kind] for count in planned.phases)
     last = found.seconds[config.phases[-1].kind]
     tokens = {split.split: split.tokens for split in planned.splits}
-    final = last * (planned.ranked * tokens.get("dev", 0) + planned.tested * tokens.get("test", 0)) / tokens["search"]
+    shares = {name: max(1, tokens.get(name, 0) / tokens["search"]) for name in ("dev", "test")}
+    final = last * (planned.ranked * shares["dev"] + planned.tested * shares["test"])
     assert 0 < found.hours == pytest.approx((searched + final) / 3600)
     assert "pilot: evaluating" in stages
     with Store.open(all_kinds) as store:

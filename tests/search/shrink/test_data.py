@@ -120,6 +120,26 @@ def test_text_is_read_in_whole_paragraphs(tmp_path: Path) -> None:
     assert (split.fitness, split.positions, split.chat) == ("agreement", "text", False)
 
 
+def test_a_folder_is_read_by_documents_each_of_which_is_in_one_split(tmp_path: Path) -> None:
+    (tmp_path / "notes" / "old").mkdir(parents=True)
+    for number in range(40):
+        paragraphs = (f"Document {number}, paragraph {part} " + "words and more words " * 20 for part in range(6))
+        name = f"old/{number}.txt" if number % 2 else f"{number}.md"
+        (tmp_path / "notes" / name).write_text("\n\n".join(paragraphs))
+    (tmp_path / "notes" / "picture.png").write_bytes(b"\x89PNG")
+    (domain,) = read_domains([tmp_path / "notes"])
+    (split, *_) = prepared(tmp_path / "notes", tmp_path / "tasks").values()
+    assert (domain.name, split.fitness, split.positions) == ("notes", "agreement", "text")
+    places: dict[str, set[str]] = {}
+    for name, rows in domain.rows.items():
+        for row in rows:
+            places.setdefault(row.prompt.split(",")[0], set()).add(name)
+    assert sum(map(len, domain.rows.values())) == 240 and len(places) == 40
+    assert all(len(found) == 1 for found in places.values())
+    beginnings = [row.prompt.split(",")[0] for row in domain.rows["search"][:6]]
+    assert len(set(beginnings)) > 1, "the first rows, which are all that a large folder gives, are of several documents"
+
+
 def calling(name: str, arguments: str) -> dict[str, Any]:
     """The assistant's message that calls a tool, as OpenAI's API returns it."""
     call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -178,6 +198,34 @@ def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
     assert seen[7][1] == '<tool_call>\n{"name": "weather", "arguments": {"place": 7, "hours": 2}}\n</tool_call>'
 
 
+def test_sharegpts_roles_of_tools_are_the_same_chats(tmp_path: Path) -> None:
+    def turned(number: int) -> dict[str, Any]:
+        row = weather(number)
+        said: list[dict[str, str]] = []
+        for message in row["messages"]:
+            role = {"user": "human", "assistant": "function_call", "tool": "observation"}[message["role"]]
+            called = [call["function"] for call in message.get("tool_calls", ())]
+            calls = [each | {"arguments": json.loads(each["arguments"])} for each in called]
+            said.append({"from": role, "value": json.dumps(calls) if calls else message["content"]})
+        functions = json.dumps([tool["function"] for tool in row["tools"]])  # as LLaMA-Factory has them
+        return {"conversations": said, "system": "Be brief.", "tools": functions}
+
+    (one,) = read_data(written(tmp_path, "one.jsonl", [weather(7)])).rows
+    (other,) = read_data(written(tmp_path, "other.jsonl", [turned(7)])).rows
+    assert one.chat is not None and other.chat is not None
+    assert other.chat.messages[0] == {"role": "system", "content": "Be brief."}
+    assert (other.chat.tools, other.chat.first_message) == (one.chat.tools, one.chat.first_message)
+    messages = [*one.chat.messages, one.chat.answer]
+    assert [*other.chat.messages[1:], other.chat.answer] == without_ids(messages)
+
+
+def without_ids(value: Any) -> Any:
+    """The same without ids of calls, which ShareGPT's form doesn't have."""
+    if isinstance(value, dict):
+        return {key: without_ids(part) for key, part in value.items() if key not in ("id", "tool_call_id")}
+    return [without_ids(part) for part in value] if isinstance(value, list) else value
+
+
 def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
@@ -186,6 +234,22 @@ def test_parquet_has_the_same_rows(tmp_path: Path) -> None:
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "chats.parquet")
     lines = read_data(written(tmp_path, "chats.jsonl", [openai(n) for n in range(ROWS)]))
     assert read_data(tmp_path / "chats.parquet").rows == lines.rows
+
+
+def test_a_data_set_of_the_hub_may_have_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datasets import Dataset
+
+    rows = [openai(n) | {"prompt": "the first", "tools": None, "source": "web"} for n in range(ROWS)]
+    asked: list[Any] = []
+
+    def load(*arguments: Any, **options: Any) -> Dataset:  # there is no network here
+        asked.append((*arguments, options))
+        return Dataset.from_list(rows)
+
+    monkeypatch.setattr("moevolve.evaluators.tasks.datasets.load_dataset", load)
+    found = read_data(Path("owner/chats"))
+    assert asked == [("owner/chats", None, {"split": "train", "revision": None})]
+    assert found.rows == read_data(written(tmp_path, "chats.jsonl", [openai(n) for n in range(ROWS)])).rows
 
 
 CHAT = {"role": "user", "content": "a"}
@@ -202,7 +266,14 @@ BAD: dict[str, tuple[str, str]] = {
     "two questions": (json.dumps({"messages": [CHAT, CHAT]}), r":1: turns must be of user and assistant by turns"),
     "an answer alone": (json.dumps({"messages": [{"role": "assistant", "content": "a"}]}), r":1: turns must be"),
     "the old form": (json.dumps({"messages": [CHAT], "functions": [{}]}), r":1: `functions` is of an earlier form"),
-    "another form": (json.dumps({"conversations": [{"from": "observation", "value": "a"}]}), r"read in OpenAI's form"),
+    "a result alone": (
+        json.dumps({"conversations": [{"from": "observation", "value": "a"}]}),
+        r"turn 1: a tool's result",
+    ),
+    "no call": (
+        json.dumps({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "b"}]}),
+        r":1: turn 2: the `value` of a function_call must be JSON",
+    ),
     "a call": (
         json.dumps({"messages": [CHAT, {"role": "assistant", "tool_calls": [{}]}]}),
         r"turn 2: call 1: expected",
@@ -232,7 +303,8 @@ def test_a_bad_file_is_named_with_its_line(content: tuple[str, str], tmp_path: P
     ("name", "said"),
     [
         ("rows.csv", "CSV isn't read"),
-        ("owner/data", "data sets of the hub aren't read yet"),
+        ("rows.xml", "the name must end in"),
+        ("", "the folder has no .txt or .md files"),
         ("gone.jsonl", "no such file"),
     ],
 )

@@ -1,4 +1,7 @@
-"""The guard: what it calls a loop, JSON or a call, and which candidates it names."""
+"""The guard: what it calls a loop, JSON or a call, and which candidates it names.
+
+`tests/benchmarks/bench_guard.py` checks good and bad candidates of the demo's models.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_model, without
 
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.shrink.guard import checks_table, faults_of, general_set
+from moevolve.search.shrink.guard import Probe, check_edit, checks_table, faults_of, general_set
 from moevolve.search.shrink.page import TaskCheck
 from moevolve.search.shrink.routing import retained
 from moevolve.search.shrink.structure import is_loop, structure_of
+from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.worker import EvaluationWorker
 
 REQUEST = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
 GOOD = TaskCheck("chats", prompts=16, loops=1, structured=16, broken=1, agreement=0.8, perplexity=1.6, recovery=0.9)
@@ -44,6 +51,8 @@ def test_json_and_calls_are_found_in_an_answer(answer: str, structure: str | Non
 def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     assert faults_of(GOOD, REQUEST) == ()
     assert faults_of(replace(GOOD, structured=0, broken=0, recovery=None), REQUEST) == ()
+    assert faults_of(replace(GOOD, prompts=6, structured=6), REQUEST) == (), "a single answer of few is no fault"
+    assert len(faults_of(replace(GOOD, prompts=6, structured=6, loops=2, broken=2), REQUEST)) == 2
     for loss, said in (
         ({"loops": 4}, "repeats itself in 4 of 16 answers"),
         ({"broken": 5}, "lost 5 of the full model's 16 answers with JSON or tool calls"),
@@ -58,8 +67,47 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     assert "| chats | 16 | 1 | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD])
 
 
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> EvaluationWorker:
+    """A worker of the model whose experts are known."""
+    folder = tmp_path_factory.mktemp("known")
+    save_known_model(folder)
+    return EvaluationWorker(ModelConfig(str(folder), device="cpu"), EngineConfig())
+
+
+def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
+    """The faults of a candidate, by the domains that have some."""
+    probes = [Probe(name, known_split(name), None) for name in ("english", "german", "calls")]
+    checks = check_edit(worker, edit, probes, replace(REQUEST, guard_tokens=32))
+    assert [check.structured for check in checks] == [0, 0, 8]
+    if isinstance(edit, IdentityEdit):
+        assert all((check.agreement, check.perplexity) == pytest.approx((1, 1)) for check in checks)
+    return {check.task: check.faults for check in checks if check.faults}
+
+
+def test_an_untouched_model_and_good_candidates_pass(worker: EvaluationWorker) -> None:
+    assert faults(worker, IdentityEdit()) == {}
+    for seed in (1, 2):
+        assert faults(worker, without(SPARE, noise=0.05 * seed, seed=seed)) == {}
+
+
+@pytest.mark.parametrize(
+    ("expert", "domain", "said"),
+    [
+        (ENDS, "english", "repeats itself in 8 of 8 answers"),
+        (GERMAN, "german", "times the full model's perplexity"),
+        (TOOLS, "calls", "lost 8 of the full model's 8 answers with JSON or tool calls"),
+    ],
+)
+def test_the_domain_of_a_lost_expert_is_named(worker: EvaluationWorker, expert: int, domain: str, said: str) -> None:
+    found = faults(worker, without(expert))
+    assert list(found) == [domain]
+    (fault,) = found[domain]
+    assert said in fault
+
+
 def test_the_general_set_has_five_domains_with_answers() -> None:
-    domains = {probe.name: probe.split for probe in general_set()}
+    domains = {probe.name.removeprefix("general "): probe.split for probe in general_set()}
     assert list(domains) == ["questions", "code", "json", "german", "spanish"]
     for name, split in domains.items():
         assert len(split.examples) == 6 and all(example.references[0] for example in split.examples)

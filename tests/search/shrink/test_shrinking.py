@@ -153,4 +153,4 @@ def test_a_folder_that_is_taken_is_refused_before_anything_runs(tmp_path: Path, 
     assert done.returncode == 2 and done.stderr.startswith("error: --output small: there is something already")
     assert not (tmp_path / "small.shrink").exists()
     done = in_process("shrink", DEMO / "model", "--experts", "4", cwd=tmp_path)
-    assert done.returncode == 2 and "--data FILE" in done.stderr
+    assert done.returncode == 2 and "--data PATH" in done.stderr

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import parse_run_config, with_preset
+from moevolve.search.estimate.estimate import estimate
 from moevolve.search.running.pilot import Measured
-from moevolve.search.running.set_up import set_up
-from moevolve.search.shrink.timing import chosen, seconds_of
+from moevolve.search.shrink.timing import chosen, count_tokens, seconds_of, shortened
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
 
@@ -26,20 +27,28 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
         "preset": "best",
         "final": {"rerank": 5},
     }
-    setup = set_up(parse_run_config(with_preset(settings, "test"), "test"), "an-id")
-    rows = {split: sum(len(each.examples) for each in tasks) for split, tasks in setup.prepared.items()}
+    config = parse_run_config(with_preset(settings, "test"), "test")
+    prepared = {name: (section.prepared(name),) for section in config.tasks for name in SPLITS}
+    tokens = count_tokens(config, prepared)
+    planned = {each.split: each.tokens for each in estimate(config).splits}
+    assert {name: tokens[name] for name in planned} == planned
     found = Measured(5, 2, {"allocate": 6.0, "repair": 3.0}, other_seconds=10.0)
-    # On dev 5 candidates; on test the full model, the best, and three one-shot choices.
-    final = (5 * rows["dev"] + 5 * rows["test"]) / rows["search"] * 3.0 / 2
-    needed = 7.0 + 3 * 10.0 + final + 3 * 6.0 / 2
+    # On dev 5 candidates, three rounds of two workers, which is fewer tokens than `search` has; on test the full model,
+    # the best, and three one-shot choices.
+    assert tokens["dev"] < tokens["search"] < tokens["test"]
+    final = (3 + 3 * tokens["test"] / tokens["search"]) * 3.0
+    needed = 7.0 + 4 * 10.0 + 4 * 3.0 + final + 3 * 6.0 / 2
     for extra in (1, 17, 100):
-        plan = chosen(f"{needed + extra * 3.0 / 2 + 0.01:.3f}s", setup, found, spent=7.0)
+        plan = chosen(f"{needed + extra * 3.0 / 2 + 0.01:.3f}s", config, tokens, found, spent=7.0)
         assert plan.evaluations == 3 + extra
-    assert chosen("1s", setup, found, spent=7.0).evaluations == 4
-    assert "10 times the preset's" in chosen("30d", setup, found, spent=7.0).text
-    assert chosen("30d", setup, found, spent=7.0).evaluations == 10 * 27
+    assert chosen("1s", config, tokens, found, spent=7.0).evaluations == 4
+    assert "10 times the preset's" in chosen("30d", config, tokens, found, spent=7.0).text
+    assert chosen("30d", config, tokens, found, spent=7.0).evaluations == 10 * 27
     slower = replace(found, workers=1)
-    assert chosen("10m", setup, slower, spent=7.0).evaluations < chosen("10m", setup, found, spent=7.0).evaluations
+    by_one, by_two = (chosen("10m", config, tokens, each, spent=7.0).evaluations for each in (slower, found))
+    assert by_one < by_two
+    (first, last) = shortened(config.phases, 4)
+    assert (first.evaluations, last.evaluations, last.initial) == (3, 1, 1)
 
 
 def test_times_have_units() -> None:
