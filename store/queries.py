@@ -53,11 +53,11 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     ):
         tasks[search_id][task] = None
     owners = {search_id: control.owner for search_id, control in running(connection).items()}
-    return [_summary(row, tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
+    return [_summary(tuple(row), tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
 
 
-def _summary(row: Row[Any], tasks: tuple[str, ...], owner: str | None) -> SearchSummary:
-    *values, highest, failed, pending, best = tuple(row)
+def _summary(row: tuple[Any, ...], tasks: tuple[str, ...], owner: str | None) -> SearchSummary:
+    *values, highest, failed, pending, best = row
     search = SearchRecord(**dict(zip(SEARCH_COLUMNS, values, strict=True)))
     total = 0 if highest is None else highest + 1
     return SearchSummary(search, total, total - failed - pending, failed, best, tasks, owner)

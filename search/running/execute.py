@@ -103,8 +103,8 @@ def execute(
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            note = partial(store.note, setup.search_id, "node")
-            make_pool = make_pool or partial(ray_pool, first=first, on_left_out=note)
+            on_left_out = partial(store.note, setup.search_id, "node")
+            make_pool = make_pool or partial(ray_pool, first=first, on_left_out=on_left_out)
             _run(setup, store, heartbeat, share, observer, make_pool, finished)
         except StopRequested as asked:
             store.set_status(lease, asked.status, "asked for from outside")

@@ -18,8 +18,9 @@ from moevolve.store.schema import newest_revision
 
 _SEARCHES = 8
 """Number of searches whose workers are listed."""
+_NODES: tuple[EventKind, ...] = ("node",)
 _ASKED: tuple[EventKind, ...] = ("asked", "exported", "retried")
-"""Kinds of events that tell who asked for something."""
+"""Kinds of events that tell which nodes are left out, and who asked for something."""
 _REQUESTS = 50
 """Number of requests that are listed, the latest."""
 
@@ -42,7 +43,7 @@ def show_health(request: Request, server: ServerDep) -> HTMLResponse:
     running = {view.search.id for view in alive}
     nodes = [
         event
-        for event in server.store.latest_events(limit=_REQUESTS, kinds=("node",))
+        for event in server.store.latest_events(limit=_REQUESTS, kinds=_NODES)
         if event.at > since and event.search_id in running
     ]
     return render(
