@@ -36,7 +36,7 @@ class Preview:
         phases: Number of individuals of each phase, and the largest possible number of different ones.
         ranked: Number of individuals scored on `dev` at the end.
         tested: Number of models scored on `test` at the end, including the full one.
-        sizes: Sizes of the full model and of a candidate of each kind of phase.
+        sizes: Sizes of the full model and of a candidate of each kind of phase; empty if the model is on a hub.
         weight_bytes: Bytes of the full model's weights as a worker loads them.
         memory: Memory of one worker.
         total_flops: FLOPs of all evaluations; None if the tasks' data can't be read.
@@ -103,7 +103,7 @@ def preview(config: RunConfig) -> Preview:
     ranked, tested = final_evaluations(config)
     if local_directory(config.model) is None:
         phases = tuple(PhaseCount(phase.kind, phase.evaluations, phase.evaluations) for phase in config.phases)
-        return Preview(phases, ranked, tested, notes=("the model is in no folder of this machine",))
+        return Preview(phases, ranked, tested)  # a hub id
     outline = outline_model(config.model)
     sizes, phases = count_run(config, outline)
     known = Preview(phases, ranked, tested, sizes, outline.weight_bytes)

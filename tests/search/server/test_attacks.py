@@ -219,7 +219,7 @@ def test_a_number_beyond_all_use_is_refused_where_it_is_set(served: Served, sett
         assert status == 422 and setting.rsplit(".", maxsplit=1)[-1].encode() in content, content
 
 
-NASTY = "a</text><script>alert('x')</script> $\\frac{ & \"b"
+NASTY = "a</text><script>alert('x')</script> $\\frac{$ & \"b"
 """Markup, and what matplotlib would take for a formula that doesn't end."""
 
 
