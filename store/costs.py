@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Join, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Join, and_, case, func, literal, select, union_all
 
 from moevolve.store.records import FULL_MODEL, SPLITS, SearchRecord, Split
 from moevolve.store.tables import contexts, evaluations, individuals, search_tasks
@@ -55,13 +55,13 @@ def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
     query = (
         select(
             *(t.task, t.split, func.count(), func.sum(case((new, 0), else_=1))),
-            func.sum(case((e.failure.is_not(None), 1), else_=0)),
+            func.sum(case((e.score.is_(None), 1), else_=0)),
             *(func.sum(e.examples_seen), func.sum(case((new, e.seconds), else_=0.0))),
             func.sum(case((e.phenotype_hash == FULL_MODEL, 0.0), else_=e.seconds)),
         )
         .select_from(_own_evaluations())
         .where(t.search_id == search.id, *_own_contexts(search))
-        .where(or_(e.phenotype_hash == FULL_MODEL, e.phenotype_hash.in_(own)))
+        .where(e.phenotype_hash.in_(union_all(own, select(literal(FULL_MODEL)))))
         .group_by(t.task, t.split, t.position)
         .order_by(t.position)
     )

@@ -6,7 +6,12 @@ in the order of commits, and a reader that has seen event n misses none by askin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import getpass
+import heapq
+import os
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection, select, update
@@ -15,8 +20,26 @@ from moevolve.store.records import Event, EventKind, IndividualRecord
 from moevolve.store.session import insert_all
 from moevolve.store.tables import events, individuals, leases
 
+ASKER = ContextVar[str | None]("moevolve_asker", default=None)
+"""Name of whoever asked for what this thread or task does, for events; None for the user of this process."""
+ASKER_VARIABLE = "MOEVOLVE_ASKER"
+"""Environment variable with the same for all of a process."""
+
 Rank = tuple[float, float]
 """Fitness and tie-break; larger is better."""
+
+
+def asker() -> str:
+    """Whoever asked for what this process does: by name, or its user and machine."""
+    named = ASKER.get() or os.environ.get(ASKER_VARIABLE)
+    return named or f"{_user()} on {socket.gethostname()}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"user {os.getuid()}"
 
 
 def append(connection: Connection, search_id: str, kind: EventKind, text: str, index: int | None = None) -> None:
@@ -61,22 +84,28 @@ def append_progress(
 def read_events(connection: Connection, after: Mapping[str, int], limit: int) -> list[Event]:
     """The first events of some searches after the last known ones, in order of time.
 
+    Those of one search keep the order of their numbers, also if the clock was set back between them.
+
     Args:
         after: Number of the last known event by search id.
         limit: Maximum number of events per search.
     """
     e = events.c
-    found: list[Event] = []
+    found: list[list[Event]] = []
     for search_id, seq in after.items():
         query = select(e.search_id, e.seq, e.kind, e.text, e.idx, e.at).where(e.search_id == search_id, e.seq > seq)
-        found += [Event(*row) for row in connection.execute(query.order_by(e.seq).limit(limit))]
-    return sorted(found, key=lambda one: (one.at, one.search_id, one.seq))
+        found.append([Event(*row) for row in connection.execute(query.order_by(e.seq).limit(limit))])
+    return list(heapq.merge(*found, key=lambda one: (one.at, one.search_id)))
 
 
-def read_latest(connection: Connection, search_id: str | None, limit: int) -> list[Event]:
-    """The latest events of a search, or of all searches, newest first."""
+def read_latest(
+    connection: Connection, search_id: str | None, limit: int, kinds: Collection[EventKind] = ()
+) -> list[Event]:
+    """The latest events of a search, or of all searches, newest first; of all kinds if none are given."""
     e = events.c
     query = select(e.search_id, e.seq, e.kind, e.text, e.idx, e.at)
+    if kinds:
+        query = query.where(e.kind.in_(kinds))
     if search_id is not None:
         query = query.where(e.search_id == search_id).order_by(e.seq.desc())
     else:

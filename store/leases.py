@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, or_, select, text, update
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
-from moevolve.store.events import append
+from moevolve.store.events import append, asker
 from moevolve.store.lineage import find_search
 from moevolve.store.records import DESIRED_STATES, Control, DesiredState, Lease, Progress, ResourceRequest
 from moevolve.store.session import lock_against_prune
@@ -158,7 +158,8 @@ def ask(
     changes = {name: value for name, value in given.items() if value is not None}
     if changes:
         _update(connection, search_id, **changes)
-        append(connection, search_id, "asked", ", ".join(f"{name}: {value}" for name, value in changes.items()))
+        asked = ", ".join(f"{name}: {value}" for name, value in changes.items())
+        append(connection, search_id, "asked", f"{asked}, by {asker()}")
     return replace(control, events=control.events + bool(changes), **changes)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from sqlalchemy import CTE, BigInteger, Connection, Row, cast, func, literal, select
 
 from moevolve.store.errors import NotFoundError, StoreError
-from moevolve.store.records import LineageGraph, LineageNode, SearchRecord
+from moevolve.store.records import SEARCH_COLUMNS, LineageGraph, LineageNode, SearchRecord
 from moevolve.store.tables import individuals, parents, searches
 
 _INDEX = re.compile(r"[0-9]{1,18}")  # fits a column of 64 bits
@@ -35,7 +35,7 @@ def find_search(connection: Connection, name_or_id: str) -> SearchRecord:
         NotFoundError: There is none.
     """
     match = (searches.c.id == name_or_id) | (searches.c.name == name_or_id)
-    row = connection.execute(select(searches).where(match)).first()
+    row = connection.execute(select(*(searches.c[name] for name in SEARCH_COLUMNS)).where(match)).first()
     if row is None:
         names = connection.execute(select(searches.c.name)).scalars()
         raise NotFoundError(f"no search {name_or_id!r}: {suggestion(name_or_id, names)}")

@@ -19,6 +19,7 @@ from moevolve.store.lineage import find_individual, suggestion
 from moevolve.store.records import (
     INDIVIDUAL_COLUMNS,
     SCORED,
+    SEARCH_COLUMNS,
     SPLITS,
     BestRow,
     EvaluationRecord,
@@ -44,7 +45,7 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
         select(func.count()).where(own, i.status == status).scalar_subquery() for status in ("failed", "pending")
     )
     best = select(func.max(i.fitness)).where(own, i.status == "ok").scalar_subquery()
-    query = select(searches, highest, failed, pending, best).order_by(s.created_at, s.id)
+    query = select(*(s[name] for name in SEARCH_COLUMNS), highest, failed, pending, best).order_by(s.created_at, s.id)
     rows = list(connection.execute(query))
     tasks: dict[str, dict[str, None]] = {row.id: {} for row in rows}
     for search_id, task in connection.execute(
@@ -52,12 +53,12 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     ):
         tasks[search_id][task] = None
     owners = {search_id: control.owner for search_id, control in running(connection).items()}
-    return [_summary(row, tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
+    return [_summary(tuple(row), tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
 
 
-def _summary(row: Row[Any], tasks: tuple[str, ...], owner: str | None) -> SearchSummary:
-    *values, highest, failed, pending, best = tuple(row)
-    search = SearchRecord(**dict(zip(searches.c.keys(), values, strict=True)))
+def _summary(row: tuple[Any, ...], tasks: tuple[str, ...], owner: str | None) -> SearchSummary:
+    *values, highest, failed, pending, best = row
+    search = SearchRecord(**dict(zip(SEARCH_COLUMNS, values, strict=True)))
     total = 0 if highest is None else highest + 1
     return SearchSummary(search, total, total - failed - pending, failed, best, tasks, owner)
 

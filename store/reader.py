@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
@@ -28,6 +28,7 @@ from moevolve.store.records import (
     Control,
     EvaluationRecord,
     Event,
+    EventKind,
     IndividualDetail,
     IndividualRecord,
     LineageGraph,
@@ -177,6 +178,13 @@ class StoreReader:
             return read_searches(connection)
 
     @retrying
+    def model_facts(self, search_id: str) -> str | None:
+        """Facts of a search's model as JSON; None if it was stored without them."""
+        s = models.searches.c
+        with self.transaction() as connection:
+            return connection.execute(select(s.model_facts).where(s.id == search_id)).scalar()
+
+    @retrying
     def search_tasks(self, search_id: str, *, auxiliary: bool = False) -> list[SearchTaskRecord]:
         """The task splits in a search's fitness, in the config's order; with `auxiliary`, also those of weight 0."""
         t = models.search_tasks.c
@@ -215,10 +223,12 @@ class StoreReader:
             return events.read_events(connection, after, limit)
 
     @retrying
-    def latest_events(self, search_id: str | None = None, limit: int = 100) -> list[Event]:
-        """The latest events of a search, or of all searches, newest first."""
+    def latest_events(
+        self, search_id: str | None = None, limit: int = 100, kinds: Collection[EventKind] = ()
+    ) -> list[Event]:
+        """The latest events of a search, or of all searches, newest first; of all kinds if none are given."""
         with self.transaction() as connection:
-            return events.read_latest(connection, search_id, limit)
+            return events.read_latest(connection, search_id, limit, kinds)
 
     @retrying
     def evaluations(

@@ -16,8 +16,9 @@ from pydantic import computed_field
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
 DesiredState = Literal["running", "paused", "stopped", "cancelled"]
 """The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't."""
-EventKind = Literal["status", "asked", "best", "failed", "retried", "exported"]
-"""A new status, a request to the driver, a new best individual, failed candidates, a retry, or a checkpoint."""
+EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "node"]
+"""A new status, a user's request, a new best individual, failed candidates, a retry, a checkpoint, or a node that is
+left out because workers fail there."""
 Order = Literal["best", "newest", "failed"]
 """How a listing sorts individuals: by rank, newest first, or only failed ones, newest first."""
 IndividualStatus = Literal["pending", "ok", "failed"]
@@ -300,8 +301,9 @@ class IndividualRecord:
     created_at: datetime | None = None
 
 
+SEARCH_COLUMNS = tuple(one.name for one in fields(SearchRecord))
 INDIVIDUAL_COLUMNS = tuple(one.name for one in fields(IndividualRecord) if one.name not in ("index", "parents"))
-"""Attributes that have a column of the same name."""
+"""Attributes that have a column of the same name, for each of the two records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

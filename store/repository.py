@@ -20,6 +20,7 @@ from moevolve.store.records import (
     Control,
     DesiredState,
     EvaluationRecord,
+    EventKind,
     ExportRecord,
     IndividualRecord,
     Lease,
@@ -90,8 +91,15 @@ class Store(StoreReader):
         with transaction(self._engine, write=True, bounded=bounded) as connection:
             yield connection
 
-    def create_search(self, search: SearchRecord, tasks: Sequence[SearchTaskRecord]) -> None:
+    def create_search(
+        self, search: SearchRecord, tasks: Sequence[SearchTaskRecord], model_facts: str | None = None
+    ) -> None:
         """Adds a search with its task splits.
+
+        Args:
+            search: The search.
+            tasks: Its task splits, in order.
+            model_facts: Facts of its model as JSON, with which its genomes can be read without the model.
 
         Raises:
             NameTakenError: Another search has this name.
@@ -101,7 +109,7 @@ class Store(StoreReader):
         if not search.id or not search.name.strip() or ":" in search.name + search.id:
             raise StoreError(f"a search needs an id and a name without ':', got {search.id!r} and {search.name!r}")
         _check_status(search.status)
-        row = {one.name: getattr(search, one.name) for one in fields(search)}
+        row = {one.name: getattr(search, one.name) for one in fields(search)} | {"model_facts": model_facts}
         row |= {"created_at": search.created_at or now, "updated_at": search.updated_at or search.created_at or now}
         with self.write_transaction() as connection:
             lock_against_prune(connection)
@@ -302,8 +310,18 @@ class Store(StoreReader):
         with self.write_transaction() as connection:
             search_id = touch(connection, writer)
             write_retry(connection, search_id, first)
-            events.append(connection, search_id, "retried", f"from individual {first} on", first)
+            events.append(connection, search_id, "retried", f"from individual {first} on, by {events.asker()}", first)
             _set_status(connection, search_id, "interrupted", "to be retried")
+
+    @retrying
+    def note(self, search_id: str, kind: EventKind, text: str) -> None:
+        """Appends an event to a search. It needs no lease, and after a lost connection it may be there twice.
+
+        Raises:
+            StoreError: There is no such search.
+        """
+        with self.write_transaction() as connection:
+            events.append(connection, search_id, kind, text)
 
     @retrying
     def add_export(self, ref: str, export: ExportRecord) -> None:
@@ -311,7 +329,8 @@ class Store(StoreReader):
         with self.write_transaction() as connection:
             search, row = find_individual(connection, ref)
             write_export(connection, search.id, row.idx, export)
-            events.append(connection, search.id, "exported", f"individual {row.idx} to {export.path}", row.idx)
+            told = f"individual {row.idx} to {export.path}, by {events.asker()}"
+            events.append(connection, search.id, "exported", told, row.idx)
 
     @retrying
     def add_calibration(self, fingerprint: str, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sqlite3
@@ -40,6 +41,8 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, StaticPool
 
 from moevolve.store.errors import StoreError, UnreachableError
 
+log = logging.getLogger(__name__)
+
 BUSY_SECONDS = 60
 
 
@@ -65,9 +68,10 @@ def check_file(path: Path, create: bool) -> None:
 
 
 def may_write(path: Path) -> bool:
-    """Whether this user may change a file and create others in its folder."""
+    """Whether this user may change or create a file, and create others in its folder."""
     effective = os.access in os.supports_effective_ids
-    return all(os.access(place, os.W_OK, effective_ids=effective) for place in (path, path.parent))
+    places = (path, path.parent) if path.exists() else (path.parent,)
+    return all(os.access(place, os.W_OK, effective_ids=effective) for place in places)
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
@@ -98,6 +102,8 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 CHUNK = 500
 """Number of values per IN list, far below every backend's limit on the variables of a statement."""
+
+_GONE = "{}: the store was deleted or replaced while this process had it open; put it back, and start this again"
 
 _PRAGMAS = (
     "foreign_keys=ON",
@@ -174,13 +180,32 @@ def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
         # In a read-only folder, how the file is opened depends on who else has it open: each transaction reopens it.
         pool: dict[str, Any] = {} if may_write(path.resolve()) else {"poolclass": NullPool}
         engine = _engine(url, creator=lambda: connect_to_read(path), **pool)
+    elif path is not None:
+        if not may_write(path.resolve()):
+            raise StoreError(f"{path}: writing needs permission to change the file and its folder; reading doesn't")
+        engine = _engine(url, creator=_connector(path))
     else:
         # Each connection to a database in memory would be another, empty store, so there is only one.
-        pool = {} if path is not None else {"poolclass": StaticPool}
         wait = {"timeout": BUSY_SECONDS, "check_same_thread": False}
-        engine = _engine(url, connect_args=wait, **pool)
-    _set_up_sqlite(engine)
+        engine = _engine(url, connect_args=wait, poolclass=StaticPool)
+    _set_up_sqlite(engine, path)
     return engine
+
+
+def _connector(path: Path) -> Callable[[], sqlite3.Connection]:
+    """A function that opens connections to a file; only the first one may create it."""
+    known = path.exists()
+
+    def connect() -> sqlite3.Connection:
+        nonlocal known
+        if known and not path.exists():
+            raise StoreError(_GONE.format(path))
+        address = f"file:{quote(str(path.absolute()))}?mode={'rw' if known else 'rwc'}"
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+        known = True
+        return connection
+
+    return connect
 
 
 def _engine(url: URL, **options: Any) -> Engine:
@@ -200,9 +225,10 @@ def without_password(url: str | URL) -> str:
     return text
 
 
-def _set_up_sqlite(engine: Engine) -> None:
+def _set_up_sqlite(engine: Engine, path: Path | None) -> None:
     @event.listens_for(engine, "connect")
-    def connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    def connect(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        entry.info["file"] = None if path is None else _identity(path)
         # sqlite3's own transactions begin too late and never IMMEDIATE: they are off, and `begin` below begins them.
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -212,12 +238,25 @@ def _set_up_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
+        opened = connection.connection.info["file"]
+        if path is not None and opened != _identity(path):
+            # SQLite would go on with the file that no path leads to any more, until its last connection closes.
+            raise StoreError(_GONE.format(path))
         # A transaction that first reads can't wait for another writer when it then writes: it fails at once with
         # SQLITE_BUSY. So transactions that write take the lock when they begin.
         if connection.get_execution_options().get("moevolve_write", False):
             _begin_to_write(connection)
         else:
             connection.exec_driver_sql("BEGIN")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def wait_for_locks(engine: Engine, timeout_s: Callable[[], float]) -> None:
@@ -351,10 +390,14 @@ def lock_against_prune(connection: Connection, alone: bool = False) -> None:
         connection: The transaction.
         alone: Take the lock for pruning itself, which excludes all others.
     """
-    # SQLite has one writer at a time anyway.
-    if connection.dialect.name == "postgresql":
-        lock = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared
-        connection.execute(select(lock(_CONTENT_LOCK)))
+    if connection.dialect.name != "postgresql":
+        return  # SQLite has one writer at a time anyway
+    kind = "lock" if alone else "lock_shared"
+    if connection.execute(select(getattr(func, f"pg_try_advisory_xact_{kind}")(_CONTENT_LOCK))).scalar_one():
+        return
+    other = "searches that are being launched" if alone else "`moevolve db prune`"
+    log.warning("%s: waiting for %s, which may take minutes", without_password(connection.engine.url), other)
+    connection.execute(select(getattr(func, f"pg_advisory_xact_{kind}")(_CONTENT_LOCK)))
 
 
 def one_line(error: Exception) -> str:

@@ -86,6 +86,7 @@ class Search(Base):
     seed: Mapped[int] = mapped_column(BigInteger)
     genome_kind: Mapped[str] = mapped_column(String)
     software_version: Mapped[str] = mapped_column(String)
+    model_facts: Mapped[str | None] = mapped_column(Text)
     status: Mapped[str] = mapped_column(String)
     status_reason: Mapped[str | None] = mapped_column(FreeText)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
@@ -129,6 +130,7 @@ class SearchEvent(Base):
     """An event of a search. Rows are only added, with `seq` = 1, 2, ... for each search."""
 
     __tablename__ = "events"
+    __table_args__ = (Index(None, "kind", "at"),)
     search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     kind: Mapped[str] = mapped_column(String)
@@ -224,6 +226,10 @@ class Evaluation(Base):
         Index("ix_evaluations_rank", "context_id", "score", "gold_logprob", "phenotype_hash", "active"),
         Index("ix_evaluations_experts", "context_id", "experts", "score", "gold_logprob", "phenotype_hash", "active"),
         Index("ix_evaluations_parameters", "context_id", "parameters", "score", "gold_logprob", "phenotype_hash"),
+        # All that costs are summed from, so that rows with their long outcomes aren't read for it.
+        Index(
+            "ix_evaluations_costs", "context_id", "phenotype_hash", "score", "examples_seen", "seconds", "created_at"
+        ),
     )
     context_id: Mapped[int] = mapped_column(
         BigInteger, ForeignKey("evaluation_contexts.id"), primary_key=True, autoincrement=False

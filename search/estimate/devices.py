@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import RunConfig
 
 DEFAULT_GPUS = "a100-80g,h100,h200"
 UTILISATION = 0.4
@@ -61,6 +62,18 @@ GPUS: dict[str, Device] = {
 """Peaks of NVIDIA's data sheets and architecture white papers (A10, A100, H100, H200, L4, L40S, RTX A6000, GA102, Ada,
 DGX B200); where they give rates with sparsity, half of that. Memory is taken as 10^9 bytes per GB: what a card has
 beyond that is left to the CUDA context and the allocator."""
+
+
+def gpus_for(config: RunConfig, names: str | None = None) -> tuple[Device, ...]:
+    """GPUs to estimate a run for: the named ones, or without names the default ones, or none for a run on the CPU.
+
+    Raises:
+        UserError: See `find_gpus`.
+    """
+    on_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not config.workers.num_gpus)
+    if names is None and on_cpu:
+        return ()
+    return find_gpus(DEFAULT_GPUS if names is None else names)
 
 
 def find_gpus(names: str) -> tuple[Device, ...]:

@@ -33,7 +33,11 @@ from moevolve.workers.profiling.outline import ModelOutline
 
 
 def estimate(
-    config: RunConfig, gpus: Sequence[Device] = (), prompts: Prompts | None = None, utilisation: float = UTILISATION
+    config: RunConfig,
+    gpus: Sequence[Device] = (),
+    prompts: Prompts | None = None,
+    utilisation: float = UTILISATION,
+    outline: ModelOutline | None = None,
 ) -> Estimate:
     """Estimate a run.
 
@@ -42,12 +46,13 @@ def estimate(
         gpus: GPUs to estimate hours for; none for a run on the CPU.
         prompts: Lengths to assume instead of reading the tasks' data.
         utilisation: Share of a GPU's peak FLOP/s that is reached, in (0, 1].
+        outline: Outline of the run's model, if it is there already.
 
     Raises:
         UserError: the configuration asks for something that can't be had, or there are neither data nor given lengths
             of prompts; the message names the field.
     """
-    outline = _outline(config)
+    outline = outline or _outline(config)
     space = make_space(config.genome, outline.facts, config.phases)
     costs = costs_of(space, outline)
     reader = WorkloadReader(config, outline, prompts, needs_calibration(space))

@@ -36,6 +36,7 @@ _STYLE: dict[Any, Any] = {
     "ytick.labelsize": 8.0,
     "legend.fontsize": 8.0,
     "legend.frameon": False,
+    "text.parse_math": False,  # names and words may have dollar signs
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,

@@ -153,9 +153,7 @@ def words_figure(usage: Usage) -> Figure:
             axes.set_title(f"layer {layer.layer}")
             axes.set_xlabel("expert")
             axes.set_xticks(range(0, layer.experts, -(-layer.experts // 4)))
-        grid[0][0].set_yticks(
-            range(len(usage.words)), [word.replace("\n", "\\n").replace("$", r"\$") for word in usage.words]
-        )
+        grid[0][0].set_yticks(range(len(usage.words)), [word.replace("\n", "\\n") for word in usage.words])
         scale_below(figure, image, grid, "of the experts that its tokens chose [%]")
         return figure
 

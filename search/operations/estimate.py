@@ -8,7 +8,7 @@ from dataclasses import replace
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import as_override, as_run_config, find_model, override_lines
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.devices import DEFAULT_GPUS, find_gpus
+from moevolve.search.estimate.devices import gpus_for
 from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.report import Estimate
 from moevolve.search.estimate.workload import Prompts
@@ -20,10 +20,7 @@ from moevolve.workers.profiling.outline import outline_model
 def estimate_run(request: EstimateRequest, on_stage: Callable[[str], None] = lambda _: None) -> Estimate:
     """See `EstimateRequest`; `on_stage` is told what the pilot is doing."""
     config = _config(request)
-    on_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not config.workers.num_gpus)
-    names = request.gpus if request.gpus is not None or on_cpu else DEFAULT_GPUS
-    gpus = () if names is None else find_gpus(names)
-    found = estimate(config, gpus, _prompts(request), request.utilisation)
+    found = estimate(config, gpus_for(config, request.gpus), _prompts(request), request.utilisation)
     if request.pilot is None:
         return found
     from moevolve.search.operations.pilot import run_pilot

@@ -20,7 +20,7 @@ from moevolve.search.requests.answers import Imported
 from moevolve.search.requests.models import ImportEepRequest
 from moevolve.search.running.launch import search_record
 from moevolve.search.running.set_up import pinned
-from moevolve.search.running.weights import describe_any, resolved_model_path
+from moevolve.search.running.weights import describe_any, facts_text, resolved_model_path
 from moevolve.store.records import new_search_id
 from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.loading import load_config
@@ -106,7 +106,8 @@ def _read(
 def _store(store: Store, item: ReadFile) -> Imported:
     search_id, space = new_search_id(), item.genome.space
     description = space.describe(item.genome)
-    store.create_search(search_record(item.config, search_id, space.facts.fingerprint), [])
+    record = search_record(item.config, search_id, space.facts.fingerprint)
+    store.create_search(record, [], facts_text(space.facts))
     individual = individual_record(0, "import", Offspring(item.genome, "import-eep", ()), description, depth=0)
     store.record(search_id, individuals=[individual])
     store.set_status(search_id, "finished", f"imported from {item.path.name}")

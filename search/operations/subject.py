@@ -14,7 +14,7 @@ from moevolve.search.genomes.registry import make_space
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.running.calibration import calibrated_space
-from moevolve.search.running.weights import describe_shapes, facts_for, resolved_model_path
+from moevolve.search.running.weights import facts_for, resolved_model_path, stored_facts
 from moevolve.search.settings.phases import START
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
@@ -64,7 +64,7 @@ def find_subject(
         search: Name or id of the search, for `full`.
         model: Folder or hub id of the checkpoint; None takes the stored path.
         weights: True requires the search's weights. If the search was imported without weights, the subject's record
-            (not the stored one) is bound to the ones found. False reads no more than the model's config.
+            (not the stored one) is bound to the ones found. False reads only the store.
         overrides: Changes of the search's `model.*` and `engine.*` settings, as `KEY=VALUE`.
 
     Raises:
@@ -85,7 +85,7 @@ def find_subject(
             record = replace(record, model_fingerprint=facts.fingerprint, model_path=config.model.path)
             detail = None if detail is None else replace(detail, search=record)
     else:
-        facts = replace(describe_shapes(config.model), fingerprint=record.model_fingerprint)
+        facts = stored_facts(store, record)
     space = calibrated_space(uncalibrated_space(config, facts), config, store, record.id, facts.fingerprint)
     genome = None if detail is None else space.from_bytes(detail.individual.genome)
     return Subject(record, config, facts, space, detail, genome)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
-from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.operations.opening import opened_store, refuse_server
 from moevolve.search.operations.subject import uncalibrated_space
 from moevolve.search.requests.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
 from moevolve.search.running.calibration import stored_fingerprint
-from moevolve.search.running.weights import describe_shapes
+from moevolve.search.running.weights import stored_facts
 from moevolve.store import schema
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, Upgrade
@@ -54,17 +51,12 @@ def copy(store: StoreReader, request: CopyRequest) -> CopyReport:
 
 
 def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
-    """Fingerprints of a search's calibrations; of all stored ones where they can't be determined on this machine."""
+    """Fingerprints of a search's calibrations; of all stored ones where they can't be determined."""
     if not any(task.split == "calibration" for task in store.search_tasks(search.id, auxiliary=True)):
         return ()
     try:
-        recipe = _space(search).recipe
+        config = parse_stored_config(search.config)
+        recipe = uncalibrated_space(config, stored_facts(store, search)).recipe
     except UserError:
         return store.calibrations()
-    config = parse_stored_config(search.config)
     return () if recipe is None else (stored_fingerprint(recipe, config, store, search.id, search.model_fingerprint),)
-
-
-def _space(search: SearchRecord) -> GenomeSpace[Any]:
-    config = parse_stored_config(search.config)
-    return uncalibrated_space(config, replace(describe_shapes(config.model), fingerprint=search.model_fingerprint))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -185,6 +185,15 @@ def node_alive(node: str) -> bool:
         return any(entry["NodeID"] == node and entry["Alive"] for entry in ray.nodes())
     except (RayError, GetTimeoutError):
         return False
+
+
+def has_other_node(workers: WorkersSection, nodes: Collection[str]) -> bool:
+    """True if the cluster has a node, besides those of these ids, that is large enough for a worker."""
+    try:
+        others = [entry["Resources"] for entry in ray.nodes() if entry["Alive"] and entry["NodeID"] not in nodes]
+    except (RayError, GetTimeoutError):
+        return False
+    return any(has.get("CPU", 0.0) >= workers.num_cpus and has.get("GPU", 0.0) >= workers.num_gpus for has in others)
 
 
 def reason_of(error: Exception) -> str:

@@ -17,8 +17,10 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
+from moevolve.search.pools.node_failures import FAILURES, LEFT_OUT_S, NodeFailures
 from moevolve.search.pools.ray_actor import (
     FirstWorker,
+    has_other_node,
     kill,
     no_room,
     node_alive,
@@ -153,7 +155,7 @@ class RayPool:
 
     A worker that can't start, or hasn't loaded its model `start_timeout_s` after Ray has found room for it, is started
     again after a growing pause. Meanwhile the pool works with those that are ready. If none is ready and every start
-    fails, it gives up.
+    fails, it gives up. A node where several workers in a row fail is left out for a while, as long as others have room.
 
     Args:
         workers: Number of workers, their resources and time limits.
@@ -164,6 +166,7 @@ class RayPool:
         shortcuts: Lossless shortcuts that the workers take.
         needed: Memory that a worker must find before it loads the model; None skips the check.
         first: Source of the first worker's actor.
+        on_left_out: Called with a line for users when a node is left out.
 
     `poll` raises NoRoomError if no worker is ready and every worker that got a node has found too little memory.
     """
@@ -178,6 +181,7 @@ class RayPool:
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         needed: NeededMemory | None = None,
         first: FirstWorker | None = None,
+        on_left_out: Callable[[str], object] = lambda _: None,
     ) -> None:
         start_ray(workers, self)
         self._workers = workers
@@ -193,6 +197,8 @@ class RayPool:
         self._losses: Counter[str] = Counter()
         self._overtaken: Counter[str] = Counter()
         self._failed: list[EvaluationReply] = []
+        self._nodes, self._on_left_out = NodeFailures(), on_left_out
+        self._starts = 0
         # The calibration that waits for a worker, and the finished one.
         self._job: _CalibrationJob | None = None
         self._calibrated: bytes | None = None
@@ -282,7 +288,10 @@ class RayPool:
 
     def _new_actor(self) -> Any:
         first, self._first = self._first, None
-        return first or self._actor_class.remote()
+        bad = self._nodes.left_out
+        if first is not None or not (bad and has_other_node(self._workers, bad)):
+            return first or self._actor_class.remote()
+        return self._actor_class.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(bad))})"}).remote()
 
     def _dispatch(self) -> None:
         for seat in self._seats:
@@ -340,6 +349,7 @@ class RayPool:
         if seat.info is None:
             seat.info, seat.failed_starts = value, 0
             return []
+        self._nodes.succeeded(seat.node)
         if seat.job is not None:
             seat.job, self._calibrated = None, value
             return []
@@ -350,6 +360,7 @@ class RayPool:
     def _replace_lost(self, seat: _Seat, error: Exception) -> None:
         """Replace a worker that is lost or at fault, and attempt its candidate or calibration again or fail it."""
         fresh = _Seat()
+        self._count_against_node(seat, error)
         if seat.info is None:
             fresh = self._after_failed_start(seat, error)
         elif seat.request is not None:
@@ -359,6 +370,22 @@ class RayPool:
                 raise PoolError(f"{_CALIBRATION} failed: it {reason}") from error
             self._job = seat.job
         self._replace(seat, fresh)
+
+    def _count_against_node(self, seat: _Seat, error: Exception) -> None:
+        """Count a worker's failure against its node, unless it is the node that was lost."""
+        if not seat.node or out_of_reach(error) or not node_alive(seat.node):
+            return
+        self._starts += seat.info is None
+        what = seat.request.ticket if seat.request is not None else _CALIBRATION
+        if not self._nodes.failed(seat.node, what if seat.info is not None else f"start {self._starts}"):
+            return
+        bad = self._nodes.left_out
+        # On several nodes it's hardly the nodes' fault.
+        if seat.info is None and len(bad) < _FAILED_STARTS and has_other_node(self._workers, bad):
+            seat.failed_starts = -1  # the next start, elsewhere, is the first one
+        told = f"{FAILURES} workers in a row failed on {seat.host}, the last by {reason_of(error)}"
+        log.warning("%s: no worker starts there for %.0f s if others have room", told, LEFT_OUT_S)
+        self._on_left_out(told)
 
     def _replace(self, seat: _Seat, fresh: _Seat) -> None:
         # A worker that is at fault or out of reach must not return and hold resources; killing a dead one is harmless.

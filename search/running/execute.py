@@ -21,6 +21,7 @@ from moevolve.search.running.sharing import ClusterShare
 from moevolve.search.running.webhooks import posting_webhooks
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError
+from moevolve.store.events import asker
 from moevolve.store.records import Lease, Progress, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import CalibrationRecipe
@@ -33,10 +34,26 @@ _PAUSED = "paused"
 PoolFactory = Callable[[SearchSetup], Pool]
 
 
-def ray_pool(setup: SearchSetup, first: FirstWorker | None = None) -> RayPool:
-    """The pool of a search's configuration on Ray; `first` hands over its first worker, if that is there already."""
+def ray_pool(
+    setup: SearchSetup, first: FirstWorker | None = None, on_left_out: Callable[[str], object] = lambda _: None
+) -> RayPool:
+    """The pool of a search's configuration on Ray.
+
+    Args:
+        setup: The search.
+        first: Source of the first worker, if that is there already.
+        on_left_out: See `RayPool`.
+    """
     config = setup.config
-    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed, first=first)
+    return RayPool(
+        config.workers,
+        config.model,
+        config.engine,
+        setup.all_prepared,
+        needed=setup.needed,
+        first=first,
+        on_left_out=on_left_out,
+    )
 
 
 def execute(
@@ -79,13 +96,15 @@ def execute(
         record = check_not_cancelled(store, lease)  # its status is the last driver's
         log.info("%s runs it from now on, for the %d. time", lease.owner, lease.epoch)
         finished = record.status == "finished"
+        store.note(setup.search_id, "asked", f"to run, by {asker()}")
         store.amend_search(lease, setup.config.stored_over(record.config), setup.auxiliary_tasks)
         if not finished:
             for note in setup.notes:
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            make_pool = make_pool or partial(ray_pool, first=first)
+            on_left_out = partial(store.note, setup.search_id, "node")
+            make_pool = make_pool or partial(ray_pool, first=first, on_left_out=on_left_out)
             _run(setup, store, heartbeat, share, observer, make_pool, finished)
         except StopRequested as asked:
             store.set_status(lease, asked.status, "asked for from outside")

@@ -16,6 +16,7 @@ from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import Call, call_here, set_up
+from moevolve.search.running.weights import facts_text
 from moevolve.store.errors import NameTakenError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord, SearchTaskRecord, new_search_id
@@ -92,7 +93,7 @@ def _record(setup: SearchSetup, store: Store) -> None:
         for task, item in zip(config.tasks, group, strict=True)
     ]
     record = search_record(config, setup.search_id, setup.facts.fingerprint)
-    store.create_search(record, [*tasks, *setup.auxiliary_tasks])
+    store.create_search(record, [*tasks, *setup.auxiliary_tasks], facts_text(setup.facts))
 
 
 def _relaunched(setup: SearchSetup, store: StoreReader, source: str, only_this: bool, call: Call) -> SearchSetup:

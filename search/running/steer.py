@@ -5,6 +5,7 @@ from __future__ import annotations
 from moevolve.evaluators.errors import UserError
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.running.lease_heartbeat import brief_lease
+from moevolve.store.events import asker
 from moevolve.store.records import Control, DesiredState
 from moevolve.store.repository import Store
 
@@ -44,7 +45,7 @@ def steer(store: Store, search: str, desired_state: DesiredState) -> Control:
     if record.status in ("finished", "cancelled"):
         raise UserError(f"search {record.name} is {record.status} already")
     with brief_lease(store, record.id) as lease:
-        store.set_status(lease, "cancelled", "asked for from outside")
+        store.set_status(lease, "cancelled", f"asked for by {asker()}")
     return store.control(record.id)
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import UserError
+from moevolve.store.reader import StoreReader
 from moevolve.store.records import UNBOUND, SearchRecord
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.model.describe import describe_config, describe_model, meta_model
 
-if TYPE_CHECKING:
-    from moevolve.workers.profiling.outline import ModelOutline
-
-_describing = threading.Lock()
-"""Transformers imports its parts on first use, which isn't safe in several threads of a server at once."""
+_FACTS = TypeAdapter(ModelFacts)
 
 
 def describe_any(model: ModelConfig) -> ModelFacts:
@@ -30,31 +27,25 @@ def describe_any(model: ModelConfig) -> ModelFacts:
     """
     if _has_weights(model):
         return describe_model(model)
-    facts = describe_shapes(model)
+    facts = describe_config(meta_model(model), model)
     return replace(facts, fingerprint=_unbound(facts))
 
 
-def describe_shapes(config: ModelConfig) -> ModelFacts:
-    """Facts of a model from its config.json alone, with an empty fingerprint.
+def facts_text(facts: ModelFacts) -> str:
+    """Facts of a model as the JSON that is stored with a search."""
+    return _FACTS.dump_json(facts).decode()
+
+
+def stored_facts(store: StoreReader, search: SearchRecord) -> ModelFacts:
+    """Facts of a search's model as they were when it was stored. The model needn't be there any more.
 
     Raises:
-        UserError: The config can't be read, or the family isn't supported.
+        UserError: The search was stored without them.
     """
-    with _describing:
-        return describe_config(meta_model(config), config)
-
-
-def outline_local(config: ModelConfig) -> ModelOutline | None:
-    """Outline a checkpoint in a local folder; None for a hub id, since this makes no request to the hub.
-
-    Raises:
-        UserError: There is no such folder, its config can't be read, or the family isn't supported.
-    """
-    from moevolve.workers.checkpoints.loading import local_directory
-    from moevolve.workers.profiling.outline import outline_model
-
-    with _describing:
-        return None if local_directory(config) is None else outline_model(config)
+    text = store.model_facts(search.id)
+    if text is None:
+        raise UserError(f"search {search.name} was stored without the facts of its model, so its genomes can't be read")
+    return replace(_FACTS.validate_json(text), fingerprint=search.model_fingerprint)
 
 
 def resolved_model_path(path: str) -> str:

@@ -13,7 +13,6 @@ from moevolve.search.server import metrics
 from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
-from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.guard import Guard
@@ -23,6 +22,7 @@ from moevolve.search.server.pages.routes import add_pages
 from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
+from moevolve.search.server.turns import Turns
 from moevolve.store.repository import Store
 
 
@@ -45,7 +45,8 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         writer=store,
         settings=settings,
         curves=FitnessCurves(store),
-        drawings=DrawingQueue(),
+        drawings=Turns("drawings"),
+        previews=Turns("checks of launches"),
         feed=Feed(store),
         processes=ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks),
         listings=Listings(store),

@@ -11,12 +11,12 @@ from fastapi import Depends, Header, HTTPException, Path, Query, Request
 from fastapi.security import HTTPBearer
 
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.server.drawing_queue import DrawingQueue
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
+from moevolve.search.server.turns import Turns
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
@@ -30,7 +30,8 @@ class ServerState:
     writer: Store
     settings: ServerSettings
     curves: FitnessCurves
-    drawings: DrawingQueue
+    drawings: Turns
+    previews: Turns
     feed: Feed
     processes: ProcessRunner
     listings: Listings

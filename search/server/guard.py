@@ -31,7 +31,8 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moevolve.search.server.sessions import SESSION_S, Sessions
-from moevolve.search.server.settings import Scope as TokenScope
+from moevolve.search.server.settings import Token
+from moevolve.store.events import ASKER
 
 MAX_BODY_BYTES = 1 << 16
 TOO_LARGE = f"a request's body may have {MAX_BODY_BYTES:,} bytes"
@@ -45,6 +46,8 @@ OPEN_PATHS = (HEALTH, "/login")
 """Paths that need no token, besides those under /static/."""
 DOCUMENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox"
 """Content security policy of reports and figures: inline styles are allowed, scripts and requests aren't."""
+_NO_TOKEN = Token("write", "a user of the server's machine")
+"""What everybody has who can connect to a server without tokens."""
 _PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
 _LOCAL = re.compile(r"/(?![/\\]|log(in|out)\b)[!-\[\]-~]*")
 """Visible ASCII without the backslash. Browsers drop some other characters, which could leave two slashes in a row."""
@@ -67,7 +70,7 @@ class Guard:
     Args:
         app: The guarded application.
         hosts: Host names of the server, lower case and without ports.
-        tokens: Scope of each token. If there are none, everyone who can connect may read and write.
+        tokens: Tokens by their text. If there are none, everyone who can connect may read and write.
         sign_in: Makes the sign-in page from two values: whether a wrong token was entered, and the path to open next.
     """
 
@@ -75,7 +78,7 @@ class Guard:
         self,
         app: ASGIApp,
         hosts: frozenset[str],
-        tokens: Mapping[str, TokenScope],
+        tokens: Mapping[str, Token],
         sign_in: Callable[[bool, str], str],
     ) -> None:
         self._app, self._hosts, self._tokens, self._sign_in = app, hosts, tokens, sign_in
@@ -121,14 +124,15 @@ class Guard:
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
         if path in OPEN_PATHS or path.startswith("/static/") or (path == LOGOUT and writes):
             return None
-        has = self._scope(headers)
-        if has is None:
+        token = self._token(headers)
+        if token is None:
             return self._unauthorized(scope, headers)
-        if writes and has != "write":
+        if writes and token.scope != "write":
             return problem(HTTPStatus.FORBIDDEN, "this token may read only")
         if writes and HEADER not in headers:
             return problem(HTTPStatus.FORBIDDEN, "requests that change something need the header X-Moevolve: 1")
-        scope.setdefault("state", {})["may_write"] = has == "write"
+        scope.setdefault("state", {})["may_write"] = token.scope == "write"
+        ASKER.set(token.name)
         return None
 
     def _unauthorized(self, scope: Scope, headers: Headers) -> Response:
@@ -142,25 +146,25 @@ class Guard:
         refused.headers["www-authenticate"] = "Bearer"
         return refused
 
-    def _scope(self, headers: Headers) -> TokenScope | None:
+    def _token(self, headers: Headers) -> Token | None:
         if not self._tokens:
-            return "write"
+            return _NO_TOKEN
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return _scope_of(self._tokens, token.strip())
-        return self._sessions.scope(_cookie(headers))
+            return _known(self._tokens, token.strip())
+        return self._sessions.token(_cookie(headers))
 
     def _sign_in_response(self, headers: Headers, body: bytes) -> Response:
         """The response to the sign-in form, with the cookie if its token is known."""
         form = parse_qs(body.decode("utf-8", "replace"))
         given = form.get("token", [""])[0].strip()
         asked = local_path(form.get("next", ["/"])[0])
-        has = _scope_of(self._tokens, given)
-        if has is None:
+        token = _known(self._tokens, given)
+        if token is None:
             return HTMLResponse(self._sign_in(True, asked), HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(asked, HTTPStatus.SEE_OTHER)
         secure = headers.get("x-forwarded-proto") == "https"
-        session = self._sessions.begin(has)
+        session = self._sessions.begin(token)
         response.set_cookie(COOKIE, session, max_age=SESSION_S, httponly=True, samesite="strict", secure=secure)
         return response
 
@@ -228,10 +232,10 @@ def _head_of(send: Send) -> Send:
     return sender
 
 
-def _scope_of(known: Mapping[str, TokenScope], given: str) -> TokenScope | None:
-    """The scope of a token; the time it takes doesn't depend on how much of the value is right."""
-    scopes = [scope for one, scope in known.items() if hmac.compare_digest(one.encode(), given.encode())]
-    return scopes[0] if scopes else None
+def _known(tokens: Mapping[str, Token], given: str) -> Token | None:
+    """The token with this text; the time it takes doesn't depend on how much of the text is right."""
+    found = [token for text, token in tokens.items() if hmac.compare_digest(text.encode(), given.encode())]
+    return found[0] if found else None
 
 
 def _cookie(headers: Headers) -> str:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.concurrency import run_in_threadpool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.files import as_override, load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, SearchName
-from moevolve.search.estimate.counts import ModelSize, PhaseCount, count_run, final_evaluations
+from moevolve.search.estimate.preview import Preview, previewed
 from moevolve.search.report.contents import settings_text
-from moevolve.search.running.weights import outline_local
 from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.errors import NameTakenError, NotFoundError
@@ -84,49 +84,38 @@ class ResolvedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What a launch would run, as far as it is known without loading weights or task data.
+    """What a launch would run.
 
     Attributes:
         name: Name of the search.
         status: Status of the stored search with this name and these settings, which a launch would continue; None if
             there is none.
         settings: All settings as YAML.
-        phases: Number of individuals of each phase, and the largest possible number of different ones.
-        ranked: Number of individuals scored on `dev` at the end.
-        tested: Number of models scored on `test` at the end, including the full one.
-        sizes: Sizes of the full model and of a candidate of each kind of phase; empty if the model's config isn't on
-            this machine.
-        weight_bytes: Bytes of the full model's weights as a worker loads them; None if `sizes` is empty.
+        takes: What it takes, as far as that is known without loading weights.
     """
 
     name: str
     status: str | None
     settings: str
-    phases: tuple[PhaseCount, ...]
-    ranked: int
-    tested: int
-    sizes: tuple[ModelSize, ...]
-    weight_bytes: int | None
+    takes: Preview
 
 
-def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> LaunchPlan:
+async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> LaunchPlan:
     """Plan a launch; nothing is started.
 
     Raises:
         NotFoundError, UserError: see `resolve`; also, the model is missing or doesn't fit the genome's settings.
         NameTakenError: see `stored_status`.
+        HTTPException: status 503, if too many plans are being made.
     """
-    config = resolve(asked, server.settings).config
-    status = stored_status(server.store, config)
-    phases = tuple(PhaseCount(phase.kind, phase.evaluations, phase.evaluations) for phase in config.phases)
-    sizes: tuple[ModelSize, ...] = ()
-    outline = outline_local(config.model)
-    if outline is not None:
-        sizes, phases = count_run(config, outline)
-    ranked, tested = final_evaluations(config)
-    weight_bytes = None if outline is None else outline.weight_bytes
-    text = settings_text(config.canonical_json())
-    return LaunchPlan(config.name, status, text, phases, ranked, tested, sizes, weight_bytes)
+
+    def check() -> tuple[RunConfig, str | None]:
+        config = resolve(asked, server.settings).config
+        return config, stored_status(server.store, config)
+
+    config, status = await run_in_threadpool(check)
+    takes = await server.previews.run(previewed, config)
+    return LaunchPlan(config.name, status, settings_text(config.canonical_json()), takes)
 
 
 def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> ResolvedLaunch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.running.webhooks import WebhookSection, environment_of
+from moevolve.store.events import ASKER_VARIABLE, asker
 from moevolve.store.records import DesiredState
 
 _TAIL_BYTES = 1 << 16
@@ -103,12 +105,16 @@ class ProcessRunner:
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)
                 with self._log_file(name).open("ab") as log:
+                    # Imports take seconds before the command itself says anything.
+                    now = datetime.now(UTC)
+                    log.write(f"{now:%Y-%m-%d %H:%M:%S} UTC: moevolve {shlex.join(arguments)}\n".encode())
+                    log.flush()
                     process = subprocess.Popen(
                         [sys.executable, "-m", "moevolve.search.cli", *arguments],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env=inherited | self._environment,
+                        env=inherited | self._environment | {ASKER_VARIABLE: asker()},
                         start_new_session=True,
                     )
             except OSError as error:
@@ -129,6 +135,10 @@ class ProcessRunner:
         lines = self.log(name).strip().splitlines()
         last = lines[-1] if lines else ""
         return Job(name, started.command, started.at, started.process.pid, code is None, code, last, started.asked)
+
+    def knows(self, name: str) -> bool:
+        """Whether this server has started a process with a name."""
+        return name in self._started
 
     def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
         """Note what a search's running process is asked for; end the process unless it is to pause or to go on.

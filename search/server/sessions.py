@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from moevolve.search.server.settings import Scope
+from moevolve.search.server.settings import Token
 
 SESSION_S = 12 * 3600
 """Seconds after which a session ends, however much it is used."""
@@ -27,22 +27,22 @@ class Sessions:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._open: dict[bytes, tuple[Scope, float]] = {}
+        self._open: dict[bytes, tuple[Token, float]] = {}
 
-    def begin(self, scope: Scope) -> str:
-        """Begin a session; returns its id, which the browser keeps as a cookie."""
+    def begin(self, token: Token) -> str:
+        """Begin a session with a token; returns its id, which the browser keeps as a cookie."""
         now = self._clock()
         kept = {key: value for key, value in self._open.items() if now < value[1]}
         while len(kept) >= MAX_SESSIONS:
             del kept[next(iter(kept))]
         given = secrets.token_urlsafe(32)
-        self._open = kept | {_key(given): (scope, now + SESSION_S)}
+        self._open = kept | {_key(given): (token, now + SESSION_S)}
         return given
 
-    def scope(self, given: str) -> Scope | None:
-        """Scope of the session with an id; None if there is no such session any more."""
-        scope, ends = self._open.get(_key(given), (None, 0.0))
-        return scope if self._clock() < ends else None
+    def token(self, given: str) -> Token | None:
+        """Token of the session with an id; None if there is no such session any more."""
+        token, ends = self._open.get(_key(given), (None, 0.0))
+        return token if self._clock() < ends else None
 
     def end(self, given: str) -> None:
         """End a session, if there is one with this id."""

@@ -7,6 +7,7 @@ import socket
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,6 +23,16 @@ from moevolve.search.settings.phases import Section
 
 Scope = Literal["read", "write"]
 SCOPES: tuple[Scope, ...] = ("read", "write")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a token allows, and the name of its owner in events; never the token itself."""
+
+    scope: Scope
+    name: str
+
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 WILDCARDS = ("0.0.0.0", "::")
 """Stand for all addresses of a machine."""
@@ -37,8 +48,8 @@ class ServerSettings(Section):
         port: Port to listen on; 0 takes a free one.
         hosts: Further host names of the server, without ports. `host` and the loopback names always count, and so do
             the machine's own names and addresses if `host` stands for all of its addresses.
-        tokens: File with lines `read TOKEN` or `write TOKEN`, which only its owner may read. Without it, tokens are
-            read from MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN.
+        tokens: File that only its owner may read, with lines `read TOKEN NAME` or `write TOKEN NAME`; names may be left
+            out. Without it, tokens are read from MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN.
         configurations: Folders of run files that can be launched, by their names without `.yaml`.
         models: Checkpoints (folder or hub id) by name, which a launch may use instead of its run file's.
         exports: Folder that exports are written to; None turns exporting off.
@@ -92,8 +103,8 @@ class ServerSettings(Section):
         """Run files that can be launched, by name."""
         return {path.stem: path for folder in self.configurations for path in sorted(folder.glob("*.yaml"))}
 
-    def read_tokens(self) -> dict[str, Scope]:
-        """The scope of each token.
+    def read_tokens(self) -> dict[str, Token]:
+        """The tokens by their text.
 
         Raises:
             UserError: the file can't be read, is readable by others, has a malformed line or no tokens; a token is too
@@ -170,7 +181,7 @@ def _machine_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _read_token_file(path: Path) -> dict[str, Scope]:
+def _read_token_file(path: Path) -> dict[str, Token]:
     try:
         mode = path.stat().st_mode
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -178,17 +189,18 @@ def _read_token_file(path: Path) -> dict[str, Scope]:
         raise UserError(f"tokens: {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(f"tokens: others than its owner may read {path}: chmod 600 {path}")
-    found: dict[str, Scope] = {}
+    found: dict[str, Token] = {}
     for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or line.startswith("#"):
+        scope, *words = line.split(maxsplit=2) or ["#"]
+        if scope.startswith("#"):
             continue
-        if len(words) != 2 or words[0] not in SCOPES:
-            raise UserError(f"tokens: {path}, line {number}: expected `read TOKEN` or `write TOKEN`")
-        found[words[1]] = "write" if words[0] == "write" else "read"
+        if not words or scope not in SCOPES:
+            raise UserError(f"tokens: {path}, line {number}: expected `read TOKEN` or `write TOKEN`, and maybe a name")
+        name = words[1].strip() if words[1:] else f"the {scope} token of line {number}"
+        found[words[0]] = Token("write" if scope == "write" else "read", name)
     return found
 
 
-def _read_token_variables(variables: Mapping[str, str]) -> dict[str, Scope]:
+def _read_token_variables(variables: Mapping[str, str]) -> dict[str, Token]:
     names = {scope: f"MOEVOLVE_{scope.upper()}_TOKEN" for scope in SCOPES}
-    return {variables[name]: scope for scope, name in names.items() if variables.get(name)}
+    return {variables[name]: Token(scope, f"the {scope} token") for scope, name in names.items() if variables.get(name)}

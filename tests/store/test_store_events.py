@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -36,13 +38,14 @@ def test_everything_that_happens_is_told_once_and_in_order(store: Store, alpha: 
     store.record(lease, [failed])
     store.add_export("alpha:4", ExportRecord("/tmp/out", "stock", "{}"))
     store.set_status(lease, "failed", "PoolError: no room")
+    by = f"by {getpass.getuser()} on {socket.gethostname()}"
     expected = [
         (1, "status", "running", None),
-        (2, "asked", "workers: 3", None),
+        (2, "asked", f"workers: 3, {by}", None),
         (3, "best", "individual 0: 50.0", 0),
         (4, "failed", "individual 3: NaN", 3),
         (5, "best", "individual 4: 75.0", 4),
-        (6, "exported", "individual 4 to /tmp/out", 4),
+        (6, "exported", f"individual 4 to /tmp/out, {by}", 4),
         (7, "status", "failed: PoolError: no room", None),
     ]
     assert told(store, alpha) == expected

@@ -211,9 +211,9 @@ def test_a_postgres_transaction_does_not_wait_for_ever_for_its_client(
     empty_postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that is suspended in the middle of a write holds its search's row no longer than that."""
-    monkeypatch.setattr("moevolve.store.session._IDLE_S", 1)
     with Store.open(empty_postgres) as store, Store.open(empty_postgres) as other:
         store.create_search(search(), [split()])
+        monkeypatch.setattr("moevolve.store.session._IDLE_S", 1)
         names = [column.name for column in contexts.c if column.name != "id"]
         rows = [dict.fromkeys(names, str(number)) for number in range(3)]
 

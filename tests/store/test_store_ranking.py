@@ -214,14 +214,23 @@ def test_rankings_read_indexes_not_tables(tmp_path: Path) -> None:
         store.ancestors("alpha:19")
         store.descendants("alpha:3", 2)
         store.individual("alpha:5")
+        ranking = list(statements)
+        store.costs(store.search("alpha"))
         raw = store._engine.raw_connection()
-        for statement, values in statements:
-            steps = [row[-1] for row in raw.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+
+        def plan(statement: str, values: object) -> list[str]:
+            return [row[-1] for row in raw.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+
+        for statement, values in ranking:
+            steps = plan(statement, values)
             assert not [step for step in steps if step.startswith(tuple(f"SCAN {name}" for name in grown))], statement
             if "LIMIT" in statement and "FROM evaluations" in statement:
                 assert not [step for step in steps if "TEMP B-TREE" in step], statement
+        # Costs are sums over all evaluations of a search, whose outcomes are long.
+        sums = "SEARCH evaluations USING COVERING INDEX ix_evaluations_costs (context_id=? AND phenotype_hash=?)"
+        assert sums in plan(*statements[-1])
         raw.close()
-        assert len(statements) > 20
+        assert len(ranking) > 20
 
 
 def test_rows_are_plain_values(ranked: Store) -> None:

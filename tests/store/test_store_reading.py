@@ -37,6 +37,7 @@ READS: dict[str, Callable[[StoreReader], Any]] = {
     "page": lambda store: store.page("id-alpha"),
     "fitness_by_index": lambda store: store.fitness_by_index("id-alpha"),
     "costs": lambda store: store.costs(store.search("alpha")),
+    "model_facts": lambda store: store.model_facts("id-alpha"),
     "individual": lambda store: store.individual("alpha:0"),
     "best": lambda store: store.best(by="search"),
     "best_of_search": lambda store: store.best_of_search("id-alpha"),
@@ -55,6 +56,7 @@ WRITES: dict[str, Callable[[Store], Any]] = {
     "bind_model": lambda store: store.bind_model("id-beta", MODEL, "weights/here"),
     "acquire": lambda store: store.acquire(BETA.search_id, BETA.owner, 60),
     "renew": lambda store: store.renew(BETA, 60, stage="searching"),
+    "note": lambda store: store.note("id-beta", "node", "3 workers in a row failed on one"),
     "ask": lambda store: store.ask("id-beta", workers=3),
     "release": lambda store: store.release(BETA),
     "record": lambda store: store.record("id-alpha", [individual(1)]),
@@ -68,7 +70,7 @@ WRITES: dict[str, Callable[[Store], Any]] = {
 
 def fill(url: str) -> str:
     with Store.open(url) as store:
-        store.create_search(search(), [split()])
+        store.create_search(search(), [split()], '{"experts": 8}')
         store.record("id-alpha", [decided(0, 0.5)], [evaluation(0, 0.5)])
         store.create_search(search("beta", model_fingerprint=f"{UNBOUND}shapes"), [])
         store.add_calibration("k" * 64, b"known")
@@ -207,6 +209,16 @@ def test_a_folder_that_can_only_be_read(shared: Path) -> None:
         with nobody(shared), StoreReader.open(url) as store:
             assert len(store.history("id-alpha")) == 2
     assert [one.name for one in shared.iterdir()] == ["store.db"]
+
+
+def test_a_folder_that_can_only_be_read_is_not_written_to(shared: Path) -> None:
+    url = fill(f"sqlite:///{shared / 'store.db'}")
+    with nobody(shared):
+        for name in ("store.db", "new.db"):
+            with pytest.raises(StoreError, match=rf"{name}: writing needs permission") as caught:
+                Store.open(f"sqlite:///{shared / name}")
+            assert "\n" not in str(caught.value)
+    assert [one.name for one in shared.iterdir()] == ["store.db"] and Store.open(url).close() is None
 
 
 def test_a_folder_that_can_only_be_read_with_what_a_dead_driver_left(shared: Path) -> None:

@@ -70,9 +70,9 @@ def launch(server: ServerDep, asked: RemoteLaunchRequest) -> Job:
 
 
 @routes.post("/searches/check", dependencies=[CHANGES])
-def check(server: ServerDep, asked: RemoteLaunchRequest) -> LaunchPlan:
-    """Check a launch and count its individuals and parameters. Nothing is started, and no weights are loaded."""
-    return plan_launch(asked, server)
+async def check(server: ServerDep, asked: RemoteLaunchRequest) -> LaunchPlan:
+    """Check a launch, and estimate its memory and time. Nothing is started, and no weights are loaded."""
+    return await plan_launch(asked, server)
 
 
 @routes.post("/searches/{search}/resume", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)

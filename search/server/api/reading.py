@@ -19,7 +19,8 @@ from moevolve.search.server.feed import MAX_WATCHERS
 from moevolve.search.server.fitness_curves import MAX_POINTS, FitnessCurve
 from moevolve.search.server.problems import READS
 from moevolve.store.costs import SearchCosts
-from moevolve.store.records import BestRow, Event, IndividualRecord, Order
+from moevolve.store.errors import NotFoundError
+from moevolve.store.records import BestRow, Event, EventKind, IndividualRecord, Order
 
 routes = APIRouter(responses=READS)
 
@@ -44,8 +45,14 @@ def list_individuals(
 
 @routes.get("/searches/{search}/log", tags=["searches"], response_class=PlainTextResponse)
 def read_log(server: ServerDep, search: SearchPath) -> str:
-    """The end of a search's log; empty if the search wasn't launched by this server."""
-    return server.processes.log(server.store.search(search).name)
+    """The end of a search's log, from its start on; empty if the search wasn't launched by this server."""
+    try:
+        name = server.store.search(search).name
+    except NotFoundError:
+        if not server.processes.knows(search):
+            raise
+        name = search  # it is being started, or failed to
+    return server.processes.log(name)
 
 
 @routes.get("/searches/{search}/course", tags=["drawings"])
@@ -78,9 +85,15 @@ def list_task_names() -> list[str]:
 
 
 @routes.get("/events", tags=["events"])
-def list_latest(server: ServerDep, limit: LimitQuery = 100) -> list[Event]:
-    """List the latest events of all searches, newest first."""
-    return server.store.latest_events(limit=limit)
+def list_latest(
+    server: ServerDep,
+    limit: LimitQuery = 100,
+    kind: Annotated[
+        list[EventKind] | None, Query(max_length=20, description="List only events of these kinds.")
+    ] = None,
+) -> list[Event]:
+    """List the latest events of all searches, newest first. Those of kind `asked` say who asked for what."""
+    return server.store.latest_events(limit=limit, kinds=kind or ())
 
 
 @routes.get("/searches/{search}/events", tags=["events"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict
+from starlette.concurrency import run_in_threadpool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
@@ -38,6 +39,8 @@ from moevolve.store.records import SearchRecord
 
 _JOBS = 20
 """Number of started searches on a page, the latest."""
+_LOG_LINES = 20
+"""Number of lines of a log that are shown while its search starts."""
 _SETTING = re.compile(r"\s*(?P<key>[^=\s]+)\s*=\s*(?P<value>.*?)\s*")
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -157,15 +160,19 @@ def show_launch(
 
 
 @routes.post("/launch")
-def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> HTMLResponse:
+async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> HTMLResponse:
     """Launch the search described by the form, or show what would be launched."""
-    asked = _asked(typed, server)
+    asked = await run_in_threadpool(_asked, typed, server)
     if typed.check is not None:
-        return render(request, "launch_plan.jinja", plan=plan_launch(asked, server))
-    launching = resolve(asked, server.settings)
-    stored_status(server.store, launching.config)
-    job = server.processes.start(launching.config.name, launching.arguments)
-    return render(request, "launch_arrival.jinja", job=job)
+        return render(request, "launch_plan.jinja", plan=await plan_launch(asked, server))
+
+    def start() -> Job:
+        launching = resolve(asked, server.settings)
+        stored_status(server.store, launching.config)
+        return server.processes.start(launching.config.name, launching.arguments)
+
+    job = await run_in_threadpool(start)
+    return _arrival(request, server, job)
 
 
 @routes.get("/launch/arrival")
@@ -175,7 +182,7 @@ def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLRe
         job = server.processes.job(name)
     except KeyError:
         raise NotFoundError(f"this server started no search {name!r}") from None
-    found = render(request, "launch_arrival.jinja", job=job)
+    found = _arrival(request, server, job)
     with suppress(NotFoundError):
         found.headers["hx-redirect"] = f"/searches/{handle(server.store.search(name))}"
     return found
@@ -185,6 +192,11 @@ def show_arrival(request: Request, server: ServerDep, name: NameQuery) -> HTMLRe
 def show_started(request: Request, server: ServerDep) -> HTMLResponse:
     """Searches that this server started."""
     return render(request, "started.jinja", started=_started(server))
+
+
+def _arrival(request: Request, server: ServerState, job: Job) -> HTMLResponse:
+    lines = server.processes.log(job.name).splitlines()[-_LOG_LINES:]
+    return render(request, "launch_arrival.jinja", job=job, log="\n".join(lines))
 
 
 def _read(name: str, path: Path) -> RunFile:

@@ -57,6 +57,7 @@ def _create_searches() -> None:
         sa.Column("seed", sa.BigInteger(), nullable=False),
         sa.Column("genome_kind", sa.String(), nullable=False),
         sa.Column("software_version", sa.String(), nullable=False),
+        sa.Column("model_facts", sa.Text(), nullable=True),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("status_reason", sa.Text(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
@@ -113,6 +114,7 @@ def _create_events() -> None:
         sa.PrimaryKeyConstraint("search_id", "seq", name="pk_events"),
     )
     op.create_index("ix_events_at", "events", ["at"])
+    op.create_index("ix_events_kind_at", "events", ["kind", "at"])
 
 
 def _create_individuals() -> None:
@@ -213,6 +215,11 @@ def _create_evaluations() -> None:
         ),
         sa.ForeignKeyConstraint(["context_id"], ["evaluation_contexts.id"], name="fk_evaluations_context_id"),
         sa.PrimaryKeyConstraint("context_id", "phenotype_hash", name="pk_evaluations"),
+    )
+    op.create_index(
+        "ix_evaluations_costs",
+        "evaluations",
+        ["context_id", "phenotype_hash", "score", "examples_seen", "seconds", "created_at"],
     )
     op.create_index(
         "ix_evaluations_experts",

@@ -10,10 +10,12 @@ import pytest
 from rich.text import Text
 from store_samples import decided, evaluation, individual, search, split
 
+from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.search.cli.models import _mark
 from moevolve.search.cli.output import console
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.loop.final_table import Entry, FinalTable, Score
+from moevolve.search.requests.answers import AnsweredRow, Answers
 from moevolve.store.repository import Store
 
 NASTY = "no file [/tmp/model] [red] :boom:\x1b]0;owned\x07\x9b2J"
@@ -79,3 +81,16 @@ def test_tasks_stand_out_in_the_final_table(terminal: io.StringIO) -> None:
     print_final_table(FinalTable("odd", tasks, (), (full, best), "odd:0", False, (), 10, 4), "sqlite:///odd.db")
     shown = terminal.getvalue()
     assert f"\x1b[1m{SHOWN}" in shown and "\x1b[1mrte" in shown
+
+
+def test_answers_are_shown_as_they_are(in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model, a task or its rows say."""
+    said = Answer(text=NASTY, outcome=0.0, logprobs=())
+    row = AnsweredRow(0, NASTY, (NASTY,), (), (said, said))
+    found = Answers(NASTY, "dev", "generate", ("full", "odd:0"), 1, (0.0, 0.0), (row,))
+    monkeypatch.setattr("moevolve.ask", lambda *_: found)
+    monkeypatch.setattr(console.output, "width", 500)
+    for options in ((), ("--whole",)):
+        done = in_process("answers", "odd:0", "--task", "rte", *options)
+        assert done.returncode == 0 and done.stdout.count(SHOWN) == 5, done.stderr
+        assert not any(control in done.stdout for control in "\x1b\x07\x9b")

@@ -21,12 +21,12 @@ from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
-from moevolve.search.running.weights import describe_shapes
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule, rounds_notes
 from moevolve.store.repository import Store
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.model.describe import describe_config, meta_model
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 TABLES = sorted(
@@ -54,7 +54,8 @@ def load(table: str, *overrides: str) -> Comparison:
 
 @cache
 def facts_of(model: str) -> ModelFacts:
-    return describe_shapes(ModelConfig(str(CONFIGS / "models" / SHAPES[model])))
+    config = ModelConfig(str(CONFIGS / "models" / SHAPES[model]))
+    return describe_config(meta_model(config), config)
 
 
 def section_of(cell: Cell) -> EepSection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -119,6 +120,36 @@ def test_a_start_that_a_node_takes_along_is_no_failed_one(
         add_node(cluster)
         gate.touch()
         wait_until_ready(pool, 1)
+    finally:
+        pool.close()
+
+
+def test_no_worker_is_started_where_three_in_a_row_failed(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_pool, "_PAUSE_S", 0.01)
+
+    class PickyWorker(LightWorker):
+        def __init__(self, *arguments: Any) -> None:
+            node = ray.get_runtime_context().get_node_id()
+            with (tmp_path / "starts").open("a") as starts:
+                starts.write(f"{node}\n")
+            if (tmp_path / node).exists():
+                raise RuntimeError("no device")
+
+    bad, _ = (add_node(cluster) for _ in range(2))
+    (tmp_path / bad.node_id).touch()
+    told: list[str] = []
+    workers = WorkersSection(num_cpus=1, address=cluster.address, count=2)
+    pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=PickyWorker, on_left_out=told.append)
+    try:
+        while not told:  # the other node has no room for a second worker
+            pool.poll(0.1)
+        add_node(cluster)
+        wait_until_ready(pool, 2)
+        starts = (tmp_path / "starts").read_text().split()
+        assert (starts.count(bad.node_id), len(starts), len(set(starts))) == (3, 5, 3)
+        assert told == [f"3 workers in a row failed on {socket.gethostname()}, the last by RuntimeError: no device"]
     finally:
         pool.close()
 

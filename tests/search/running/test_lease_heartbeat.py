@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from store_samples import locked, search
 from waiting import PATIENT_S
 
@@ -16,6 +18,7 @@ from moevolve.search.running.lease_heartbeat import LeaseHeartbeat, brief_lease
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.leases import this_process
 from moevolve.store.repository import Store
+from moevolve.store.tables import leases
 
 
 @pytest.fixture
@@ -63,6 +66,38 @@ def test_a_lease_that_ran_out_and_nobody_took_is_kept(store: Store) -> None:
         time.sleep(0.7)
         until(lambda: store.control("id-alpha").alive)
         assert driving.control.epoch == 1
+
+
+def test_a_clock_that_jumps_costs_no_driver_its_search(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = timedelta()
+
+    class JumpingClock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + ahead
+
+    for module in ("leases", "events", "writes"):
+        monkeypatch.setattr(f"moevolve.store.{module}.datetime", JumpingClock)
+    with LeaseHeartbeat(store, "id-alpha", LEASE_S) as driving:
+        for days in (1, -1, 0):
+            ahead = timedelta(days=days)
+            until(lambda: abs(expiry(store) - JumpingClock.now(UTC)) < timedelta(seconds=2 * LEASE_S))
+            with pytest.raises(LeaseHeldError), brief_lease(store, "id-alpha"):
+                pass
+            store.set_status(driving.lease, "running", f"{days} days ahead")
+            store.ask("id-alpha", workers=days + 2)
+            until(lambda asked=days + 2: driving.control.workers == asked)
+        assert driving.control.epoch == 1
+    assert not store.control("id-alpha").alive
+    happened = store.events({"id-alpha": 0})
+    assert [one.seq for one in happened] == sorted(one.seq for one in happened), "as they happened"
+
+
+def expiry(store: Store) -> datetime:
+    with store.transaction() as connection:
+        (found,) = connection.execute(select(leases.c.expires_at)).scalars()
+    assert isinstance(found, datetime)
+    return found
 
 
 def test_its_loss_is_noticed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,9 +133,10 @@ def test_a_search_is_controlled(client: TestClient, lab_store: Store) -> None:
     assert client.post("/api/searches/lab/scale", json={"workers": 5}).json()["workers"] == 5
     for body in ({"workers": 0}, {"workers": 2, "who": "x"}, {}):
         assert client.post("/api/searches/lab/scale", json=body).status_code == 422
+    by = "by the write token of line 4"
     assert [event.text for event in lab_store.latest_events("lab-1", 4)][::-1] == [
-        *("desired_state: paused", "desired_state: stopped", "desired_state: cancelled"),
-        "workers: 5",
+        *(f"desired_state: paused, {by}", f"desired_state: stopped, {by}", f"desired_state: cancelled, {by}"),
+        f"workers: 5, {by}",
     ]
 
 

@@ -10,19 +10,26 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 import uvicorn
 from search_lab import UnrulyPool, drive, run_config, start
 from server_tokens import READ, WRITE, write_runs
+from sqlalchemy import update
+from starlette.testclient import TestClient
 from store_samples import search, split
 from waiting import PATIENT_S
 
 from moevolve.search.server.app import make_app
 from moevolve.search.server.connections import BoundedProtocol
 from moevolve.search.server.settings import ServerSettings
+from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 from moevolve.store.session import make_engine, transaction
+from moevolve.store.tables import individuals, searches
+from moevolve.workers.contract.messages import EvaluationReply
 
 WRITER = f"authorization: Bearer {WRITE}\r\nx-moevolve: 1\r\n"
 
@@ -210,3 +217,47 @@ def test_a_number_beyond_all_use_is_refused_where_it_is_set(served: Served, sett
     for path in ("/api/searches/check", "/api/searches"):
         status, content = served.ask(path, body)
         assert status == 422 and setting.rsplit(".", maxsplit=1)[-1].encode() in content, content
+
+
+NASTY = "a</text><script>alert('x')</script> $\\frac{$ & \"b"
+"""Markup, and what matplotlib would take for a formula that doesn't end."""
+
+
+def test_hostile_text_in_a_figure_is_text(served: Served) -> None:
+    """No name of a launch is like that, but a store may come from elsewhere."""
+    setup = start(served.store, run_config(name="nasty"), "nasty-1")
+    drive(served.store, setup, UnrulyPool(seed=1))
+    with transaction(make_engine(served.store.url, create=False), write=True) as connection:
+        connection.execute(update(searches).where(searches.c.id == "nasty-1").values(name=NASTY))
+        connection.execute(update(individuals).where(individuals.c.search_id == "nasty-1").values(phase=NASTY))
+    for path in ("searches/nasty-1/plot?form=svg", "individuals/nasty-1:40/genome.svg"):
+        status, content = served.ask(f"/{'api/' if 'plot' in path else ''}{path}")
+        assert status == 200, content
+        found = [each.tag.rpartition("}")[2] for each in ET.fromstring(content).iter()]
+        assert "svg" in found and "script" not in found, path
+    status, content = served.ask("/individuals/nasty-1:40/lineage.svg")
+    texts = [each.text for each in ET.fromstring(content).iter() if each.tag.endswith("}text")]
+    assert (status == 200 and f"{NASTY}:40" in texts) or "nasty-1:40" in texts, texts
+    assert status == 200 and NASTY in texts, "a phase, in the legend, as it is"
+
+
+def test_a_store_that_is_deleted_while_it_is_used_ends_what_uses_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, said = tmp_path / "lab.db", "lab.db: the store was deleted or replaced while this process had it open"
+
+    class DeletingPool(UnrulyPool):
+        def poll(self, timeout: float) -> list[EvaluationReply]:
+            if self.delivered:
+                file.unlink(missing_ok=True)
+            return super().poll(timeout)
+
+    with Store.open(f"sqlite:///{file}") as store, Store.open(store.url) as served:
+        client = TestClient(make_app(served, ServerSettings(store=store.url)), "http://localhost")
+        assert client.get("/api/searches").json() == []
+        setup = start(store, run_config())
+        with pytest.raises(StoreError, match=said):
+            drive(store, setup, DeletingPool(seed=1))
+        for path in ("/api/searches", "/", "/healthz"):
+            assert client.get(path).status_code == 503
+    assert said in caplog.text and not file.exists(), "and no empty store was made in its place"

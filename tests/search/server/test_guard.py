@@ -16,7 +16,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.server.app import make_app, make_routes
 from moevolve.search.server.guard import MAX_BODY_BYTES, OPEN_PATHS
 from moevolve.search.server.sessions import SESSION_S, Sessions
-from moevolve.search.server.settings import ServerSettings, read_settings
+from moevolve.search.server.settings import ServerSettings, Token, read_settings
 from moevolve.store.repository import Store
 
 Settings = Callable[..., ServerSettings]
@@ -202,17 +202,17 @@ def test_signing_out_ends_the_session_wherever_its_cookie_is(stranger: TestClien
 
 
 def test_a_session_ends_in_time_and_the_oldest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
+    now, write, read = 1000.0, Token("write", "anna"), Token("read", "bob")
     sessions = Sessions(lambda: now)
-    first = sessions.begin("write")
+    first = sessions.begin(write)
     now += SESSION_S - 1
-    second = sessions.begin("read")
-    assert (sessions.scope(first), sessions.scope(second), sessions.scope("guess")) == ("write", "read", None)
+    second = sessions.begin(read)
+    assert (sessions.token(first), sessions.token(second), sessions.token("guess")) == (write, read, None)
     now += 1
-    assert (sessions.scope(first), sessions.scope(second)) == (None, "read")
+    assert (sessions.token(first), sessions.token(second)) == (None, read)
     monkeypatch.setattr("moevolve.search.server.sessions.MAX_SESSIONS", 2)
-    third, fourth = sessions.begin("read"), sessions.begin("write")
-    assert [sessions.scope(one) for one in (second, third, fourth)] == [None, "read", "write"]
+    third, fourth = sessions.begin(read), sessions.begin(write)
+    assert [sessions.token(one) for one in (second, third, fourth)] == [None, read, write]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,9 @@ def test_a_token_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="chmod 600"):
         read_settings(None, given).read_tokens()
     path.chmod(0o600)
-    assert read_settings(None, given).read_tokens() == {READ: "read"}
+    assert read_settings(None, given).read_tokens() == {READ: Token("read", "the read token of line 1")}
+    path.write_text(f"# of people\nwrite {WRITE} Anna B. \n")
+    assert read_settings(None, given).read_tokens() == {WRITE: Token("write", "Anna B.")}
     path.write_text("# none yet\n")
     with pytest.raises(UserError, match="tokens has none: write lines"):
         read_settings(None, given).read_tokens()

@@ -17,9 +17,11 @@ from served_pages import Page, check, page_of
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
+import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
+from moevolve.search.estimate.preview import preview
 from moevolve.search.running.webhooks import VARIABLE, WebhookSection, targets_of_environment
 from moevolve.search.server.app import make_app
 from moevolve.search.server.processes import Job, ProcessRunner
@@ -58,6 +60,12 @@ def client(store: Store, settings: Settings, runs: Path, tiny: Any) -> Iterator[
         yield found
 
 
+@pytest.fixture(autouse=True)
+def preview_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Previews in this process, which has torch; `test_light_server` has a server start its own."""
+    monkeypatch.setattr("moevolve.search.server.planning.previewed", preview)
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Command lines of processes, which are recorded and not started."""
@@ -91,8 +99,9 @@ def test_a_launch_runs_what_its_check_shows(
     asked = {"configuration": "small", "name": "mine", "model": "tiny", "overrides": {"phases.0.evaluations": 200}}
     answer = client.post("/api/searches/check", json=asked)
     assert answer.status_code == 200, answer.text
-    plan = answer.json()
-    assert (plan["name"], plan["status"], started) == ("mine", None, [])
+    whole = answer.json()
+    assert (whole["name"], whole["status"], started) == ("mine", None, [])
+    plan = whole["takes"]
     # 2 of 4 experts in each of 2 groups.
     assert plan["phases"] == [
         {"kind": "prune", "individuals": 200, "different": comb(4, 2) ** 2},
@@ -103,10 +112,13 @@ def test_a_launch_runs_what_its_check_shows(
         sizes = {name: weights.get_tensor(name).size for name in weights.keys()}  # noqa: SIM118
     full, pruned, _ = plan["sizes"]
     assert (full["title"], full["parameters"], full["experts"]) == ("full model", sum(sizes.values()), 4)
+    told = moevolve.estimate(runs / "small.yaml", model=str(tiny.model), overrides=["phases.0.evaluations=200"])
+    assert plan["memory"]["device"] == told.memory["device"].device and plan["total_flops"] == told.total_flops
+    assert plan["hours"] == {} and any("--pilot" in note for note in plan["notes"]), "no GPU, as `plan` says"
     assert 0 <= plan["weight_bytes"] - 4 * full["parameters"] < 100, "buffers beside the parameters"
     in_experts = sum(size for name, size in sizes.items() if "experts" in name)
     assert full["parameters"] - pruned["parameters"] >= in_experts // 2 and pruned["experts"] == 2
-    would_run = parse_run_config(yaml.safe_load(plan["settings"]), "plan")
+    would_run = parse_run_config(yaml.safe_load(whole["settings"]), "plan")
     assert (would_run.name, would_run.store) == ("mine", store.url)
 
     assert client.post("/api/searches", json=asked).status_code == 202
@@ -120,7 +132,7 @@ def test_sizes_of_a_hub_model_are_unknown(client: TestClient, monkeypatch: pytes
         raise AssertionError("a check asked the network")
 
     monkeypatch.setattr("socket.socket.connect", no_network)
-    plan = client.post("/api/searches/check", json={"configuration": "far"}).json()
+    plan = client.post("/api/searches/check", json={"configuration": "far"}).json()["takes"]
     assert (plan["sizes"], plan["weight_bytes"]) == ([], None)
     assert [phase["individuals"] for phase in plan["phases"]] == [12, 12]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -69,6 +71,32 @@ def test_a_launch_ends_before_its_search_is_stored(client: TestClient, verb: str
     assert "stopped while it started" in page.text and "failed" not in page.text
     assert client.get("/api/searches/calm").status_code == 404
     assert client.post("/api/searches", json={"configuration": "small"}).status_code == 202, "and may be launched again"
+
+
+def test_a_log_is_there_from_the_first_second_and_requests_have_names(
+    client: TestClient, store: Store, tmp_path: Path
+) -> None:
+    assert client.get("/api/searches/calm/log").status_code == 404
+    script = tmp_path / "asleep"
+    script.write_text("#!/bin/sh\necho asked by $MOEVOLVE_ASKER\nexec sleep 60\n")
+    client.post("/api/searches", json={"configuration": "small"})
+    until(lambda: "asked by" in client.get("/api/searches/calm/log").text)
+    first, second = client.get("/api/searches/calm/log").text.splitlines()
+    assert " UTC: moevolve launch " in first and "--name calm" in first
+    assert second == "asked by the write token of line 4"
+    arrival = client.get("/launch/arrival?name=calm&part=1", headers={"accept": "text/html"}).text
+    assert "asked by the write token of line 4" in arrival
+    lease = store.acquire("id-alpha", "driver", 600)
+    client.post("/api/searches/alpha/pause")
+    store.ask("id-alpha", "running")
+    store.note("id-alpha", "node", "3 workers in a row failed on gpu-7, the last by RuntimeError: no device")
+    asked = [event["text"] for event in client.get("/api/events?kind=asked&kind=retried").json()]
+    user = f"{getpass.getuser()} on {socket.gethostname()}"
+    assert asked == [f"desired_state: running, by {user}", "desired_state: paused, by the write token of line 4"]
+    health = client.get("/health", headers={"accept": "text/html"}).text
+    assert all(text in health for text in (*asked, "failed on gpu-7, the last by RuntimeError", "for 10 minutes"))
+    store.release(lease)
+    assert "gpu-7" not in client.get("/health", headers={"accept": "text/html"}).text, "nothing runs there"
 
 
 def test_a_real_launch_leaves_nothing(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

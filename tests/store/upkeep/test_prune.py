@@ -110,7 +110,7 @@ def test_what_is_run_is_not_pruned(two: Store) -> None:
     assert prune(two, ["alpha"], both).searches == 1
 
 
-def test_no_search_begins_while_it_is_pruned(two: Store, url: str) -> None:
+def test_no_search_begins_while_it_is_pruned(two: Store, url: str, caplog: pytest.LogCaptureFixture) -> None:
     """A driver that starts meanwhile would take evaluations for known that are then gone."""
     two.create_search(search("gamma"), [split()])
     reached, go_on = threading.Event(), threading.Event()
@@ -136,6 +136,8 @@ def test_no_search_begins_while_it_is_pruned(two: Store, url: str) -> None:
         go_on.set()
         assert pruned.result(30).evaluations == 3
         assert [each.result(30) for each in waiting] == [[], None]
+    told = caplog.text.count("waiting for `moevolve db prune`, which may take minutes")
+    assert told == (0 if two.is_file else 2)
 
 
 def test_a_driver_that_slept_past_its_lease_has_lost_its_search(two: Store) -> None:

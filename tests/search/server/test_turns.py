@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from waiting import PATIENT_S
 
 from moevolve.search.operations import plot
-from moevolve.search.server.drawing_queue import MAX_DRAWINGS
+from moevolve.search.server.turns import MOST
 
 
 def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkey
         return b"a picture"
 
     monkeypatch.setattr(plot, "picture", draw)
-    refused = 45 - MAX_DRAWINGS  # with those that wait more than all threads for answers
+    refused = 45 - MOST  # with those that wait more than all threads for answers
     with ThreadPoolExecutor(45) as browsers:
         asked = [browsers.submit(client.get, "/api/searches/lab/plot") for _ in range(45)]
         try:
@@ -40,6 +40,6 @@ def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkey
         answers = [each.result() for each in asked]
     assert all(answer.status_code == 503 and "drawings are waited for" in answer.text for answer in early)
     assert early[0].headers["retry-after"].isdecimal()
-    assert Counter(answer.status_code for answer in answers) == {200: MAX_DRAWINGS, 503: refused} and most == 1
+    assert Counter(answer.status_code for answer in answers) == {200: MOST, 503: refused} and most == 1
     assert client.get("/api/searches/lab/plot").content == b"a picture", "the queue is empty again"
     assert client.get("/individuals/nix:1/genome.svg").status_code == 404

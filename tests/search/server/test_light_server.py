@@ -1,0 +1,63 @@
+"""What a server loads to answer: never torch or transformers, whatever it is asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from waiting import PATIENT_S
+
+from moevolve.store.repository import Store
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from starlette.testclient import TestClient
+from moevolve.search.server.app import make_routes
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+def megabytes():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) // 1024
+
+url, runs = sys.argv[1:]
+here = {"search": "lab", "ref": "lab:40", "individual": "lab:40", "a": "lab:40", "b": "lab:50", "task": "one"}
+answers = {}
+with Store.open(url) as store:
+    app = make_routes(store, ServerSettings(store=url, configurations=(runs,)))
+    client = TestClient(app, "http://localhost", headers={"accept": "text/html", "x-moevolve": "1"})
+    paths = [path for path, methods in app.openapi()["paths"].items() if "get" in methods]
+    paths += ["/", "/searches/{search}", "/individuals/{ref}", "/individuals/{ref}/lineage", "/health", "/best"]
+    paths += ["/individuals/{ref}/genome", "/individuals/{ref}/genome.svg", "/launch?configuration=small", "/metrics"]
+    paths += ["/searches/{search}/standings", "/compare?a={a}&b={b}", "/compare/experts?a={a}&b={b}"]
+    for path in paths:
+        if path != "/api/news":  # which has no end
+            path += "?task=one" if path.endswith("/pareto") else ""
+            answers[path] = client.get(path.format(**here)).status_code
+    before = megabytes()
+    check = client.post("/api/searches/check", json={"configuration": "small"})
+    grown = megabytes() - before
+print(json.dumps({
+    "answers": answers,
+    "loaded": [name for name in ("torch", "transformers", "tokenizers", "scipy") if name in sys.modules],
+    "check": check.json(),
+    "grown": grown,
+}))
+"""
+
+
+def test_no_request_loads_a_model_stack(lab_store: Store, tiny: Any, tmp_path: Path) -> None:
+    """Genomes are read with the facts stored at the launch, from a store whose model is nowhere."""
+    tiny.write_run(tmp_path / "small.yaml", "calm")
+    command = [sys.executable, "-c", PROGRAM, lab_store.url, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENT_S)
+    found = json.loads(done.stdout)
+    assert set(found["answers"].values()) == {200}, found["answers"]
+    assert len(found["answers"]) > 30 and found["loaded"] == []
+    takes = found["check"]["takes"]
+    assert takes["memory"]["device"] > takes["weight_bytes"] > 0 and takes["total_flops"] > 0
+    assert found["grown"] < 20, "in a process of its own"
