@@ -5,6 +5,7 @@ Nothing here uses the code under test but the edit itself: routing is written ou
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -203,6 +204,14 @@ RECENT: dict[str, dict[str, Any]] = {
         "head_dim": 8,
     },
     "hunyuan_v1_moe": {"intermediate_size": 24, "num_experts": 6, "head_dim": 8},
+    # Noise that makes some logits near others.
+    "phimoe": {
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "router_jitter_noise": 0.3,
+    },
     "kimi_linear": KIMI
     | {
         "num_local_experts": 6,
@@ -332,6 +341,18 @@ class PlainBlock(nn.Module):
         chosen = torch.argsort(logits, descending=True)[: self.edit.active]
         return list(zip(chosen.tolist(), torch.softmax(logits[chosen], dim=0), strict=True))
 
+    def phimoe(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        logits = (self.mapping @ self.logits(hidden)).tolist()
+        rest, found = list(range(len(logits))), []
+        for _ in range(2):
+            best = max(rest, key=lambda i: logits[i])
+            bound = [max(abs(logits[i]), logits[best]) * 2 * self.config.router_jitter_noise for i in rest]
+            near = [i for i, most in zip(rest, bound, strict=True) if logits[best] - logits[i] <= most]
+            total = sum(math.exp(logits[i] - logits[best]) for i in near)
+            found.append((best, torch.tensor(1 / total)))
+            rest.remove(best)
+        return found
+
     def deepseek_v2(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         scores = self.mapped(self.logits(hidden), lambda values: torch.softmax(values, dim=0))
         pool = list(range(len(scores)))
@@ -373,7 +394,7 @@ class PlainBlock(nn.Module):
 
     def routed(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         """Experts of a token with their weights."""
-        if self.config.model_type in ("deepseek_v2", "gpt_oss"):
+        if self.config.model_type in ("deepseek_v2", "gpt_oss", "phimoe"):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
         if getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
             return self.sigmoid(hidden)

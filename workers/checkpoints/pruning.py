@@ -171,7 +171,7 @@ class Pruning:
         if (self._is_mtp(name) and self._mtp == "drop") or EXPERT.fullmatch(name) or ordinal is None:
             yield from (KeptTensor(each, tensor) for each in self._names(name))
             return
-        router = f".{self._family.router}."
+        router = f".{self._family.stored_router or self._family.router}."
         weights = {"weight", self._family.weight, self._family.stored_weight or self._family.weight}
         if self._is_fused(name):
             yield self._sliced(tensor, self._selection.experts[ordinal])

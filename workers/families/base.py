@@ -75,7 +75,7 @@ class ExpertFamily(Family):
         float32_router: True if router logits are computed in float32 whatever the router's dtype.
         correction_in_block: True if the MoE block has the correction bias, and passes it to the router.
         stored: Ends of the names of fused experts in checkpoints, where these names don't contain `.experts.`.
-        stored_weight: Name of `weight` in checkpoints, if it is another.
+        stored_router, stored_weight: Names of `router` and `weight` in checkpoints, if they are others.
         output_scale: Factor on the routed experts' sum; None for 1.
         resize_extras: Changes config fields that depend on the number of experts, besides `experts_field` and
             `num_experts_per_tok`; None if there are none.
@@ -93,6 +93,7 @@ class ExpertFamily(Family):
     float32_router: bool = False
     correction_in_block: bool = False
     stored: tuple[str, ...] = ()
+    stored_router: str | None = None
     stored_weight: str | None = None
     output_scale: OutputScale | None = None
     resize_extras: ConfigResizer | None = None

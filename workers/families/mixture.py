@@ -52,6 +52,29 @@ GPT_OSS = ExpertFamily(
 )
 
 
+def phimoe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Phi-3.5-MoE: two experts one after the other, each weighted among those near it.
+
+    Raises:
+        UserError: A token is to have another number of experts, which `transformers` doesn't compute.
+    """
+    if config.num_experts_per_tok != 2:
+        raise UserError("a phimoe model with num_experts_per_tok other than 2 can't run: its routers always choose two")
+    return RoutingRule(renormalise=False, scores="sparse_mixer", nearness=2 * float(config.router_jitter_noise))
+
+
+PHIMOE = ExpertFamily(
+    "phimoe",
+    "Phi-3.5-MoE",
+    casts_weights=True,
+    rule=phimoe_rule,
+    experts_field="num_local_experts",
+    width_field="intermediate_size",
+    router="router",
+    stored_router="gate",
+)
+
+
 def cohere2_moe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule of Cohere2-MoE: the top-k of the logits, weighted by their softmax or by sigmoids.
 

@@ -21,6 +21,7 @@ from moevolve.workers.families.mixture import (
     MELLUM,
     MIXTRAL,
     OLMOE,
+    PHIMOE,
     QWEN2_MOE,
     QWEN3_5_MOE,
     QWEN3_MOE,
@@ -53,6 +54,7 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         GRANITE[2],
         ERNIE,
         HUNYUAN,
+        PHIMOE,
         GPT_OSS,
         LLAMA,
         MISTRAL,
@@ -84,7 +86,6 @@ NOT_DESCRIBED: dict[str, str] = {
     "minimax": "it needs a cache of its own, which candidates can't share",
     "mistral4": "transformers has no causal language model for its text part",
     "nemotron_h": "its decoder layers hold either attention or experts, and the experts have no gates",
-    "phimoe": "its router chooses experts one after the other, and masks logits by their distance to the best",
     "step3p7": "transformers has no causal language model for its text part",
 }
 """Why mixtures of experts that `transformers` has aren't supported, by model type, as the rest of a sentence."""

@@ -69,7 +69,8 @@ def test_logits_are_those_of_the_equations(
     eye = np.repeat(np.eye(EXPERTS, dtype=np.float32)[None], layers, axis=0)
     assert_close(plain_family_logits(checkpoint(family), EepEdit(eye, eye, 2), tokens), stock)
     # Kinds, and both spaces of their routers; all pairs of them are tried in test_family_edits.
-    for kind, space in (("prune", "probs"), ("crossed", "logits"), ("mapped", "probs"), ("merged", "logits")):
+    scored = "probs" if model.layers[0].rule.has_scores else "logits"
+    for kind, space in (("prune", "probs"), ("crossed", "logits"), ("mapped", scored), ("merged", "logits")):
         edit = edit_of_kind(layers, EXPERTS, kind, space=space)
         assert_close(logits(model, edit, tokens), plain_family_logits(checkpoint(family), edit, tokens))
     assert torch.equal(logits(model, IdentityEdit(), tokens), stock)
@@ -131,13 +132,16 @@ def test_exports_load_with_transformers(
 
     config, model, layers = model_config(family), resident(family), depth(family)
     pruned, mapped = (edit_of_kind(layers, EXPERTS, kind) for kind in ("prune", "mapped"))
-    folds = model.layers[0].rule.one_hot_folds
-    if not folds:
+    rule, forms = model.layers[0].rule, ["source", "stock"]
+    if not rule.one_hot_folds:
         pruned = replace(pruned, router_space="logits")
     assert write_source(config, pruned, tmp_path / "source", CARD).form == "source"
     assert export_model(model, pruned, tmp_path / "stock", CARD).form == "stock"
-    assert export_model(model, mapped, tmp_path / "native", CARD).form == "native"
-    for name, edit in (("source", pruned), ("stock", pruned), ("native", mapped)):
+    if rule.has_scores:
+        forms.append("native")
+        assert export_model(model, mapped, tmp_path / "native", CARD).form == "native"
+    for name in forms:
+        edit = mapped if name == "native" else pruned
         exported = AutoModelForCausalLM.from_pretrained(tmp_path / name, trust_remote_code=name == "native").eval()
         with torch.no_grad():
             assert_close(exported(tokens).logits, logits(model, edit, tokens))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.kernels.routing_rule import NO_SCORES, RoutingRule
+from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING, RoutingRule
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import MoELayer
@@ -122,17 +122,16 @@ class EepApplicator:
 
 def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
     """Explain why a family's routers can't have this edit; None if they can."""
-    groups = rule.groups
-    fault = groups.fault(edit.retained)
+    fault = rule.groups.fault(edit.retained)
     if fault is not None:
         return f"{edit.retained} experts {fault}"
-    if edit.active > groups.reach(edit.retained):
-        return (
-            f"{edit.active} active experts of {edit.retained} are more than the {groups.reach(edit.retained)} in the "
-            f"{groups.chosen} of {groups.count} routing groups that a token may choose from; use fewer"
-        )
-    if rule.scores == "softmax_of_chosen" and edit.router_space == "probs" and not edit.one_hot_mapping.all():
+    fault = rule.active_fault(edit.retained, edit.active)
+    if fault is not None:
+        return f"{edit.active} active experts {fault}"
+    if not rule.has_scores and edit.router_space == "probs" and not edit.one_hot_mapping.all():
         return f"router_space {NO_SCORES}"
+    if rule.scores == "sparse_mixer" and edit.skip_rows is not None:
+        return f"dynamic skipping: {NO_SKIPPING}"
     return None
 
 

@@ -44,7 +44,7 @@ DIFFERENT = (
 def repaired(model: ResidentModel, kind: str, target: Target = "global") -> RepairedEdit:
     count = model.layers[0].count
     retained = 4 if model.layers[0].rule.groups.fault(3) else 3
-    space = "logits" if model.layers[0].rule.scores == "softmax_of_chosen" else "probs"
+    space = "probs" if model.layers[0].rule.has_scores else "logits"
     base = edit_of_kind(len(model.layers), count, kind, retained, space=space)
     return RepairedEdit(base, RepairRecipe((0.1, 1.0, 10.0), target), rows_of(SEQUENCES))
 
