@@ -86,13 +86,19 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
             for name, module in find_linears(model).items()
         ),
         routing=first.rule if first else None,
+        unrepairable=first.unrepairable if first else None,
     )
 
 
 def _active(settings: PretrainedConfig, config: ModelConfig) -> int:
-    if settings.num_experts_per_tok is None:
-        raise UserError(f"model {config.path}: its config doesn't say num_experts_per_tok; add it to config.json")
-    return int(settings.num_experts_per_tok)
+    from moevolve.workers.families.registry import expert_family
+
+    family = expert_family(settings.model_type)
+    assert family is not None
+    active = getattr(settings, family.active_field)
+    if active is None:
+        raise UserError(f"model {config.path}: its config doesn't say {family.active_field}; add it to config.json")
+    return int(active)
 
 
 def _neuron_parameters(layer: MoELayer, settings: PretrainedConfig) -> int:

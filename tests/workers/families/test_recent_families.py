@@ -6,16 +6,27 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from edit_checks import Residents, assert_close, logits, write_source
-from family_samples import COMMON, RECENT, edit_of_kind, plain_family_logits
+from family_samples import (
+    COMMON,
+    DEEPSEEK_V3,
+    GLM,
+    RECENT,
+    UNREPAIRABLE,
+    edit_of_kind,
+    plain_family_logits,
+    randomise,
+    sample_rows,
+)
 from tiny_models import word_tokenizer
 from torch import Tensor
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
@@ -23,7 +34,9 @@ from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
@@ -35,15 +48,15 @@ Configs = Callable[..., ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 EXPERTS = 6
-DENSE_FIRST = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe")
-"""Families whose first layer is dense, without a setting of that name."""
+TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h")
+"""Families of which two layers have experts, without a setting of that name."""
 
 families = pytest.mark.parametrize("family", RECENT)
 
 
 def depth(family: str) -> int:
     """Number of MoE layers."""
-    dense = "first_k_dense_replace" in RECENT[family] or family in DENSE_FIRST
+    dense = "first_k_dense_replace" in RECENT[family] or family.split("-", maxsplit=1)[0] in TWO
     return 2 if dense and family != "solar_open" else 3
 
 
@@ -51,7 +64,10 @@ def depth(family: str) -> int:
 def test_facts(family: str, model_config: Configs, resident: Residents) -> None:
     facts, model = describe_model(model_config(family)), resident(family).model
     assert (facts.family, len(facts.moe_layers)) == (family.split("-", maxsplit=1)[0], depth(family))
-    assert (facts.experts, facts.active, facts.expert_parameters) == (EXPERTS, 2, 3 * 24 * 32)
+    expert = {"nemotron_h": 2 * 24 * 32, "nemotron_h-latent": 2 * 24 * 16}.get(family, 3 * 24 * 32)
+    assert (facts.experts, facts.active, facts.expert_parameters) == (EXPERTS, 2, expert)
+    assert facts.neuron_parameters == expert // 24
+    assert (facts.unrepairable is not None) == (family in UNREPAIRABLE)
     assert facts.parameters == parameters_after(facts, EXPERTS) == sum(each.numel() for each in model.parameters())
 
 
@@ -101,6 +117,34 @@ def test_scores_are_those_of_single_prompts(
         assert made.gold_logprobs == pytest.approx(golds, abs=2e-4)
 
 
+@pytest.mark.parametrize("family", UNREPAIRABLE)
+def test_what_no_fit_of_experts_repairs_is_refused(family: str, resident: Residents) -> None:
+    model = resident(family)
+    edit = RepairedEdit(edit_of_kind(depth(family), EXPERTS, "prune"), RepairRecipe((0.1,)), sample_rows())
+    with pytest.raises(UserError, match=r"model can't be repaired: its (layers normalise|experts work)"):
+        model.apply(edit)
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "nemotron_h-latent", "afmoe"])
+def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residents, tokens: Tensor) -> None:
+    """Saliency (REAP) from what the experts' modules get, and the distances of their mean outputs."""
+    model, given = resident(family), []
+    experts = [layer.experts for layer in model.layers]
+    handles = [each.register_forward_pre_hook(lambda _, args: given.append(args)) for each in experts]
+    model.run([tuple(tokens[0].tolist())])
+    for handle in handles:
+        handle.remove()
+    found = calibrate_experts(model, [tuple(tokens[0].tolist())], ExpertsRecipe(("saliency", "mean_outputs"), None, 99))
+    for place, (module, (hidden, chosen, weights)) in enumerate(zip(experts, given, strict=True)):
+        for expert in range(EXPERTS):
+            ones = torch.ones(len(hidden), 1)
+            out = module(hidden, torch.full((len(hidden), 1), expert), ones)
+            used = (weights * (chosen == expert)).sum(1) * out.norm(dim=1)
+            wanted = float(used.sum() / max(1, int((chosen == expert).sum())))
+            assert found.arrays["saliency"][place, expert] == pytest.approx(wanted, rel=1e-4)
+    assert found.arrays["output_distances"].shape == (len(experts), EXPERTS, EXPERTS)
+
+
 @pytest.mark.parametrize("family", ["granitemoehybrid", "laguna", "lfm2_moe"])
 def test_what_a_repair_changes_arrives_in_the_stream(family: str, resident: Residents, tokens: Tensor) -> None:
     model, streams = resident(family), []
@@ -148,30 +192,80 @@ def test_exports_load_with_transformers(
         assert {len(each) for name, each in exported.named_parameters() if name.endswith("experts.down_proj")} == {4}
 
 
-def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(tokens: Tensor, tmp_path: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+QWEN3 = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": EXPERTS, "head_dim": 8}
+WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "qwen3_5_moe": (RECENT["qwen3_5_moe_text"] | {"mtp_num_hidden_layers": 1}, QWEN_VISION, "num_experts"),
+    "qwen3_vl_moe": (
+        QWEN3 | MROPE,
+        QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        "num_experts",
+    ),
+    "qwen3_omni_moe": (QWEN3 | MROPE | {"norm_topk_prob": True}, {}, "num_experts"),
+    "glm4v_moe": (
+        GLM | {"rope_parameters": MROPE["rope_parameters"] | {"partial_rotary_factor": 1.0}},
+        QWEN_VISION,
+        "n_routed_experts",
+    ),
+    "kimi_k25": (
+        DEEPSEEK_V3 | {"model_type": "deepseek_v3"},
+        {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "n_routed_experts",
+    ),
+}
+"""Settings of the text model and of what sees images, and the field with the number of experts, by model type."""
 
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
-    text = COMMON | RECENT["qwen3_5_moe_text"] | {"mtp_num_hidden_layers": 1}
-    config = AutoConfig.for_model("qwen3_5_moe", text_config=text, vision_config=vision)
-    whole = AutoModelForImageTextToText.from_config(config).eval()
+
+def wrapped(model_type: str) -> Any:
+    """A tiny random model of a multimodal class."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, Qwen3OmniMoeForConditionalGeneration
+
+    text, vision, _ = WRAPPERS[model_type]
+    parts: dict[str, Any] = {"text_config": COMMON | text, "vision_config": vision}
+    kind: Any = AutoModelForImageTextToText
+    if model_type == "qwen3_omni_moe":
+        sound = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16, "encoder_attention_heads": 2}
+        vision = QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+        thinker = parts | {"vision_config": vision, "audio_config": sound | {"output_dim": 32}}
+        parts, kind = {"thinker_config": thinker, "enable_audio_output": False}, Qwen3OmniMoeForConditionalGeneration
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        config = AutoConfig.for_model(model_type, **parts)
+        model = kind.from_config(config) if kind is AutoModelForImageTextToText else kind(config)
+        for name, tensor in model.state_dict().items():
+            randomise(name, tensor)
+    return model.eval()
+
+
+@pytest.mark.parametrize("model_type", WRAPPERS)
+def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, tokens: Tensor, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    whole = wrapped(model_type)
     whole.save_pretrained(tmp_path / "whole")
     word_tokenizer(["one", "two"]).save_pretrained(tmp_path / "whole")
     source = ModelConfig(str(tmp_path / "whole"), device="cpu")
-    resident, edit = ResidentModel.load(source), edit_of_kind(3, EXPERTS, "prune")
-    with torch.no_grad():
-        assert_close(logits(resident, IdentityEdit(), tokens), whole(tokens).logits)
+    resident = ResidentModel.load(source)
+    edit = edit_of_kind(len(resident.layers), EXPERTS, "prune")
+
+    def seen(model: Any) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = getattr(model, "thinker", model)(tokens).logits
+        return found
+
+    assert_close(logits(resident, IdentityEdit(), tokens), seen(whole))
+    pruned_logits = logits(resident, edit, tokens)
+    assert_close(logits(ResidentModel.load(replace(source, originals="disk")), edit, tokens), pruned_logits)
     write_source(source, edit, tmp_path / "pruned", CARD)
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
-    assert settings["model_type"] == "qwen3_5_moe" and settings["vision_config"]["depth"] == 1
-    assert settings["text_config"]["num_experts"] == 4 and settings["text_config"]["mtp_num_hidden_layers"] == 0
-    pruned = AutoModelForImageTextToText.from_pretrained(tmp_path / "pruned").eval()
-    with torch.no_grad():
-        assert_close(pruned(tokens).logits, logits(resident, edit, tokens))
-    before = {name: each for name, each in whole.state_dict().items() if "visual" in name}
+    assert settings["model_type"] == model_type
+    text = settings.get("thinker_config", settings)["text_config"]
+    assert text[WRAPPERS[model_type][2]] == 4 and not text.get("mtp_num_hidden_layers")
+    pruned = type(whole).from_pretrained(tmp_path / "pruned").eval()
+    assert_close(seen(pruned), pruned_logits)
+    before = {name: each for name, each in whole.state_dict().items() if "vis" in name}
     after = pruned.state_dict()
     assert before and all(torch.equal(each, after[name]) for name, each in before.items())
     assert export_model(resident, edit, tmp_path / "stock", CARD).form == "stock"
-    with torch.no_grad():
-        alone = AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()(tokens).logits
-    assert_close(alone, logits(resident, edit, tokens))
+    assert_close(seen(AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()), pruned_logits)

@@ -75,7 +75,14 @@ class EepApplicator:
                 router.plan = replace(plan, skip_below=threshold)
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
-        """See `Repairable`."""
+        """See `Repairable`.
+
+        Raises:
+            UserError: The family's candidates can't be repaired.
+        """
+        layer = self._layers[0]
+        if layer.unrepairable is not None:
+            raise UserError(f"candidates of a {layer.family.model_type} model can't be repaired: {layer.unrepairable}")
         assert self._edit is not None, "there is no edit on the model"
         parts = zip(self._layers, self.routers, self.experts, strict=True)
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
@@ -139,8 +146,10 @@ def _one_hot_plan(
     layer: MoELayer, active: int, positions: Tensor | None, selected: Tensor, logits_space: bool
 ) -> RoutingPlan:
     bias = layer.correction_bias
-    correction = None if bias is None else bias.index_select(0, selected)
-    return RoutingPlan(active, positions, selected=selected, correction=correction, logits_space=logits_space)
+    correction, factors = (None if each is None else each.index_select(0, selected) for each in (bias, layer.factors))
+    return RoutingPlan(
+        active, positions, selected=selected, correction=correction, factors=factors, logits_space=logits_space
+    )
 
 
 def _mapped_plan(
@@ -155,6 +164,7 @@ def _mapped_plan(
         folded=fold(mapping, layer.router_weight),
         folded_bias=None if layer.router_bias is None else fold(mapping, layer.router_bias),
         correction=correction,
+        factors=None if layer.factors is None else fold(mapping, layer.factors),
         logits_space=True,
     )
 
