@@ -124,7 +124,7 @@ RECENT: dict[str, dict[str, Any]] = {
         "shared_expert_combination_strategy": "sum",
         "logit_scale": 1.0,
     },
-    "cohere2_moe-softmax": {"intermediate_size": 24, "num_experts": 6, "head_dim": 8, "logit_scale": 1.0},
+    "cohere2_moe-softmax": {"intermediate_size": 24, "num_experts": 6, "head_dim": 8, "logit_scale": 0.5},
     "minimax_m2": {"intermediate_size": 24, "num_local_experts": 6, "head_dim": 8, "rotary_dim": 4},
     # A small `index_topk` would leave its choice to ties, which `transformers` breaks by a token's place in a batch.
     "deepseek_v32": DEEPSEEK_V3
@@ -175,7 +175,12 @@ RECENT: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "moe_routed_scaling_factor": 1.5,
     },
-    "granitemoe": {"intermediate_size": 24, "num_local_experts": 6, "residual_multiplier": 0.6},
+    "granitemoe": {
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 4.0,
+    },
     "granitemoeshared": {
         "intermediate_size": 24,
         "num_local_experts": 6,
@@ -352,6 +357,8 @@ class PlainBlock(nn.Module):
     ):
         super().__init__()
         self.original, self.edit, self.config = block, edit, config
+        # Kept rows have some mass, however little; only a continuous mapping can make it vanish.
+        self.least = 0.0 if set(np.unique(mapping)) <= {0, 1} else 1e-6
         self.mapping = torch.tensor(mapping, dtype=torch.float64)
         coefficients = torch.tensor(merging, dtype=torch.float64)
         self.tensors = {
@@ -427,7 +434,7 @@ class PlainBlock(nn.Module):
         chosen = sorted(pool, key=lambda i: float(ranks[i]), reverse=True)[: self.edit.active]
         rescales = getattr(config, "norm_topk_prob", True)
         total = sum(scores[i] for i in chosen) if rescales else 1.0
-        even = rescales and total <= 1e-6
+        even = rescales and total <= self.least
         weights = [torch.tensor(1 / len(chosen)) if even else scores[i] / total for i in chosen]
         names = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
         scale = next((getattr(config, name) for name in names if hasattr(config, name)), 1.0)
@@ -445,7 +452,7 @@ class PlainBlock(nn.Module):
         chosen = torch.argsort(ranks, descending=True)[: self.edit.active].tolist()
         rescales = getattr(self.config, "norm_topk_prob", self.config.model_type != "jamba")
         total = sum(scores[i] for i in chosen) if rescales else 1.0
-        if rescales and total <= 1e-6:
+        if rescales and total <= self.least:
             return [(i, torch.tensor(1 / len(chosen))) for i in chosen]
         return [(i, scores[i] / total) for i in chosen]
 

@@ -109,7 +109,7 @@ def engine_of(tiny_tokenizer: PreTrainedTokenizerFast) -> Engines:
 
 def test_what_a_model_does_behind_its_head_counts(tiny_model: MakeModel, engine_of: Engines) -> None:
     """Granite divides the logits, as other families cap or multiply them."""
-    model = tiny_model("granitemoe", logits_scaling=4.0)
+    model = tiny_model("granitemoe")
     got = engine_of(model).text_logprobs(split_of(some_texts(3)))
     expected = [mean_logprob(plain_logits_of(model, text), text) for text in some_texts(3)]
     np.testing.assert_allclose(got, expected, atol=1e-5)
