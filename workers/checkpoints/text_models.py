@@ -43,7 +43,8 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
     if settings.model_type in FAMILIES or family not in FAMILIES:
         return settings
     if family != text.model_type:
-        text = _as_family(text, family, fixed | {"tie_word_embeddings": settings.tie_word_embeddings})
+        text = _as_family(text, family, fixed)
+    text.tie_word_embeddings = getattr(settings, "tie_word_embeddings", text.tie_word_embeddings)
     for name in ("quantization_config", "dtype"):
         if getattr(text, name, None) is None and getattr(settings, name, None) is not None:
             setattr(text, name, getattr(settings, name))

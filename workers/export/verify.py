@@ -46,7 +46,7 @@ class Activations:
         tokens: Token ids, int64 [1, positions].
         states: Input of every decoder layer and output of the last one, [1, positions, hidden] each.
         normed: Output of the decoder after the final norm, [1, positions, hidden].
-        logits: Logits [1, positions, vocabulary].
+        logits: Output of the head, [1, positions, vocabulary].
     """
 
     tokens: Tensor
