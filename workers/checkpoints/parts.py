@@ -48,6 +48,7 @@ def restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
     for name in {name.rpartition(".")[0] for name, _ in model.named_non_persistent_buffers()}:
         module: Any = model.get_submodule(name)
         if isinstance(module, torch.nn.Embedding):  # Gemma's, which has a weight besides
-            module.embed_scale = torch.tensor(module.scalar_embed_scale, device=device)
+            scale = torch.tensor(module.scalar_embed_scale, device=device)
+            module.register_buffer("embed_scale", scale, persistent=False)
         else:
             model.set_submodule(name, type(module)(config=model.config).to(device))

@@ -57,7 +57,7 @@ def _as_family(text: PretrainedConfig, family: str, fixed: Mapping[str, Any]) ->
     kind: Any = CONFIG_MAPPING[family]
     found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
     rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
-    config: PretrainedConfig = kind(**found | {"rope_parameters": rope} | fixed)
+    config: PretrainedConfig = kind(**{**found, "rope_parameters": rope, **fixed})
     return config
 
 

@@ -26,7 +26,7 @@ routing rule and the number of active experts k."""
 Obstacle = Callable[["PretrainedConfig"], str | None]
 """Derives from a config why something can't be done with a model, as a sentence's end; None if it can."""
 
-RouterInput = Callable[["nn.Module", "Tensor"], "Tensor"]
+RouterInput = Callable[[Any, "Tensor"], "Tensor"]
 """Computes what a router multiplies with its weight from the router and its inputs [tokens, hidden]."""
 
 OutputScale = Callable[["PretrainedConfig"], float]

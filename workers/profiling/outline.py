@@ -148,7 +148,7 @@ def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
 
     config: Any = model.config
     total, family = matrix_flops(layer, config), expert_family(config.model_type)
-    block = None if family is None else family.block_of(layer)
+    block: Any = None if family is None else family.block_of(layer)
     if family is None or not hasattr(block, "experts"):
         return LayerOutline(total, 0, 0)
     experts = matrix_flops(block.experts, config)
