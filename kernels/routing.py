@@ -40,7 +40,7 @@ def scores_of(logits: Tensor, rule: RoutingRule) -> Tensor:
         return elementwise(torch.sigmoid, logits.float())
     if rule.scores == "softmax":
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
-    raise ValueError("the family takes the top-k of the logits and has no scores over all experts")
+    raise ValueError(f"the family chooses experts by their logits ({rule.scores}) and has no scores over all of them")
 
 
 def top_k(
@@ -173,12 +173,14 @@ def route_logits(
         logits: Router logits over the n' new experts, [tokens, n'], of any floating dtype.
         active: Number k <= n' of experts per token.
         rule: Routing rule of the family.
-        skip_below: See `top_k`.
+        skip_below: See `top_k`. With `sparse_mixer` nothing is skipped.
         bias: Correction bias of the new experts, float32 [n']; None for none.
 
     Returns:
         Weights float32 [tokens, k] and indices of new experts int64 [tokens, k].
     """
+    if rule.scores == "sparse_mixer":
+        return _sparse_mixer(logits, rule.nearness)
     if rule.scores == "softmax_of_chosen":
         values, chosen = torch.topk(logits, active, dim=-1)
         weights = torch.softmax(values, dim=-1, dtype=torch.float32)
@@ -187,3 +189,19 @@ def route_logits(
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights * rule.scale, chosen
     return top_k(scores_of(logits, rule), active, rule, skip_below, bias=bias)
+
+
+def _sparse_mixer(logits: Tensor, nearness: float) -> tuple[Tensor, Tensor]:
+    """Choose two experts of each token one after the other, and weight each by a softmax over those near it.
+
+    Source: GRIN (arXiv 2409.12136), Sec. 2.2, at inference, as implemented in `transformers` for Phi-3.5-MoE: in the
+    logits' dtype, which decides which of them are near.
+    """
+    weights, chosen, left = [], [], logits
+    for _ in range(2):
+        best, index = left.max(dim=-1, keepdim=True)
+        far = (best - logits) / torch.maximum(logits.abs(), best) > nearness
+        weights.append(torch.softmax(left.masked_fill(far, float("-inf")), dim=-1).gather(-1, index))
+        chosen.append(index)
+        left = left.scatter(-1, index, float("-inf"))
+    return torch.cat(weights, dim=-1).float(), torch.cat(chosen, dim=-1)

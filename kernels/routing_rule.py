@@ -14,15 +14,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Scores = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+Scores = Literal["softmax", "sigmoid", "softmax_of_chosen", "sparse_mixer"]
 """How logits become routing weights. With `softmax_of_chosen` (GPT-OSS) the top-k of the logits is chosen, and their
-softmax gives the weights; there are no scores over all experts."""
+softmax gives the weights. With `sparse_mixer` (Phi-3.5-MoE) the best expert is chosen, then the best of the others, and
+each is weighted by a softmax over those whose logits are near its own. Neither has scores over all experts."""
 
 NO_SCORES = (
-    "probs maps the scores of all experts, and this family has none, since it takes the top-k of the logits and the "
-    "softmax of those; use router_space: logits"
+    "probs maps the scores of all experts, and this family has none, since it chooses and weights experts by their "
+    "logits; use router_space: logits"
 )
-"""Error message for a mapping in `router_space: probs` with `softmax_of_chosen`, after the name of the setting."""
+"""Error message for a mapping in `router_space: probs` without scores, after the name of the setting."""
+
+NO_SKIPPING = "this family weights each expert by itself, so a second expert's weight beside the first's says nothing"
+"""Error message for dynamic skipping with `sparse_mixer`, after the name of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class RoutingRule:
         groups: Groups that limit a token's choice.
         scale: Factor on the weights.
         corrected: True if a correction bias is added to a softmax for choosing.
+        nearness: With `sparse_mixer`, how far a logit may lie below that of the chosen expert to count in its softmax,
+            relative to the larger of its own absolute value and the chosen expert's logit.
     """
 
     renormalise: bool
@@ -76,6 +82,12 @@ class RoutingRule:
     groups: RoutingGroups = field(default=RoutingGroups())
     scale: float = 1.0
     corrected: bool = False
+    nearness: float = 0.0
+
+    @property
+    def has_scores(self) -> bool:
+        """True if there are scores over all experts, which `router_space: probs` maps."""
+        return self.scores in ("softmax", "sigmoid")
 
     @property
     def one_hot_folds(self) -> bool:
@@ -83,3 +95,15 @@ class RoutingRule:
         # The softmax over n experts differs from that over n' by a factor. Rescaling cancels it in the weights, but
         # with a correction bias it also changes which experts are chosen.
         return self.scores != "softmax" or (self.renormalise and not self.corrected)
+
+    def active_fault(self, experts: int, active: int) -> str | None:
+        """Return why a token can't have `active` of `experts` experts, as the rest of a sentence; None if it can."""
+        groups = self.groups
+        if active > groups.reach(experts):
+            return (
+                f"of {experts} are more than the {groups.reach(experts)} in the {groups.chosen} of {groups.count} "
+                "routing groups that a token may choose from; use fewer"
+            )
+        if self.scores == "sparse_mixer" and active != 2:
+            return "can't be had: the family's routers always choose two; keep two experts or more, with active: 2"
+        return None

@@ -71,7 +71,7 @@ def describe_search(config: RunConfig) -> ModelDescription:
         # Workers render the prompts; an unknown template is refused before any of them starts.
         chat_template(load_tokenizer(config.model), config.engine)
     space = make_space(config.genome, facts, config.phases)
-    _check_phases(config, space)
+    _check_phases(config, space, facts)
     costs = costs_of(space, outline)
     needed = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0)
     works = repair_works(config, costs, outline)
@@ -116,7 +116,7 @@ def pinned(model: ModelConfig) -> ModelConfig:
     return replace(model, own_dtype=own_dtype(model))
 
 
-def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
+def _check_phases(config: RunConfig, space: GenomeSpace[Any], facts: ModelFacts) -> None:
     check_baselines(config.phases, space)
     for position, phase in enumerate(config.phases):
         if phase.kind not in space.phase_kinds:
@@ -125,10 +125,15 @@ def _check_phases(config: RunConfig, space: GenomeSpace[Any]) -> None:
                 f"use {' or '.join(space.phase_kinds)}"
             )
         if phase.repair is not None:
-            _check_repair(phase.repair, f"phases.{position}.repair", space.kind)
+            _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
 
 
-def _check_repair(recipe: RepairRecipe, where: str, kind: str) -> None:
+def _check_repair(recipe: RepairRecipe, where: str, kind: str, facts: ModelFacts) -> None:
+    if facts.unrepairable is not None:
+        raise UserError(
+            f"{where}: candidates of a {facts.family} model can't be repaired: {facts.unrepairable}; leave repair out, "
+            "or use preset: prune"
+        )
     if not KINDS[kind].repairable:
         having = ", ".join(name for name, each in KINDS.items() if each.repairable)
         raise UserError(f"{where}: candidates of genome kind {kind} can't be repaired, those of {having} can")

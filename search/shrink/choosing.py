@@ -56,6 +56,7 @@ class Sizes:
         experts: Experts per MoE layer.
         rule: How its routers choose and weight experts.
         quantised: True if the checkpoint's weights are packed.
+        repairs: True if the family's candidates can be repaired.
         files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own format if it is quantised.
         cache_bytes: Bytes of the KV cache per position.
     """
@@ -63,6 +64,7 @@ class Sizes:
     experts: int
     rule: RoutingRule
     quantised: bool
+    repairs: bool
     files: FileSizes
     cache_bytes: int
 
@@ -175,7 +177,7 @@ def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) 
     """The settings of a request's search as plain data."""
     data = _base(request, tasks, first)
     sizes: Sizes = first.call(sizes_of, _parsed(data))
-    repaired = request.repair == "auto" or (request.repair is None and not sizes.quantised)
+    repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
     genome = {"kind": "eep", "experts": _experts(request, sizes), "router_space": stock_space(sizes.rule)}
     # Only experts of the width that they have can be packed in a checkpoint's own format.
     preset = "prune" if not repaired else "repaired" if sizes.quantised else "best"
@@ -282,7 +284,7 @@ def sizes_of(config: RunConfig) -> Sizes:
     outline = _outlined(model)
     facts, quantised = outline.facts, packing(model, load_config(model)) is not None
     files = file_sizes(model, "source" if quantised else "stock") if facts.experts else FileSizes(0, 0)
-    return Sizes(facts.experts, facts.rule, quantised, files, outline.cache_bytes)
+    return Sizes(facts.experts, facts.rule, quantised, facts.unrepairable is None, files, outline.cache_bytes)
 
 
 def room_for(config: RunConfig) -> Room:

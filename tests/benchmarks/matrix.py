@@ -47,6 +47,7 @@ OF_FAMILIES = {
     "test_edited_logits_are_those_of_the_equations": EDITS,
     "test_scores_are_those_of_single_prompts": SCORES,
     "test_exports_load_with_transformers": FORMS,
+    "test_of_a_multimodal_checkpoint_the_text_model_is_pruned": FORMS,
 }
 """Verbs of families by test."""
 

@@ -135,7 +135,7 @@ def test_negative_sums_share_evenly_and_negative_weights_stay() -> None:
 
 
 def test_a_family_without_scores_has_none_to_map() -> None:
-    with pytest.raises(ValueError, match="top-k of the logits"):
+    with pytest.raises(ValueError, match="by their logits"):
         routing.route_mapped(torch.zeros((1, 4)), torch.eye(4), 2, RoutingRule(True, "softmax_of_chosen"))
 
 
@@ -152,3 +152,17 @@ def test_what_groups_allow() -> None:
 
 def test_which_rules_fold_one_hot_mappings() -> None:
     assert [rule.one_hot_folds for rule in RULES.values()] == [True, False, True, True, True, False, True, True]
+
+
+def test_two_experts_are_chosen_one_after_the_other() -> None:
+    """Weights are softmaxes over the logits near the best one, and then over those near the second."""
+    rule = RoutingRule(False, "sparse_mixer", nearness=0.5)
+    logits = torch.tensor([[1.0, 4.0, 2.5, 1.5], [-3.0, -1.0, -1.2, -9.0]])
+    weights, chosen = routing.route_logits(logits, 2, rule)
+    assert chosen.tolist() == [[1, 2], [1, 2]]
+    # Near 4 is 2.5, since (4 - 2.5) / 4 < 0.5; near 2.5 is 1.5. Distances to negative logits are relative to them.
+    first, second = torch.tensor([4.0, 2.5]).softmax(0), torch.tensor([2.5, 1.5]).softmax(0)
+    near, alone = torch.tensor([-1.0, -1.2]).softmax(0), torch.tensor(1.0)
+    torch.testing.assert_close(weights, torch.tensor([[first[0], second[0]], [near[0], alone]]))
+    assert rule.one_hot_folds and not rule.has_scores
+    assert rule.active_fault(6, 2) is None and "always choose two" in str(rule.active_fault(6, 1))

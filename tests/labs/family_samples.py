@@ -5,6 +5,7 @@ Nothing here uses the code under test but the edit itself: routing is written ou
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -95,6 +96,21 @@ QWEN_NEXT = LINEAR | {
     "head_dim": 8,
 }
 KIMI = DEEPSEEK_V3 | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5}
+NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 20,
+    "n_routed_experts": 6,
+    "head_dim": 8,
+    "ssm_state_size": 8,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 8,
+    "n_groups": 1,
+    "chunk_size": 8,
+    "use_mamba_kernels": False,
+    "routed_scaling_factor": 1.5,
+}
 RECENT: dict[str, dict[str, Any]] = {
     "qwen3_next": QWEN_NEXT | {"intermediate_size": 40, "norm_topk_prob": True},
     "qwen3_5_moe_text": QWEN_NEXT,
@@ -108,7 +124,7 @@ RECENT: dict[str, dict[str, Any]] = {
         "shared_expert_combination_strategy": "sum",
         "logit_scale": 1.0,
     },
-    "cohere2_moe-softmax": {"intermediate_size": 24, "num_experts": 6, "head_dim": 8, "logit_scale": 1.0},
+    "cohere2_moe-softmax": {"intermediate_size": 24, "num_experts": 6, "head_dim": 8, "logit_scale": 0.5},
     "minimax_m2": {"intermediate_size": 24, "num_local_experts": 6, "head_dim": 8, "rotary_dim": 4},
     # A small `index_topk` would leave its choice to ties, which `transformers` breaks by a token's place in a batch.
     "deepseek_v32": DEEPSEEK_V3
@@ -159,7 +175,12 @@ RECENT: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "moe_routed_scaling_factor": 1.5,
     },
-    "granitemoe": {"intermediate_size": 24, "num_local_experts": 6, "residual_multiplier": 0.6},
+    "granitemoe": {
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 4.0,
+    },
     "granitemoeshared": {
         "intermediate_size": 24,
         "num_local_experts": 6,
@@ -203,6 +224,42 @@ RECENT: dict[str, dict[str, Any]] = {
         "head_dim": 8,
     },
     "hunyuan_v1_moe": {"intermediate_size": 24, "num_experts": 6, "head_dim": 8},
+    # Noise that makes some logits near others.
+    "phimoe": {
+        "intermediate_size": 24,
+        "num_local_experts": 6,
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "router_jitter_noise": 0.3,
+    },
+    "flex_olmo": {"intermediate_size": 24, "num_experts": 6, "norm_topk_prob": True},
+    "axk1": DEEPSEEK_V3 | {"routed_scaling_factor": 1.5},
+    "afmoe": {
+        "intermediate_size": 40,
+        "moe_intermediate_size": 24,
+        "num_experts": 6,
+        "num_shared_experts": 1,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "global_attn_every_n_layers": 2,
+        "route_scale": 1.5,
+    },
+    "gemma4_text": {
+        "intermediate_size": 40,
+        "moe_intermediate_size": 24,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "enable_moe_block": True,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 6,
+        "final_logit_softcapping": 5.0,
+    },
+    "nemotron_h": NEMOTRON,
+    "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 16},
     "kimi_linear": KIMI
     | {
         "num_local_experts": 6,
@@ -217,6 +274,8 @@ RECENT: dict[str, dict[str, Any]] = {
 """Further families, whose blocks are like those above, or like Qwen's."""
 
 SETTINGS = SAMPLED | RECENT
+UNREPAIRABLE = ("flex_olmo", "axk1", "afmoe", "gemma4_text", "nemotron_h-latent")
+"""Families whose layers' outputs aren't linear in the experts' output projections, or in those alone."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +305,9 @@ SAMPLES = {
 
 def randomise(name: str, tensor: Tensor) -> None:
     """Give what starts at zero or is tiny in these families a part to play."""
-    if name.endswith((".gate.weight", ".router.weight", ".wg.weight")):
+    if name.endswith(("per_expert_scale", ".router.scale")):
+        nn.init.normal_(tensor, mean=1.0, std=0.25)
+    elif name.endswith((".gate.weight", ".router.weight", ".wg.weight", ".router.proj.weight")):
         nn.init.normal_(tensor, std=0.4)
     elif name.endswith(("e_score_correction_bias", "expert_bias", "router.bias", "proj_bias", ".sinks")):
         nn.init.normal_(tensor, std=0.25)
@@ -296,6 +357,8 @@ class PlainBlock(nn.Module):
     ):
         super().__init__()
         self.original, self.edit, self.config = block, edit, config
+        # Kept rows have some mass, however little; only a continuous mapping can make it vanish.
+        self.least = 0.0 if set(np.unique(mapping)) <= {0, 1} else 1e-6
         self.mapping = torch.tensor(mapping, dtype=torch.float64)
         coefficients = torch.tensor(merging, dtype=torch.float64)
         self.tensors = {
@@ -305,7 +368,8 @@ class PlainBlock(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         weights = {name.removesuffix("weight"): each for name, each in self.original.named_parameters()}
-        found = [weights[name] for name in ("gate.", "router.", "gate.wg.") if name in weights]
+        names = ("gate.", "router.", "gate.wg.", "router.gate.", "router.proj.")
+        found = [weights[name] for name in names if name in weights]
         assert len(found) == 1
         return found[0].double() @ hidden
 
@@ -332,6 +396,26 @@ class PlainBlock(nn.Module):
         chosen = torch.argsort(logits, descending=True)[: self.edit.active]
         return list(zip(chosen.tolist(), torch.softmax(logits[chosen], dim=0), strict=True))
 
+    def gemma4_text(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        router = self.original.router
+        normed = hidden / (hidden.square().mean() + self.config.rms_norm_eps).sqrt()
+        logits = self.mapping @ self.logits(normed * router.scale.double() / math.sqrt(len(hidden)))
+        chosen = torch.argsort(logits, descending=True)[: self.edit.active]
+        weights = torch.softmax(logits[chosen], dim=0) * (self.mapping @ router.per_expert_scale.double())[chosen]
+        return list(zip(chosen.tolist(), weights, strict=True))
+
+    def phimoe(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        logits = (self.mapping @ self.logits(hidden)).tolist()
+        rest, found = list(range(len(logits))), []
+        for _ in range(2):
+            best = max(rest, key=lambda i: logits[i])
+            bound = [max(abs(logits[i]), logits[best]) * 2 * self.config.router_jitter_noise for i in rest]
+            near = [i for i, most in zip(rest, bound, strict=True) if logits[best] - logits[i] <= most]
+            total = sum(math.exp(logits[i] - logits[best]) for i in near)
+            found.append((best, torch.tensor(1 / total)))
+            rest.remove(best)
+        return found
+
     def deepseek_v2(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         scores = self.mapped(self.logits(hidden), lambda values: torch.softmax(values, dim=0))
         pool = list(range(len(scores)))
@@ -350,9 +434,10 @@ class PlainBlock(nn.Module):
         chosen = sorted(pool, key=lambda i: float(ranks[i]), reverse=True)[: self.edit.active]
         rescales = getattr(config, "norm_topk_prob", True)
         total = sum(scores[i] for i in chosen) if rescales else 1.0
-        even = rescales and total <= 1e-6
+        even = rescales and total <= self.least
         weights = [torch.tensor(1 / len(chosen)) if even else scores[i] / total for i in chosen]
-        scale = getattr(config, "routed_scaling_factor", getattr(config, "router_scaling_factor", 1.0))
+        names = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+        scale = next((getattr(config, name) for name in names if hasattr(config, name)), 1.0)
         return [(i, w * scale) for i, w in zip(chosen, weights, strict=True)]
 
     def sigmoid(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
@@ -367,13 +452,13 @@ class PlainBlock(nn.Module):
         chosen = torch.argsort(ranks, descending=True)[: self.edit.active].tolist()
         rescales = getattr(self.config, "norm_topk_prob", self.config.model_type != "jamba")
         total = sum(scores[i] for i in chosen) if rescales else 1.0
-        if rescales and total <= 1e-6:
+        if rescales and total <= self.least:
             return [(i, torch.tensor(1 / len(chosen))) for i in chosen]
         return [(i, scores[i] / total) for i in chosen]
 
     def routed(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         """Experts of a token with their weights."""
-        if self.config.model_type in ("deepseek_v2", "gpt_oss"):
+        if self.config.model_type in ("deepseek_v2", "gpt_oss", "phimoe", "gemma4_text"):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
         if getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
             return self.sigmoid(hidden)
@@ -390,9 +475,13 @@ class PlainBlock(nn.Module):
 
     def expert(self, index: int, hidden: Tensor) -> Tensor:
         tensors = {name: tensor[index] for name, tensor in self.tensors.items()}
+        if "up_proj" in tensors:  # Nemotron-H
+            return tensors["down_proj"] @ (tensors["up_proj"] @ hidden).relu().square()
         if self.config.model_type != "gpt_oss":
             gate, up = (tensors["gate_up_proj"] @ hidden).chunk(2)
-            return tensors["down_proj"] @ (gate / (1 + torch.exp(-gate)) * up)
+            gelu = self.config.model_type == "gemma4_text"
+            active = nn.functional.gelu(gate, approximate="tanh") if gelu else gate / (1 + torch.exp(-gate))
+            return tensors["down_proj"] @ (active * up)
         both = hidden @ tensors["gate_up_proj"] + tensors["gate_up_proj_bias"]
         limit = self.config.swiglu_limit
         gate, up = both[0::2].clamp(max=limit), both[1::2].clamp(-limit, limit)
@@ -401,25 +490,60 @@ class PlainBlock(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Any:
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-        rows = [sum(weight * self.expert(index, row) for index, weight in self.routed(row)) for row in flat.double()]
-        out = torch.stack(rows).to(flat.dtype).reshape(hidden_states.shape)
+        given = getattr(self.original, "fc1_latent_proj", nn.Identity())(flat).double()
+        rows = [
+            sum(weight * self.expert(index, inputs) for index, weight in self.routed(row))
+            for row, inputs in zip(flat.double(), given, strict=True)
+        ]
+        out = torch.stack(rows).to(flat.dtype)
+        out = getattr(self.original, "fc2_latent_proj", nn.Identity())(out).reshape(hidden_states.shape)
         if self.config.model_type == "gpt_oss":
             return out, None
-        return getattr(self.config, "moe_routed_scaling_factor", 1.0) * out + self.shared(hidden_states)
+        out = getattr(self.config, "moe_routed_scaling_factor", 1.0) * out + self.shared(hidden_states)
+        return getattr(self.original, "post_mlp_layernorm", nn.Identity())(out)  # of A.X-K1
+
+
+class PlainRouter(nn.Module):
+    """The router of a block whose experts are a module of the decoder layer, as Gemma-4's are."""
+
+    def __init__(self, block: PlainBlock):
+        super().__init__()
+        self.block = block
+
+    def forward(self, hidden: Tensor) -> tuple[None, list[list[tuple[int, Tensor]]], None]:
+        return None, [self.block.routed(row) for row in hidden.double()], None
+
+
+class PlainExperts(nn.Module):
+    """The experts of such a block."""
+
+    def __init__(self, block: PlainBlock):
+        super().__init__()
+        self.block = block
+
+    def forward(self, hidden: Tensor, _: None, routed: list[list[tuple[int, Tensor]]]) -> Tensor:
+        rows = zip(hidden.double(), routed, strict=True)
+        out = [sum(weight * self.block.expert(index, row) for index, weight in chosen) for row, chosen in rows]
+        return torch.stack(out).to(hidden.dtype)
 
 
 @lru_cache(maxsize=2)
 def _plain_family(directory: Any) -> tuple[Any, list[tuple[nn.Module, str, nn.Module]]]:
-    """A checkpoint, and of every MoE block its layer, its name there, and the block itself."""
+    """A checkpoint, and of every MoE block its layer, its name there, and the block itself.
+
+    Where a layer has the router and the experts itself, the name is empty, and the block holds the two.
+    """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval().requires_grad_(False)
-    return model, [
-        (layer, name, block)
-        for layer in model.model.layers
-        for name, block in layer.named_children()
-        if hasattr(block, "experts")
-    ]
+    found: list[tuple[nn.Module, str, nn.Module]] = []
+    for layer in model.model.layers:
+        if hasattr(layer, "experts"):
+            block = nn.Module()
+            block.router, block.experts = layer.router, layer.experts
+            found.append((layer, "", block))
+        found += [(layer, name, block) for name, block in layer.named_children() if hasattr(block, "experts")]
+    return model, found
 
 
 @torch.no_grad()
@@ -427,5 +551,9 @@ def plain_family_logits(directory: Any, edit: EepEdit, ids: Tensor) -> Tensor:
     """Logits of an edited checkpoint, computed with `PlainBlock`s."""
     model, sparse = _plain_family(directory)
     for i, (layer, name, block) in enumerate(sparse):
-        setattr(layer, name, PlainBlock(block, edit.router_mapping[i], edit.expert_merging[i], edit, model.config))
+        plain = PlainBlock(block, edit.router_mapping[i], edit.expert_merging[i], edit, model.config)
+        if name:
+            setattr(layer, name, plain)
+        else:
+            layer.router, layer.experts = PlainRouter(plain), PlainExperts(plain)
     return model(ids).logits

@@ -17,7 +17,7 @@ from moevolve.workers.contract.fitting import FitRows
 Floats = NDArray[np.float64]
 
 
-BLOCKS = ("mlp", "block_sparse_moe", "feed_forward")
+BLOCKS = ("mlp", "block_sparse_moe", "feed_forward", "mixer")
 """Names that families give the feed-forward block of a decoder layer."""
 
 

@@ -21,6 +21,7 @@ from moevolve.workers.checkpoints.headers import stored_tensors
 from moevolve.workers.checkpoints.parts import load_part, restore_buffers
 from moevolve.workers.checkpoints.state import empty_model, experts_prefix
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
+from moevolve.workers.checkpoints.text_models import text_config, text_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family
 
@@ -236,24 +237,20 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
     Raises:
         UserError: The config can't be found or read.
     """
+    file = _alone(config, "config.json")
+    return gguf_config(file) if file is not None else text_config(_whole_config(config))
+
+
+def _whole_config(config: ModelConfig) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    file = _alone(config, "config.json")
-    if file is not None:
-        return gguf_config(file)
     try:
         settings = AutoConfig.from_pretrained(_source(config), **_hub_arguments(config))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model {config.path}: its config can't be read: {first_line(error)}") from error
     if gguf_file(config) is not None and hasattr(settings, "quantization_config"):
         del settings.quantization_config  # that of the checkpoint that the file was made from
-    text = settings.get_text_config()
-    if settings.model_type in FAMILIES or text.model_type not in FAMILIES:
-        return settings
-    for name in ("quantization_config", "dtype"):
-        if getattr(text, name, None) is None and getattr(settings, name, None) is not None:
-            setattr(text, name, getattr(settings, name))
-    return text
+    return settings
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -282,6 +279,19 @@ def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Packing | None, torc
     if hasattr(settings, "quantization_config"):
         del settings.quantization_config
     return settings, packed, dtype
+
+
+def _tensors(
+    config: ModelConfig, settings: PretrainedConfig, packed: Packing | None, dtype: torch.dtype
+) -> Mapping[str, Any]:
+    """Tensors of the model by the names in its family, read and unpacked on `tensor[...]`; see `_opened`."""
+    stored = plain_tensors(stored_tensors(checkpoint_folder(config))) if packed is None else packed.tensors(dtype)
+    return text_tensors(stored, settings)
+
+
+def _is_wrapped(config: ModelConfig) -> bool:
+    """Whether a checkpoint is of a class that `transformers` doesn't load as the text model's family."""
+    return gguf_file(config) is None and _whole_config(config).model_type not in FAMILIES
 
 
 def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None:
@@ -316,7 +326,7 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
     settings, packed, dtype = _opened(config)
     tokenizer, family = load_tokenizer(config), expert_family(settings.model_type)
     assert family is not None
-    tensors = plain_tensors(stored_tensors(checkpoint_folder(config))) if packed is None else packed.tensors(dtype)
+    tensors = _tensors(config, settings, packed, dtype)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
     model = empty_model(kind, settings, dtype, **_backends(config, settings))
     experts = StoredExperts(model, tensors)
@@ -358,16 +368,18 @@ def load_model(
     transformers_logging.disable_progress_bar()
     form = {"dtype": dtype, "device_map": config.device_map, **_backends(config, settings)}
     try:
-        if weights is None and packed is None:
+        if weights is None and packed is None and not _is_wrapped(config):
             model = AutoModelForCausalLM.from_pretrained(
                 _source(config), use_safetensors=True, **form, **_hub_arguments(config)
             )
         else:
-            state: Mapping[str, Any] = weights or {}
-            if weights is None and packed is not None:
-                state = packed.tensors(dtype)
+            state = _tensors(config, settings, packed, dtype) if weights is None else weights
             kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-            model = kind.from_pretrained(None, config=settings, state_dict=dict(state), **form)
+            model, info = kind.from_pretrained(
+                None, config=settings, state_dict=dict(state), output_loading_info=True, **form
+            )
+            if info["missing_keys"]:
+                raise ValueError(f"there is no tensor for {min(info['missing_keys'])}")
             _read_generation_config(model, config)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UserError(f"model {config.path}: its weights don't load: {first_line(error)}") from error

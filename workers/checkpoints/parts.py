@@ -46,5 +46,9 @@ def load_part(
 def restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
     """Recreate the buffers that checkpoints don't have, such as those of position embeddings, from the config."""
     for name in {name.rpartition(".")[0] for name, _ in model.named_non_persistent_buffers()}:
-        module: Any = type(model.get_submodule(name))
-        model.set_submodule(name, module(config=model.config).to(device))
+        module: Any = model.get_submodule(name)
+        if isinstance(module, torch.nn.Embedding):  # Gemma's, which has a weight besides
+            scale = torch.tensor(module.scalar_embed_scale, device=device)
+            module.register_buffer("embed_scale", scale, persistent=False)
+        else:
+            model.set_submodule(name, type(module)(config=model.config).to(device))

@@ -16,6 +16,7 @@ from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
+from moevolve.workers.checkpoints.text_models import text_name
 from moevolve.workers.contract.card import MtpLayers
 from moevolve.workers.contract.methods import ExpertSelection
 from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
@@ -171,8 +172,10 @@ class Pruning:
         if (self._is_mtp(name) and self._mtp == "drop") or EXPERT.fullmatch(name) or ordinal is None:
             yield from (KeptTensor(each, tensor) for each in self._names(name))
             return
-        router = f".{self._family.router}."
-        weights = {"weight", self._family.weight, self._family.stored_weight or self._family.weight}
+        router = f".{self._family.stored_router or self._family.router}."
+        family = self._family
+        weights = {"weight", family.weight, family.stored_weight or family.weight, family.factors or "weight"}
+        others = tuple(router + each for each in family.other_tensors)
         if self._is_fused(name):
             yield self._sliced(tensor, self._selection.experts[ordinal])
         elif name.endswith(tuple(router + each for each in weights)):
@@ -180,7 +183,7 @@ class Pruning:
         elif name.endswith((f"{router}bias", *_CORRECTION_BIASES)):
             masked = self._selection.masked[ordinal] if self._selection.masked else ()
             yield replace(self._sliced(tensor, self._selection.routers[ordinal]), masked=masked)
-        elif router in name:
+        elif router in name and not name.endswith(others):
             raise UserError(
                 f"{tensor.file}: tensor {name} belongs to a quantised router, whose rows can't be told apart; "
                 "export the individual with --form stock"
@@ -206,6 +209,8 @@ class Pruning:
         """Return the beginning of the decoder layers' names, up to the index."""
         found = (_LAYER.fullmatch(name) for name in self._tensors if self._family.stores_experts(name))
         counts = Counter(match["stem"] for match in found if match and not _MTP_STEM.search(match["stem"]))
+        if len(counts) > 1:  # a multimodal checkpoint can have experts outside the text model
+            counts = Counter({stem: count for stem, count in counts.items() if text_name(stem) is not None})
         if len(counts) == 1:
             return next(iter(counts))
         what = f"under {' and '.join(sorted(counts))}" if counts else "nowhere"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.decoder import decoder_layers
-from moevolve.workers.families.registry import block_name, expert_family
+from moevolve.workers.families.registry import block_prefix, expert_family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def experts_prefix(model: PreTrainedModel) -> str:
     """Return the prefix of the names of routed experts' tensors within a decoder layer."""
-    return f"{block_name(model.config.model_type)}.experts."
+    return f"{block_prefix(model.config.model_type)}experts."
 
 
 def empty_model(
@@ -63,7 +63,7 @@ def layer_state(resident: Resident, index: int) -> dict[str, Tensor]:
     for name, tensor in decoder_layers(resident.model)[index].state_dict().items():
         if name.startswith(experts):
             continue
-        router = "" if family is None else f"{family.block}.{family.router}."
+        router = "" if family is None else f"{family.prefix}{family.router}."
         state[name.replace(f"{router}inner.", router) if router else name] = tensor
     return state
 

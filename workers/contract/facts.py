@@ -77,6 +77,7 @@ class ModelFacts:
         dense: Dense feed-forward networks of a dense model; None for other models.
         linears: Linear layers within the decoder layers, in order of depth.
         routing: Routing rule; None for softmax and top-k.
+        unrepairable: Why candidates can't be repaired, as a sentence's end; None if they can.
     """
 
     family: str
@@ -96,6 +97,7 @@ class ModelFacts:
     dense: DenseFacts | None = None
     linears: tuple[LinearFacts, ...] = field(default=(), repr=False)
     routing: RoutingRule | None = None
+    unrepairable: str | None = None
 
     @property
     def dtype_bytes(self) -> int:

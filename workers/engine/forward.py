@@ -131,9 +131,17 @@ class Forward:
         return self._run(self._pass_over(columns, places, None, hidden=True))
 
     def output_head(self, hidden: Tensor) -> Tensor:
-        """Compute the logits [positions, vocabulary] of hidden states [positions, hidden]."""
-        logits: Tensor = self._model.get_output_embeddings()(hidden)
-        return logits
+        """Compute the logits [positions, vocabulary] of inputs of the output head, [positions, hidden]."""
+        # The model runs on one token without its layers, because some families scale or cap what their head gives.
+        head = self._model.get_output_embeddings()
+        handle = head.register_forward_pre_hook(lambda _, args: (hidden.unsqueeze(0), *args[1:]))
+        with skipped(decoder_layers(self._model)):
+            try:
+                token = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
+                logits: Tensor = self._model(input_ids=token, use_cache=False).logits
+            finally:
+                handle.remove()
+        return logits[0]
 
     def step(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
         """Run new columns after those in the cache.

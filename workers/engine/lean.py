@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.families.registry import block_name
+from moevolve.workers.families.registry import feed_forward
 
 
 class _Selection:
@@ -50,8 +50,7 @@ def lean_blocks(model: nn.Module, shape: Sequence[int], mask: Tensor | None, rea
         read: Places whose logits are read, none of them padding, int64 [places]; see `Columns.places`.
     """
     layers = getattr(model.get_decoder(), "layers", ())  # type: ignore[operator]
-    name = block_name(getattr(model.config, "model_type", ""))
-    blocks = [getattr(layer, name, None) for layer in layers]
+    blocks = [feed_forward(layer, getattr(model.config, "model_type", "")) for layer in layers]
     rows, columns = shape
     real = None if mask is None else mask.reshape(-1).nonzero().squeeze(1)
     handles = []

@@ -100,7 +100,8 @@ def _has_usual_experts(module: nn.Module) -> bool:
 
 
 def _has_matrices(module: nn.Module) -> bool:
-    usual = isinstance(module, (nn.Linear, nn.Embedding))
+    # A subclass of `nn.Linear` may be a router, which runs as its own class says.
+    usual = type(module) is nn.Linear or isinstance(module, nn.Embedding)
     return not usual and any(each.dim() > 1 for each in module.parameters(recurse=False))
 
 

@@ -23,6 +23,7 @@ from moevolve.workers.checkpoints.headers import StoredTensor
 from moevolve.workers.checkpoints.pruning import KeptTensor, is_mtp_stem
 from moevolve.workers.checkpoints.shards import read_tensor
 from moevolve.workers.checkpoints.state import SavedNames, experts_prefix, layers_prefix
+from moevolve.workers.checkpoints.text_models import text_name
 from moevolve.workers.contract.methods import Blueprint, Resident
 from moevolve.workers.export.folder import VerificationError
 
@@ -97,8 +98,8 @@ def rewrite(resident: Resident, blueprint: Blueprint, rewriter: Rewriter) -> tup
     experts = experts_prefix(blueprint.model)
     for layer in resident.layers:
         family = layer.family
-        outputs = experts, f"{family.block}.{layer.shared_name}.down_proj."
-        changeable = *outputs, f"{family.block}.{family.router}.", f"{family.block}.{family.correction}"
+        outputs = experts, f"{family.prefix}{layer.shared_name}.down_proj."
+        changeable = *outputs, f"{family.prefix}{family.router}.", f"{family.prefix}{family.correction}"
         for name, tensor in blueprint.layer(layer.index):
             if name.startswith(changeable):
                 for saved, values in names.saved(f"{prefix}{layer.index}.{name}", tensor).items():
@@ -220,7 +221,8 @@ class PackedRewriter(Rewriter):
         used = {part for matrix in matrices for part in matrix.parts.values()}
         plain = Plain()
         matrices += [PackedMatrix(name, {"": name}, plain) for name in self.kept if name not in used]
-        # Checkpoints with images and the like have the text model's layers under a longer name than its class.
+        # Multimodal checkpoints have the text model's layers under a longer name than its class, and others besides.
+        matrices.sort(key=lambda matrix: text_name(matrix.name) is not None)
         self._matrices = {place: matrix for matrix in matrices for place in _places(matrix.name)}
 
     def write(self, name: str, values: Tensor, required: bool) -> None:

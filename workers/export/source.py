@@ -24,6 +24,7 @@ from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
 from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file, load_config
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
+from moevolve.workers.checkpoints.text_models import is_text_of
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers
 from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.facts import ModelFacts, parameters_after
@@ -255,8 +256,10 @@ def _note(plan: SourceExport) -> str:
 
 def _text_fields(settings: dict[str, Any], config: Any) -> dict[str, Any]:
     """Return the part of a config.json that describes the text model, which multimodal checkpoints have inside."""
-    inner: dict[str, Any] = settings.get("text_config", {})
-    return inner if inner.get("model_type") == config.model_type else settings
+    # Qwen3-Omni's model of text is inside one that reads images and sounds.
+    outer = settings.get("thinker_config", settings)
+    inner: dict[str, Any] = outer.get("text_config", {})
+    return inner if is_text_of(inner, config) else settings
 
 
 def _resized(

@@ -46,7 +46,7 @@ class Activations:
         tokens: Token ids, int64 [1, positions].
         states: Input of every decoder layer and output of the last one, [1, positions, hidden] each.
         normed: Output of the decoder after the final norm, [1, positions, hidden].
-        logits: Logits [1, positions, vocabulary].
+        logits: Output of the head, [1, positions, vocabulary].
     """
 
     tokens: Tensor
@@ -76,12 +76,15 @@ def _record(resident: ResidentModel, tokens: Tensor) -> Activations:
     hooks = [layer.register_forward_pre_hook(lambda _, args: states.append(args[0].cpu())) for layer in layers]
     hooks.append(layers[-1].register_forward_hook(lambda _, __, output: states.append(state_of(output).cpu())))
     hooks.append(decoder.register_forward_hook(lambda _, __, output: states.append(output.last_hidden_state.cpu())))
+    # Some families scale or cap what the head gives, by settings that an export copies.
+    head = model.get_output_embeddings()
+    hooks.append(head.register_forward_hook(lambda _, __, output: states.append(output.cpu())))
     try:
-        logits = model(input_ids=tokens.to(resident.device), use_cache=False).logits.cpu()
+        model(input_ids=tokens.to(resident.device), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
-    *layer_states, normed = states
+    *layer_states, normed, logits = states
     return Activations(tokens, tuple(layer_states), normed, logits)
 
 

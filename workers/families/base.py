@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moevolve.kernels.routing_rule import RoutingRule
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PretrainedConfig
 
 RuleFactory = Callable[["nn.Module", "PretrainedConfig"], RoutingRule]
@@ -23,12 +23,20 @@ ConfigResizer = Callable[["PretrainedConfig", RoutingRule, int], None]
 """Changes further fields of a config that depend on the number of experts. Its arguments are the config, the model's
 routing rule and the number of active experts k."""
 
+Obstacle = Callable[["PretrainedConfig"], str | None]
+"""Derives from a config why something can't be done with a model, as a sentence's end; None if it can."""
+
+RouterInput = Callable[[Any, "Tensor"], "Tensor"]
+"""Computes what a router multiplies with its weight from the router and its inputs [tokens, hidden]."""
+
 OutputScale = Callable[["PretrainedConfig"], float]
 """Derives from a config the factor on what a layer's routed experts give before it is added to the residual stream."""
 
 CORRECTION_BIAS = "e_score_correction_bias"
 """Name of the float32 buffer [n] that some routers add to their scores for choosing experts, not for weighting them."""
 
+OUTPUT_NORM = "its layers normalise what their experts give before adding it, and a repair is linear in what they add"
+"""Why candidates of some families can't be repaired."""
 
 MTP_FIELDS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
 """Config fields with the number of layers for multi-token prediction, as DeepSeek and GLM, MiniMax, Qwen and MiMo name
@@ -65,9 +73,10 @@ class ExpertFamily(Family):
         casts_weights: True if routing weights are cast to the hidden states' dtype before they multiply the experts'
             outputs; False if they stay float32.
         rule: Derives the routing rule of a router.
-        block: Name of the feed-forward block in a decoder layer.
+        block: Name of the feed-forward block in a decoder layer; empty if the layer itself has the router and experts.
         experts_field: Config field with the number of experts, as published checkpoints name it and servers read it.
         width_field: Config field with the number of neurons per expert.
+        active_field: Config field with the number of active experts per token.
         router: Name of the router in a MoE block.
         weight: Name of the weight [n, hidden] in the router.
         correction: Name of the correction bias in the router, or with `correction_in_block` in the block.
@@ -75,10 +84,20 @@ class ExpertFamily(Family):
         float32_router: True if router logits are computed in float32 whatever the router's dtype.
         correction_in_block: True if the MoE block has the correction bias, and passes it to the router.
         stored: Ends of the names of fused experts in checkpoints, where these names don't contain `.experts.`.
-        stored_weight: Name of `weight` in checkpoints, if it is another.
+        stored_router, stored_weight: Names of `router` and `weight` in checkpoints, if they are others.
         output_scale: Factor on the routed experts' sum; None for 1.
+        experts_input: Name of the module in a MoE block that makes the experts' inputs of the router's; None if both
+            get the same. A block without that module has none to make.
+        takes_sequences: True if the router takes hidden states [rows, columns, hidden] only.
+        mixes: True if the layers without experts have their attention, or what they have instead, in a module of the
+            name `block`.
+        unrepairable: Tells why candidates can't be repaired; None if they can.
+        prepare: Computes what the router multiplies with its weight from its inputs; None if they are the same.
+        factors: Name of the router's factors [n] on the experts' routing weights; None if there are none.
+        other_tensors: Names of the router's other tensors, which don't depend on the number of experts.
+        gives_probabilities: True if the router returns the softmax of its logits instead of them.
         resize_extras: Changes config fields that depend on the number of experts, besides `experts_field` and
-            `num_experts_per_tok`; None if there are none.
+            `active_field`; None if there are none.
     """
 
     casts_weights: bool
@@ -86,6 +105,7 @@ class ExpertFamily(Family):
     block: str = "mlp"
     experts_field: str = "num_experts"
     width_field: str = "moe_intermediate_size"
+    active_field: str = "num_experts_per_tok"
     router: str = "gate"
     weight: str = "weight"
     correction: str = CORRECTION_BIAS
@@ -93,9 +113,27 @@ class ExpertFamily(Family):
     float32_router: bool = False
     correction_in_block: bool = False
     stored: tuple[str, ...] = ()
+    stored_router: str | None = None
     stored_weight: str | None = None
     output_scale: OutputScale | None = None
+    experts_input: str | None = None
+    takes_sequences: bool = False
+    mixes: bool = False
+    unrepairable: Obstacle | None = None
+    prepare: RouterInput | None = None
+    factors: str | None = None
+    other_tensors: tuple[str, ...] = ()
+    gives_probabilities: bool = False
     resize_extras: ConfigResizer | None = None
+
+    @property
+    def prefix(self) -> str:
+        """Beginning of the names of the block's tensors within a decoder layer."""
+        return f"{self.block}." if self.block else ""
+
+    def block_of(self, layer: Any) -> Any:
+        """Return the module of a decoder layer that may hold the router and the experts; None if there is none."""
+        return getattr(layer, self.block, None) if self.block else layer
 
     def stores_experts(self, name: str) -> bool:
         """Whether a tensor of a checkpoint belongs to routed experts, by its name."""
@@ -112,7 +150,7 @@ class ExpertFamily(Family):
             active: New number k of active experts per token.
         """
         setattr(config, self.experts_field, experts)
-        config.num_experts_per_tok = active
+        setattr(config, self.active_field, active)
         for name in MTP_FIELDS:
             if getattr(config, name, 0):
                 setattr(config, name, 0)

@@ -33,7 +33,8 @@ def softmax_attention(layer: nn.Module) -> Any:
 
     Linear attention, Mamba and short convolutions all begin with a convolution, which softmax attention never has.
     """
-    attention = getattr(layer, "self_attn", None)
+    mixer = getattr(layer, "mixer", None)  # of Nemotron-H: attention, Mamba or a feed-forward block
+    attention = getattr(layer, "self_attn", mixer if hasattr(mixer, "k_proj") else None)
     return None if attention is None or any(isinstance(each, nn.Conv1d) for each in attention.children()) else attention
 
 

@@ -6,11 +6,11 @@ Sources: DeepSeek-V2 (arXiv 2405.04434), Sec. 2.2.2; DeepSeek-V3 (arXiv 2412.194
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.workers.families.base import ExpertFamily, RuleFactory
+from moevolve.workers.families.base import OUTPUT_NORM, ExpertFamily, RuleFactory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,8 +73,7 @@ def _deepseek(
     title: str,
     rule: RuleFactory = deepseek_v3_rule,
     experts_field: str = "n_routed_experts",
-    sdpa: bool = True,
-    packs: bool = True,
+    **differing: Any,
 ) -> ExpertFamily:
     return ExpertFamily(
         model_type,
@@ -84,11 +83,26 @@ def _deepseek(
         experts_field=experts_field,
         float32_router=True,
         resize_extras=_resize_extras,
-        sdpa=sdpa,
-        packs=packs,
+        **differing,
     )
 
 
+def _latent(config: PretrainedConfig) -> str | None:
+    narrow = "its experts work in a narrower space, which a matrix that they share leads out of; a repair fits experts"
+    return None if config.moe_latent_size is None else narrow
+
+
+# Its experts have no gates. A layer is an attention, a Mamba mixer, experts or a dense network, all named `mixer`.
+NEMOTRON_H = _deepseek(
+    "nemotron_h",
+    "Nemotron-H and Nemotron-3",
+    block="mixer",
+    tensors=("up_proj", "down_proj"),
+    packs=False,
+    experts_input="fc1_latent_proj",
+    mixes=True,
+    unrepairable=_latent,
+)
 DEEPSEEK = (
     _deepseek("deepseek_v2", "DeepSeek-V2", deepseek_v2_rule),
     _deepseek("deepseek_v3", "DeepSeek-V3"),
@@ -103,4 +117,6 @@ DEEPSEEK = (
     _deepseek("dots1", "dots.llm1"),
     _deepseek("exaone_moe", "EXAONE-MoE", experts_field="num_experts"),
     _deepseek("solar_open", "Solar-Open"),
+    _deepseek("axk1", "A.X-K1", unrepairable=lambda config: OUTPUT_NORM),
+    NEMOTRON_H,
 )

@@ -34,6 +34,7 @@ class MoELayer:
         experts: Module of the fused experts; see `ExpertFamily.tensors`.
         rule: Routing rule of the router.
         output_scale: Factor on the routed experts' sum before it is added to the residual stream.
+        unrepairable: Why candidates can't be repaired, as a sentence's end; None if they can.
     """
 
     index: int
@@ -43,6 +44,7 @@ class MoELayer:
     rule: RoutingRule
     family: ExpertFamily
     output_scale: float = 1.0
+    unrepairable: str | None = None
 
     @property
     def gate(self) -> nn.Module:
@@ -89,10 +91,15 @@ class MoELayer:
         return getattr(self.block, "shared_expert_gate", None)
 
     @property
+    def factors(self) -> Tensor | None:
+        """Factors of the experts' routing weights, [n]; None if the router has none."""
+        return None if self.family.factors is None else getattr(self.router, self.family.factors)
+
+    @property
     def router_parameters(self) -> int:
         """Number of the router's parameters per expert; most families' correction bias is a buffer, not a parameter."""
-        biases = (self.router_bias, self._correction)
-        return int(self.router_weight.shape[1]) + sum(isinstance(each, nn.Parameter) for each in biases)
+        others = (self.router_bias, self._correction, self.factors)
+        return int(self.router_weight.shape[1]) + sum(isinstance(each, nn.Parameter) for each in others)
 
     @property
     def renormalise(self) -> bool:
@@ -107,7 +114,12 @@ class MoELayer:
     def route(self, hidden: Tensor) -> Any:
         """Run the original router on hidden states [tokens, hidden]; returns what it returns."""
         correction = (self.correction_bias,) if self.family.correction_in_block else ()
-        return self.router(hidden, *correction)
+        return self.router(hidden[None] if self.family.takes_sequences else hidden, *correction)
+
+    def experts_input(self, hidden: Tensor) -> Tensor:
+        """Make the experts' inputs [tokens, width] of the router's inputs [tokens, hidden]."""
+        make = getattr(self.block, self.family.experts_input or "", None)
+        return hidden if make is None else make(hidden)
 
     def expert_tensors(self) -> dict[str, Tensor]:
         """Return the fused expert parameters that the model currently runs on, by name."""
@@ -199,8 +211,9 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
     if not isinstance(family, ExpertFamily):
         return ()
     layers, scale = [], 1.0 if family.output_scale is None else family.output_scale(model.config)
+    obstacle = None if family.unrepairable is None else family.unrepairable(model.config)
     for index, decoder_layer in enumerate(model.model.layers):
-        block: Any = getattr(decoder_layer, family.block, None)
+        block = family.block_of(decoder_layer)
         if not (hasattr(block, family.router) and hasattr(block, "experts")):
             continue
         router = getattr(block, family.router)
@@ -209,7 +222,8 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
                 f"model {name}: the experts of layer {index} are packed ({type(block.experts).__name__}), and only "
                 "plain numbers can be pruned and merged; load it dequantised"
             )
-        layers.append(MoELayer(index, block, router, block.experts, family.rule(router, model.config), family, scale))
+        rule = family.rule(router, model.config)
+        layers.append(MoELayer(index, block, router, block.experts, rule, family, scale, obstacle))
     if not layers:
         raise UserError(
             f"model {name}: none of its {len(model.model.layers)} layers (model type {family.model_type}) holds "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
+from moevolve.workers.families.base import CORRECTION_BIAS, OUTPUT_NORM, ExpertFamily
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +24,14 @@ QWEN3_MOE = ExpertFamily("qwen3_moe", "Qwen3-MoE", casts_weights=True)
 QWEN3_NEXT = ExpertFamily("qwen3_next", "Qwen3-Next", casts_weights=True, packs=False)
 QWEN3_5_MOE = ExpertFamily("qwen3_5_moe_text", "Qwen3.5-MoE", casts_weights=True, packs=False)
 OLMOE = ExpertFamily("olmoe", "OLMoE", casts_weights=True, width_field="intermediate_size")
+
+FLEX_OLMO = ExpertFamily(
+    "flex_olmo",
+    "FlexOlmo",
+    casts_weights=True,
+    width_field="intermediate_size",
+    unrepairable=lambda config: OUTPUT_NORM,
+)
 
 
 def gpt_oss_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -49,6 +57,64 @@ GPT_OSS = ExpertFamily(
     sdpa=False,
     packs=False,  # it builds attention masks without position ids
     resize_extras=_set_experts_per_token,
+)
+
+
+def gemma4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Gemma-4: the top-k of the logits, and the softmax of those.
+
+    Raises:
+        UserError: Layers share keys and values, or get vectors of their own per token, so none runs on hidden states
+            alone.
+    """
+    if config.num_kv_shared_layers or config.hidden_size_per_layer_input:
+        raise UserError(
+            "a gemma4 model with experts whose layers share keys and values (num_kv_shared_layers) or have embeddings "
+            "of their own (hidden_size_per_layer_input) isn't supported"
+        )
+    # The softmax over all experts, rescaled, is that of the chosen ones.
+    return RoutingRule(renormalise=True, scores="softmax_of_chosen")
+
+
+# Experts and a dense network side by side, which get differently normalised inputs.
+GEMMA4 = ExpertFamily(
+    "gemma4_text",
+    "Gemma-4",
+    casts_weights=False,
+    rule=gemma4_rule,
+    block="",
+    active_field="top_k_experts",
+    router="router",
+    weight="proj.weight",
+    experts_input="pre_feedforward_layernorm_2",
+    prepare=lambda router, hidden: router.norm(hidden) * router.scale * router.scalar_root_size,
+    factors="per_expert_scale",
+    other_tensors=("scale",),
+    gives_probabilities=True,
+    unrepairable=lambda config: OUTPUT_NORM,
+)
+
+
+def phimoe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Phi-3.5-MoE: two experts one after the other, each weighted among those near it.
+
+    Raises:
+        UserError: A token is to have another number of experts, which `transformers` doesn't compute.
+    """
+    if config.num_experts_per_tok != 2:
+        raise UserError("a phimoe model with num_experts_per_tok other than 2 can't run: its routers always choose two")
+    return RoutingRule(renormalise=False, scores="sparse_mixer", nearness=2 * float(config.router_jitter_noise))
+
+
+PHIMOE = ExpertFamily(
+    "phimoe",
+    "Phi-3.5-MoE",
+    casts_weights=True,
+    rule=phimoe_rule,
+    experts_field="num_local_experts",
+    width_field="intermediate_size",
+    router="router",
+    stored_router="gate",
 )
 
 

@@ -5,7 +5,7 @@ A family with a new way of choosing or weighting experts also needs a routing ru
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
@@ -14,6 +14,8 @@ from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWE
 from moevolve.workers.families.mixture import (
     COHERE2_MOE,
     ERNIE,
+    FLEX_OLMO,
+    GEMMA4,
     GPT_OSS,
     GRANITE,
     HUNYUAN,
@@ -21,12 +23,13 @@ from moevolve.workers.families.mixture import (
     MELLUM,
     MIXTRAL,
     OLMOE,
+    PHIMOE,
     QWEN2_MOE,
     QWEN3_5_MOE,
     QWEN3_MOE,
     QWEN3_NEXT,
 )
-from moevolve.workers.families.sigmoid import HY_V3, LAGUNA, LFM2_MOE, MINIMAX_M2
+from moevolve.workers.families.sigmoid import AFMOE, HY_V3, LAGUNA, LFM2_MOE, MINIMAX_M2
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -40,19 +43,23 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         QWEN3_NEXT,
         QWEN3_5_MOE,
         OLMOE,
+        FLEX_OLMO,
         *DEEPSEEK,
         MINIMAX_M2,
         HY_V3,
         LFM2_MOE,
         LAGUNA,
+        AFMOE,
         COHERE2_MOE,
         MELLUM,
+        GEMMA4,
         JAMBA,
         GRANITE[0],
         GRANITE[1],
         GRANITE[2],
         ERNIE,
         HUNYUAN,
+        PHIMOE,
         GPT_OSS,
         LLAMA,
         MISTRAL,
@@ -65,15 +72,12 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 """Family by model type, in the order in which messages list them."""
 
 
-_OUTPUT_NORM = "it normalises what its experts give before adding it, and a repair is linear in what a layer adds"
-
 NOT_DESCRIBED: dict[str, str] = {
-    "afmoe": _OUTPUT_NORM,
-    "axk1": _OUTPUT_NORM,
-    "deepseek_v4": "its first layers choose experts by a table of tokens instead of a router",
-    "flex_olmo": _OUTPUT_NORM,
-    "gemma4": _OUTPUT_NORM,
-    "gemma4_text": _OUTPUT_NORM,
+    "deepseek_v4": (
+        "its residual stream consists of several streams that every layer mixes, and its first layers choose experts "
+        "by a table of tokens"
+    ),
+    "ernie4_5_vl_moe": "its layers have other experts for images than for text",
     "glm5_next": "its residual stream consists of several streams that every layer mixes",
     "glm5_next_text": "its residual stream consists of several streams that every layer mixes",
     "jetmoe": "its attention consists of experts as well",
@@ -83,8 +87,6 @@ NOT_DESCRIBED: dict[str, str] = {
     "longcat_flash": "its router also chooses experts without weights, which return their input",
     "minimax": "it needs a cache of its own, which candidates can't share",
     "mistral4": "transformers has no causal language model for its text part",
-    "nemotron_h": "its decoder layers hold either attention or experts, and the experts have no gates",
-    "phimoe": "its router chooses experts one after the other, and masks logits by their distance to the best",
     "step3p7": "transformers has no causal language model for its text part",
 }
 """Why mixtures of experts that `transformers` has aren't supported, by model type, as the rest of a sentence."""
@@ -117,10 +119,25 @@ def expert_family(model_type: str) -> ExpertFamily | None:
     return family if isinstance(family, ExpertFamily) else None
 
 
-def block_name(model_type: str) -> str:
-    """Return the name of the feed-forward block in a decoder layer of a model type."""
+def block_prefix(model_type: str) -> str:
+    """Return the beginning of the names of a feed-forward block's tensors within a decoder layer of a model type."""
     family = expert_family(model_type)
-    return "mlp" if family is None else family.block
+    return "mlp." if family is None else family.prefix
+
+
+def active_experts(config: PretrainedConfig) -> int:
+    """Return the number of active experts per token of a mixture of experts."""
+    family = expert_family(config.model_type)
+    return int(getattr(config, "num_experts_per_tok" if family is None else family.active_field))
+
+
+def feed_forward(layer: Any, model_type: str) -> Any:
+    """Return the module of a decoder layer that is its feed-forward block and nothing else; None if there is none."""
+    family = expert_family(model_type)
+    if family is None:
+        return getattr(layer, "mlp", None)
+    block = family.block_of(layer)
+    return None if block is layer or (family.mixes and not hasattr(block, "experts")) else block
 
 
 def dense_family(model_type: str) -> DenseFamily | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.families.base import ExpertFamily
+from moevolve.workers.families.base import OUTPUT_NORM, ExpertFamily
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,4 +81,23 @@ LAGUNA = ExpertFamily(
     casts_weights=True,
     rule=laguna_rule,
     output_scale=lambda config: float(config.moe_routed_scaling_factor),
+)
+
+
+def afmoe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of AFMoE: sigmoids with a correction bias, rescaled, times a factor."""
+    return RoutingRule(renormalise=True, scores="sigmoid", scale=float(config.route_scale))
+
+
+AFMOE = ExpertFamily(
+    "afmoe",
+    "AFMoE (Trinity)",
+    casts_weights=False,
+    rule=afmoe_rule,
+    router="router",
+    weight="gate.weight",
+    correction="expert_bias",
+    correction_in_block=True,
+    takes_sequences=True,
+    unrepairable=lambda config: OUTPUT_NORM,
 )

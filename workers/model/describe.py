@@ -87,13 +87,19 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
             for name, module in find_linears(model).items()
         ),
         routing=first.rule if first else None,
+        unrepairable=first.unrepairable if first else None,
     )
 
 
 def _active(settings: PretrainedConfig, config: ModelConfig) -> int:
-    if settings.num_experts_per_tok is None:
-        raise UserError(f"model {config.path}: its config doesn't say num_experts_per_tok; add it to config.json")
-    return int(settings.num_experts_per_tok)
+    from moevolve.workers.families.registry import expert_family
+
+    family = expert_family(settings.model_type)
+    assert family is not None
+    active = getattr(settings, family.active_field)
+    if active is None:
+        raise UserError(f"model {config.path}: its config doesn't say {family.active_field}; add it to config.json")
+    return int(active)
 
 
 def _neuron_parameters(layer: MoELayer, settings: PretrainedConfig) -> int:
@@ -118,6 +124,8 @@ def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, .
         notes.append("experts are scored by sigmoids and chosen with a correction bias")
     elif rule.scores == "softmax_of_chosen":
         notes.append("the top-k is taken of the logits, before the softmax")
+    elif rule.scores == "sparse_mixer":
+        notes.append("two experts are chosen one after the other, and each is weighted by itself")
     if rule.groups.count > 1:
         notes.append(
             f"a token chooses from {rule.groups.chosen} of {rule.groups.count} groups of experts: "

@@ -65,7 +65,7 @@ def attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
         hidden: Size of the residual stream.
         size: Bytes per value.
     """
-    queries, keys, values = _widths(attention)
+    queries, keys, values = attention_widths(attention)
     held = size * (3 * hidden + 3 * queries + 3 * (keys + values))
     if size < 4 and getattr(attention, "q_norm", None) is not None:
         # Queries are normalised in float32.
@@ -74,12 +74,14 @@ def attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
     return held, size * (2 * queries if shared else 0)
 
 
-def _widths(attention: Any) -> tuple[int, int, int]:
+def attention_widths(attention: Any) -> tuple[int, int, int]:
     """Sizes of the queries, keys and values of all heads."""
     if getattr(attention, "kv_lora_rank", None):
         heads, width = int(attention.num_heads), int(attention.qk_head_dim)
         return heads * width, heads * width, heads * int(attention.v_head_dim)
-    queries, keys, values = (int(getattr(attention, f"{name}_proj").out_features) for name in "qkv")
+    # Some layers of Gemma-4 use their keys as values.
+    projections = attention.q_proj, attention.k_proj, getattr(attention, "v_proj", None) or attention.k_proj
+    queries, keys, values = (int(each.out_features) for each in projections)
     return queries, keys, values
 
 

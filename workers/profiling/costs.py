@@ -22,6 +22,7 @@ from torch import nn
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.methods import ModuleUse
 from moevolve.workers.families.decoder import softmax_attention
+from moevolve.workers.families.registry import active_experts
 from moevolve.workers.methods.registry import module_use
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
         return ModuleUse(0, own["weight"].numel())
     if isinstance(module, nn.Embedding):
         return ModuleUse(0, 0)
-    if {"gate_up_proj", "down_proj"} <= set(own):
-        return _experts(own, int(config.num_experts_per_tok))
+    if "down_proj" in own:
+        return _experts(own, active_experts(config))
     if any(each.dim() > 1 for name, each in own.items() if name != _DECAY):
         raise UserError(
             f"{name}: no rule says what a token does with the matrices of a {kind}; profile a model of another family"
@@ -114,7 +115,7 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
 
 def _experts(own: dict[str, Any], active: int) -> ModuleUse:
     """Count fused experts with tensors [n, ...], of which a token uses k."""
-    count = len(own["gate_up_proj"])
+    count = len(own["down_proj"])
     matrices = sum(each.numel() for each in own.values() if each.dim() == 3)
     return ModuleUse(sum(each.numel() for each in own.values()) * (count - active) // count, matrices * active // count)
 

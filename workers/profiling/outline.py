@@ -143,19 +143,17 @@ def _weight_bytes(model: PreTrainedModel) -> int:
 
 
 def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
-    from moevolve.workers.families.registry import block_name, expert_family
+    from moevolve.workers.families.registry import active_experts, expert_family
     from moevolve.workers.profiling.costs import matrix_flops
 
     config: Any = model.config
-    total, block = matrix_flops(layer, config), getattr(layer, block_name(config.model_type), None)
-    if block is None:
-        return LayerOutline(total, 0, 0)
-    family = expert_family(config.model_type)
+    total, family = matrix_flops(layer, config), expert_family(config.model_type)
+    block: Any = None if family is None else family.block_of(layer)
     if family is None or not hasattr(block, "experts"):
         return LayerOutline(total, 0, 0)
     experts = matrix_flops(block.experts, config)
     router = matrix_flops(getattr(block, family.router), config)
-    return LayerOutline(total - experts - router, router, experts // int(config.num_experts_per_tok))
+    return LayerOutline(total - experts - router, router, experts // active_experts(config))
 
 
 def _cached_values(model: PreTrainedModel) -> int:
@@ -164,13 +162,14 @@ def _cached_values(model: PreTrainedModel) -> int:
     States of recurrent mixers aren't counted: their size doesn't depend on the number of positions.
     """
     from moevolve.workers.families.decoder import softmax_attention
+    from moevolve.workers.profiling.activations import attention_widths
 
     config: Any = model.config
     attentions = [found for found in map(softmax_attention, model.get_decoder().layers) if found is not None]
     if getattr(config, "kv_lora_rank", None):
         # DeepSeek's attention caches the compressed latent from which keys and values are computed.
         return len(attentions) * int(config.kv_lora_rank + config.qk_rope_head_dim)
-    return sum(int(each.k_proj.out_features + each.v_proj.out_features) for each in attentions)
+    return sum(sum(attention_widths(each)[1:]) for each in attentions)
 
 
 def _layout(model: PreTrainedModel, config: ModelConfig) -> Layout:

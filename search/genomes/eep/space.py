@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing_rule import NO_SCORES
+from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING
 from moevolve.search.genomes.contract.base import (
     MOST_PARTS,
     MOST_STEPS,
@@ -393,11 +393,14 @@ def _searched_counts(space: EepSpace, section: EepSection) -> tuple[int, ...]:
     Raises:
         UserError: The model's family can't route to any of these numbers of experts.
     """
-    groups, least = space.facts.rule.groups, max(1.0, space.share * space.experts)
+    rule, least = space.facts.rule, max(1.0, space.share * space.experts)
     halves = (space.experts >> times for times in range(space.experts.bit_length()))
-    asked = section.active or 1
-    routable = [each for each in halves if each >= least and not groups.fault(each) and groups.reach(each) >= asked]
-    counts = tuple(each for each in routable if WidthBudget.fits(space.keeping(each)))
+    routable = [space.keeping(each) for each in halves if each >= least and not rule.groups.fault(each)]
+    counts = tuple(
+        each.retained
+        for each in routable
+        if not rule.active_fault(each.retained, section.active or each.active) and WidthBudget.fits(each)
+    )
     if not counts:
         raise UserError(
             f"genome.neuron_share: {space.share} of the neurons can't be divided among {space.experts} experts, nor "
@@ -416,12 +419,12 @@ def _check_family(section: EepSection, retained: int, facts: ModelFacts) -> int:
     problem = groups.fault(retained)
     if problem is not None:
         raise UserError(f"genome.experts: {retained} experts of a {facts.family} model {problem}")
-    reachable = groups.reach(retained)
-    if section.active is not None and section.active > reachable:
-        raise UserError(
-            f"genome.active: {section.active} is more than the {reachable} experts that a token of this {facts.family} "
-            f"model can choose from (those of {groups.chosen} of its {groups.count} routing groups)"
-        )
-    if facts.rule.scores == "softmax_of_chosen" and section.router_space == "probs":
+    active = section.active or min(facts.active, facts.rule.groups.reach(retained))
+    problem = facts.rule.active_fault(retained, active)
+    if problem is not None:
+        raise UserError(f"genome.active: {active} active experts of a {facts.family} model {problem}")
+    if not facts.rule.has_scores and section.router_space == "probs":
         raise UserError(f"genome.router_space ({facts.family} model): {NO_SCORES}")
-    return reachable
+    if facts.rule.scores == "sparse_mixer" and section.dynamic_skipping:
+        raise UserError(f"genome.dynamic_skipping ({facts.family} model): {NO_SKIPPING}")
+    return facts.rule.groups.reach(retained)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dense_lab import population, search
-from family_samples import SETTINGS, randomise
+from family_samples import SETTINGS, UNREPAIRABLE, randomise
 from gguf import GGMLQuantizationType as Type
 from gguf_checkpoints import gguf_checkpoint
 from local_workers import local_pool
@@ -92,10 +92,14 @@ def score(setup: SearchSetup, model: ModelConfig) -> float:
 @pytest.mark.parametrize("variant", list(SETTINGS))
 def test_a_launch_accepts_every_family(tiny: Any, tmp_path: Path, variant: str) -> None:
     """What a launch finds out about a model before it starts workers, for a search with repairs."""
-    genome = {"router_space": "logits"} if variant == "gpt_oss" else {}
+    genome = {"router_space": "logits"} if variant in ("gpt_oss", "phimoe", "gemma4_text") else {}
     run = family_run(tiny, tmp_path, variant, **({"experts": 4, "groups": "per_layer"} | genome))
     phases = [{"kind": "prune", "evaluations": 4, "initial": 4}, {"kind": "repair", "evaluations": 2, "initial": 1}]
     config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases})
+    if variant in UNREPAIRABLE:
+        with pytest.raises(UserError, match=r"phases\.1\.repair: candidates of a .* model can't be repaired: its "):
+            describe_search(config)
+        config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases[:1]})
     found = describe_search(config)
     assert found.facts.experts in (6, 8) and len(found.facts.moe_layers) >= 2
     assert found.needed.memory.host > 0

@@ -107,6 +107,14 @@ def engine_of(tiny_tokenizer: PreTrainedTokenizerFast) -> Engines:
     return make
 
 
+def test_what_a_model_does_behind_its_head_counts(tiny_model: MakeModel, engine_of: Engines) -> None:
+    """Granite divides the logits, as other families cap or multiply them."""
+    model = tiny_model("granitemoe")
+    got = engine_of(model).text_logprobs(split_of(some_texts(3)))
+    expected = [mean_logprob(plain_logits_of(model, text), text) for text in some_texts(3)]
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
 def test_logprobs_are_those_of_single_unpadded_texts(

@@ -6,16 +6,28 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from edit_checks import Residents, assert_close, logits, write_source
-from family_samples import COMMON, RECENT, edit_of_kind, plain_family_logits
+from family_samples import (
+    COMMON,
+    DEEPSEEK_V3,
+    GLM,
+    RECENT,
+    UNREPAIRABLE,
+    edit_of_kind,
+    plain_family_logits,
+    randomise,
+    sample_rows,
+)
+from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 from torch import Tensor
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
@@ -23,7 +35,9 @@ from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
@@ -35,15 +49,30 @@ Configs = Callable[..., ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 EXPERTS = 6
-DENSE_FIRST = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe")
-"""Families whose first layer is dense, without a setting of that name."""
+TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h")
+"""Families of which two layers have experts, without a setting of that name."""
+
+OWN_ROUTERS = (
+    "qwen3_next",
+    "cohere2_moe",
+    "minimax_m2",
+    "exaone_moe",
+    "lfm2_moe",
+    "jamba",
+    "granitemoe",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "afmoe",
+    "nemotron_h",
+)
+"""Families whose native routers differ in rule, names or place; those of all others are like one of these."""
 
 families = pytest.mark.parametrize("family", RECENT)
 
 
 def depth(family: str) -> int:
     """Number of MoE layers."""
-    dense = "first_k_dense_replace" in RECENT[family] or family in DENSE_FIRST
+    dense = "first_k_dense_replace" in RECENT[family] or family.split("-", maxsplit=1)[0] in TWO
     return 2 if dense and family != "solar_open" else 3
 
 
@@ -51,7 +80,10 @@ def depth(family: str) -> int:
 def test_facts(family: str, model_config: Configs, resident: Residents) -> None:
     facts, model = describe_model(model_config(family)), resident(family).model
     assert (facts.family, len(facts.moe_layers)) == (family.split("-", maxsplit=1)[0], depth(family))
-    assert (facts.experts, facts.active, facts.expert_parameters) == (EXPERTS, 2, 3 * 24 * 32)
+    expert = {"nemotron_h": 2 * 24 * 32, "nemotron_h-latent": 2 * 24 * 16}.get(family, 3 * 24 * 32)
+    assert (facts.experts, facts.active, facts.expert_parameters) == (EXPERTS, 2, expert)
+    assert facts.neuron_parameters == expert // 24
+    assert (facts.unrepairable is not None) == (family in UNREPAIRABLE)
     assert facts.parameters == parameters_after(facts, EXPERTS) == sum(each.numel() for each in model.parameters())
 
 
@@ -69,7 +101,8 @@ def test_logits_are_those_of_the_equations(
     eye = np.repeat(np.eye(EXPERTS, dtype=np.float32)[None], layers, axis=0)
     assert_close(plain_family_logits(checkpoint(family), EepEdit(eye, eye, 2), tokens), stock)
     # Kinds, and both spaces of their routers; all pairs of them are tried in test_family_edits.
-    for kind, space in (("prune", "probs"), ("crossed", "logits"), ("mapped", "probs"), ("merged", "logits")):
+    scored = "probs" if model.layers[0].rule.has_scores else "logits"
+    for kind, space in (("prune", "probs"), ("crossed", "logits"), ("mapped", scored), ("merged", "logits")):
         edit = edit_of_kind(layers, EXPERTS, kind, space=space)
         assert_close(logits(model, edit, tokens), plain_family_logits(checkpoint(family), edit, tokens))
     assert torch.equal(logits(model, IdentityEdit(), tokens), stock)
@@ -80,24 +113,51 @@ def test_scores_are_those_of_single_prompts(
     family: str, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Answers are decoded, and gold answers scored, for many prompts at once as `transformers` does for one."""
-    prompts = [[i, i + 7, 2 * i, *[9, 30, 31][: i % 4]] for i in range(6, 11)]
+    prompts = [[i, i + 7, 2 * i, *[9, 30, 31][: i % 4]] for i in range(6, 10)]
     examples = tuple(Example(words(prompt), (words([prompt[0] + 4]),), ()) for prompt in prompts)
     split = PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", examples)
     model = resident(family)
     engine = GenerationEngine(model.model, tiny_tokenizer, EngineConfig(), Shortcuts())
-    for edit in (IdentityEdit(), edit_of_kind(depth(family), EXPERTS, "prune", space="logits")):
-        golds, texts = [], []
-        with model.edited(edit), torch.no_grad():
-            made = engine.generate(split, lambda *_: False)
-            for prompt in prompts:
-                ids = torch.tensor([[1, *prompt]])
-                golds.append(float(model.model(ids).logits[0, -1].log_softmax(-1)[prompt[0] + 4]))
-                answer = model.model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=0
-                )
-                texts.append(words(answer[0, ids.shape[1] :].tolist()))
-        assert list(made.texts) == texts
-        assert made.gold_logprobs == pytest.approx(golds, abs=2e-4)
+    golds, texts = [], []
+    with model.edited(edit_of_kind(depth(family), EXPERTS, "prune", space="logits")), torch.no_grad():
+        made = engine.generate(split, lambda *_: False)
+        for prompt in prompts:
+            ids = torch.tensor([[1, *prompt]])
+            golds.append(float(model.model(ids).logits[0, -1].log_softmax(-1)[prompt[0] + 4]))
+            answer = model.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=0
+            )
+            texts.append(words(answer[0, ids.shape[1] :].tolist()))
+    assert list(made.texts) == texts
+    assert made.gold_logprobs == pytest.approx(golds, abs=2e-4)
+
+
+@pytest.mark.parametrize("family", UNREPAIRABLE)
+def test_what_no_fit_of_experts_repairs_is_refused(family: str, resident: Residents) -> None:
+    model = resident(family)
+    edit = RepairedEdit(edit_of_kind(depth(family), EXPERTS, "prune"), RepairRecipe((0.1,)), sample_rows())
+    with pytest.raises(UserError, match=r"model can't be repaired: its (layers normalise|experts work)"):
+        model.apply(edit)
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "nemotron_h-latent", "afmoe"])
+def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residents, tokens: Tensor) -> None:
+    """Saliency (REAP) from what the experts' modules get, and the distances of their mean outputs."""
+    model, given = resident(family), []
+    experts = [layer.experts for layer in model.layers]
+    handles = [each.register_forward_pre_hook(lambda _, args: given.append(args)) for each in experts]
+    model.run([tuple(tokens[0].tolist())])
+    for handle in handles:
+        handle.remove()
+    found = calibrate_experts(model, [tuple(tokens[0].tolist())], ExpertsRecipe(("saliency", "mean_outputs"), None, 99))
+    for place, (module, (hidden, chosen, weights)) in enumerate(zip(experts, given, strict=True)):
+        for expert in range(EXPERTS):
+            ones = torch.ones(len(hidden), 1)
+            out = module(hidden, torch.full((len(hidden), 1), expert), ones)
+            used = (weights * (chosen == expert)).sum(1) * out.norm(dim=1)
+            wanted = float(used.sum() / max(1, int((chosen == expert).sum())))
+            assert found.arrays["saliency"][place, expert] == pytest.approx(wanted, rel=1e-4)
+    assert found.arrays["output_distances"].shape == (len(experts), EXPERTS, EXPERTS)
 
 
 @pytest.mark.parametrize("family", ["granitemoehybrid", "laguna", "lfm2_moe"])
@@ -131,43 +191,103 @@ def test_exports_load_with_transformers(
 
     config, model, layers = model_config(family), resident(family), depth(family)
     pruned, mapped = (edit_of_kind(layers, EXPERTS, kind) for kind in ("prune", "mapped"))
-    folds = model.layers[0].rule.one_hot_folds
-    if not folds:
+    rule, forms = model.layers[0].rule, ["source", "stock"]
+    if not rule.one_hot_folds:
         pruned = replace(pruned, router_space="logits")
     assert write_source(config, pruned, tmp_path / "source", CARD).form == "source"
     assert export_model(model, pruned, tmp_path / "stock", CARD).form == "stock"
-    assert export_model(model, mapped, tmp_path / "native", CARD).form == "native"
-    for name, edit in (("source", pruned), ("stock", pruned), ("native", mapped)):
+    if family in OWN_ROUTERS:
+        forms.append("native")
+        assert export_model(model, mapped, tmp_path / "native", CARD).form == "native"
+    for name in forms:
+        edit = mapped if name == "native" else pruned
         exported = AutoModelForCausalLM.from_pretrained(tmp_path / name, trust_remote_code=name == "native").eval()
         with torch.no_grad():
             assert_close(exported(tokens).logits, logits(model, edit, tokens))
         assert {len(each) for name, each in exported.named_parameters() if name.endswith("experts.down_proj")} == {4}
 
 
-def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(tokens: Tensor, tmp_path: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+QWEN3 = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": EXPERTS, "head_dim": 8}
+WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "qwen3_5_moe": (RECENT["qwen3_5_moe_text"] | {"mtp_num_hidden_layers": 1}, QWEN_VISION, "num_experts"),
+    "qwen3_vl_moe": (
+        QWEN3 | MROPE,
+        QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        "num_experts",
+    ),
+    "qwen3_omni_moe": (QWEN3 | MROPE | {"norm_topk_prob": True}, {}, "num_experts"),
+    "glm4v_moe": (
+        GLM | {"rope_parameters": MROPE["rope_parameters"] | {"partial_rotary_factor": 1.0}},
+        QWEN_VISION,
+        "n_routed_experts",
+    ),
+    "kimi_k25": (
+        DEEPSEEK_V3 | {"model_type": "deepseek_v3"},
+        {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "n_routed_experts",
+    ),
+}
+"""Settings of the text model and of what sees images, and the field with the number of experts, by model type."""
 
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
-    text = COMMON | RECENT["qwen3_5_moe_text"] | {"mtp_num_hidden_layers": 1}
-    config = AutoConfig.for_model("qwen3_5_moe", text_config=text, vision_config=vision)
-    whole = AutoModelForImageTextToText.from_config(config).eval()
+
+def wrapped(model_type: str) -> Any:
+    """A tiny random model of a multimodal class."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, Qwen3OmniMoeForConditionalGeneration
+
+    text, vision, _ = WRAPPERS[model_type]
+    parts: dict[str, Any] = {"text_config": COMMON | text, "vision_config": vision, "tie_word_embeddings": False}
+    kind: Any = AutoModelForImageTextToText
+    if model_type == "qwen3_omni_moe":
+        sound = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16, "encoder_attention_heads": 2}
+        vision = QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+        del parts["tie_word_embeddings"]
+        thinker = parts | {"vision_config": vision, "audio_config": sound | {"output_dim": 32}}
+        parts, kind = {"thinker_config": thinker, "enable_audio_output": False}, Qwen3OmniMoeForConditionalGeneration
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        config = AutoConfig.for_model(model_type, **parts)
+        model = kind.from_config(config) if kind is AutoModelForImageTextToText else kind(config)
+        for name, tensor in model.state_dict().items():
+            randomise(name, tensor)
+    return model.eval()
+
+
+@pytest.mark.parametrize("model_type", WRAPPERS)
+def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, tokens: Tensor, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    whole = wrapped(model_type)
     whole.save_pretrained(tmp_path / "whole")
+    if model_type == "kimi_k25":  # `transformers` loads the published names, and writes others
+        file = tmp_path / "whole" / "model.safetensors"
+        published = {name.replace("model.blocks.", "model.layers."): each for name, each in load_file(file).items()}
+        save_file(published, file, metadata={"format": "pt"})
     word_tokenizer(["one", "two"]).save_pretrained(tmp_path / "whole")
     source = ModelConfig(str(tmp_path / "whole"), device="cpu")
-    resident, edit = ResidentModel.load(source), edit_of_kind(3, EXPERTS, "prune")
-    with torch.no_grad():
-        assert_close(logits(resident, IdentityEdit(), tokens), whole(tokens).logits)
+    resident = ResidentModel.load(source)
+    edit = edit_of_kind(len(resident.layers), EXPERTS, "prune")
+
+    def seen(model: Any) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = getattr(model, "thinker", model)(tokens).logits
+        return found
+
+    assert_close(logits(resident, IdentityEdit(), tokens), seen(whole))
+    pruned_logits = logits(resident, edit, tokens)
+    assert_close(logits(ResidentModel.load(replace(source, originals="disk")), edit, tokens), pruned_logits)
     write_source(source, edit, tmp_path / "pruned", CARD)
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
-    assert settings["model_type"] == "qwen3_5_moe" and settings["vision_config"]["depth"] == 1
-    assert settings["text_config"]["num_experts"] == 4 and settings["text_config"]["mtp_num_hidden_layers"] == 0
-    pruned = AutoModelForImageTextToText.from_pretrained(tmp_path / "pruned").eval()
-    with torch.no_grad():
-        assert_close(pruned(tokens).logits, logits(resident, edit, tokens))
-    before = {name: each for name, each in whole.state_dict().items() if "visual" in name}
+    assert settings["model_type"] == model_type
+    text = settings.get("thinker_config", settings)["text_config"]
+    # `transformers` writes Qwen's number of experts under another name than published configs have.
+    assert text.get(WRAPPERS[model_type][2], text.get("num_local_experts")) == 4
+    assert not text.get("mtp_num_hidden_layers")
+    pruned = type(whole).from_pretrained(tmp_path / "pruned").eval()
+    assert_close(seen(pruned), pruned_logits)
+    before = {name: each for name, each in whole.state_dict().items() if "vis" in name}
     after = pruned.state_dict()
     assert before and all(torch.equal(each, after[name]) for name, each in before.items())
     assert export_model(resident, edit, tmp_path / "stock", CARD).form == "stock"
-    with torch.no_grad():
-        alone = AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()(tokens).logits
-    assert_close(alone, logits(resident, edit, tokens))
+    assert_close(seen(AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()), pruned_logits)

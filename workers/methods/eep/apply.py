@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.kernels.routing_rule import NO_SCORES, RoutingRule
+from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING, RoutingRule
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import MoELayer
@@ -76,6 +76,14 @@ class EepApplicator:
                 router.plan = replace(plan, skip_below=threshold)
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
+        """See `Repairable`.
+
+        Raises:
+            UserError: The family's candidates can't be repaired.
+        """
+        layer = self._layers[0]
+        if layer.unrepairable is not None:
+            raise UserError(f"candidates of a {layer.family.model_type} model can't be repaired: {layer.unrepairable}")
         assert self._edit is not None, "there is no edit on the model"
         parts = zip(self._layers, self.routers, self.experts, self.shared, strict=True)
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
@@ -124,17 +132,16 @@ class EepApplicator:
 
 def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
     """Explain why a family's routers can't have this edit; None if they can."""
-    groups = rule.groups
-    fault = groups.fault(edit.retained)
+    fault = rule.groups.fault(edit.retained)
     if fault is not None:
         return f"{edit.retained} experts {fault}"
-    if edit.active > groups.reach(edit.retained):
-        return (
-            f"{edit.active} active experts of {edit.retained} are more than the {groups.reach(edit.retained)} in the "
-            f"{groups.chosen} of {groups.count} routing groups that a token may choose from; use fewer"
-        )
-    if rule.scores == "softmax_of_chosen" and edit.router_space == "probs" and not edit.one_hot_mapping.all():
+    fault = rule.active_fault(edit.retained, edit.active)
+    if fault is not None:
+        return f"{edit.active} active experts {fault}"
+    if not rule.has_scores and edit.router_space == "probs" and not edit.one_hot_mapping.all():
         return f"router_space {NO_SCORES}"
+    if rule.scores == "sparse_mixer" and edit.skip_rows is not None:
+        return f"dynamic skipping: {NO_SKIPPING}"
     return None
 
 
@@ -142,8 +149,10 @@ def _one_hot_plan(
     layer: MoELayer, active: int, positions: Tensor | None, selected: Tensor, logits_space: bool
 ) -> RoutingPlan:
     bias = layer.correction_bias
-    correction = None if bias is None else bias.index_select(0, selected)
-    return RoutingPlan(active, positions, selected=selected, correction=correction, logits_space=logits_space)
+    correction, factors = (None if each is None else each.index_select(0, selected) for each in (bias, layer.factors))
+    return RoutingPlan(
+        active, positions, selected=selected, correction=correction, factors=factors, logits_space=logits_space
+    )
 
 
 def _mapped_plan(
@@ -158,6 +167,7 @@ def _mapped_plan(
         folded=fold(mapping, layer.router_weight),
         folded_bias=None if layer.router_bias is None else fold(mapping, layer.router_bias),
         correction=correction,
+        factors=None if layer.factors is None else fold(mapping, layer.factors),
         logits_space=True,
     )
 

@@ -27,6 +27,7 @@ from moevolve.workers.methods.eep.expert_subsets import (
     compare_subsets,
     tries_all,
 )
+from moevolve.workers.methods.eep.neurons import ExpertNeurons
 
 
 class Measure(Protocol):
@@ -133,7 +134,8 @@ def _run(resident: Resident, sequences: Sequence[Tokens], by_layer: Sequence[Seq
 
 def _adding_hook(layer: MoELayer, measures: Sequence[Measure], runs: list[int]) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        routed = RoutedTokens(layer.experts, args[0].reshape(-1, args[0].shape[-1]), *output, runs=runs)
+        hidden = layer.experts_input(args[0].reshape(-1, args[0].shape[-1]))
+        routed = RoutedTokens(layer.experts, hidden, *output, runs=runs)
         for measure in measures:
             measure.add(routed)
 
@@ -235,7 +237,8 @@ class _MeanOutputs:
     """
 
     def __init__(self, layer: MoELayer) -> None:
-        self._sums = _zeros(layer, layer.count, int(layer.router_weight.shape[1]))
+        # Experts may work on vectors of another width than the residual stream's.
+        self._sums = _zeros(layer, layer.count, ExpertNeurons(layer.experts, layer.expert_tensors()).hidden)
         self._tokens = 0
 
     def add(self, routed: RoutedTokens) -> None:

@@ -66,8 +66,7 @@ RouterSpace = Literal["probs", "logits"]
 
 def stock_space(rule: RoutingRule) -> RouterSpace:
     """Space of the router mapping in which a pruned model's router is a smaller one of the same family."""
-    chosen_first = rule.scores == "softmax_of_chosen"  # there are no scores of all experts to map
-    return "probs" if rule.one_hot_folds and not chosen_first else "logits"
+    return "probs" if rule.one_hot_folds and rule.has_scores else "logits"
 
 
 def one_hot_layers(matrices: NDArray[np.float32]) -> NDArray[np.bool_]:

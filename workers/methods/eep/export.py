@@ -21,7 +21,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.methods import Blueprint, ExpertSelection, ModuleUse, Resident, host_tensor
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.layers import MoELayer
-from moevolve.workers.families.registry import FAMILIES
+from moevolve.workers.families.registry import FAMILIES, active_experts
 from moevolve.workers.methods.eep.apply import eep_fault
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
@@ -60,7 +60,7 @@ class EepExporter:
             rows.append(
                 ("active experts", f"{used:.2f} on average, on {len(edit.skip_rows.tokens):,} calibration tokens")
             )
-        before = resident.layers[0].count, int(resident.model.config.num_experts_per_tok)
+        before = resident.layers[0].count, active_experts(resident.model.config)
         note = _form_note(form, _maps(resident, edit, form), bool(thresholds))
         return _summary(resident.layers[0].family.title, edit, before, loaded_parameters(resident), note, rows)
 
@@ -129,9 +129,10 @@ def _router_state(
         routes: True if the router is of our own.
     """
     family = layer.family
-    block, router = f"{family.block}.", f"{family.block}.{family.router}."
-    bias = (block if family.correction_in_block else router) + family.correction
+    router = f"{family.prefix}{family.router}."
+    bias = (family.prefix if family.correction_in_block else router) + family.correction
     names = {"weight": router + family.weight, "bias": f"{router}bias", CORRECTION_BIAS: bias}
+    names["factors"] = f"{router}{family.factors}"
     kept = _router_tensors(layer)
     if CORRECTION_BIAS in kept:
         kept[CORRECTION_BIAS] = kept[CORRECTION_BIAS].view(*state[bias].shape[:-1], -1).to(state[bias].dtype)
@@ -169,7 +170,7 @@ def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
     """Experts n' and active experts k of the edited model."""
     if isinstance(edit, EepEdit):
         return edit.retained, edit.active
-    return resident.layers[0].count, int(resident.model.config.num_experts_per_tok)
+    return resident.layers[0].count, active_experts(resident.model.config)
 
 
 def _summary(
@@ -316,15 +317,20 @@ def _mapping(edit: Edit, ordinal: int) -> dict[str, Tensor]:
 def _router_tensors(layer: MoELayer) -> dict[str, Tensor]:
     """Tensors of a stock router: `W_RM W_G`, and `W_RM b` for each bias that the family has."""
     plan = _router(layer).plan
-    weight, bias, correction = layer.router_weight.data, layer.router_bias, layer.correction_bias
+    weight, bias, correction, factors = (
+        layer.router_weight.data,
+        layer.router_bias,
+        layer.correction_bias,
+        layer.factors,
+    )
     if plan is not None:
-        correction = plan.correction
+        correction, factors = plan.correction, plan.factors
     if plan is not None and plan.folded is not None:
         weight, bias = plan.folded, plan.folded_bias
     elif plan is not None and plan.selected is not None:
         weight = weight.index_select(0, plan.selected)
         bias = None if bias is None else bias.index_select(0, plan.selected)
-    tensors = {"weight": weight, "bias": bias, CORRECTION_BIAS: correction}
+    tensors = {"weight": weight, "bias": bias, CORRECTION_BIAS: correction, "factors": factors}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 

@@ -22,8 +22,8 @@ class ExpertNeurons:
     """Access to the neurons of fused experts, in any layout that `transformers` has for them.
 
     Attributes:
-        module: The family's experts module. Its class says whether matrices are transposed, whether gates and ups are
-            concatenated or interleaved, and whether there are biases.
+        module: The family's experts module. Its class says whether matrices are transposed, whether there are gates,
+            concatenated with the ups or interleaved, and whether there are biases.
         tensors: Fused tensors by name, not always those that the module runs on.
     """
 
@@ -41,18 +41,28 @@ class ExpertNeurons:
         # From a shape: a layer whose experts aren't loaded has tensors without data.
         return int(self.tensors["down_proj"].shape[1 if self._transposed else 2])
 
+    @property
+    def hidden(self) -> int:
+        """Width of what the experts take and give."""
+        return int(self.tensors["down_proj"].shape[2 if self._transposed else 1])
+
     def down(self, expert: int) -> Tensor:
         """A view of an expert's output projection, [I, hidden]."""
         down = self.tensors["down_proj"].data[expert]
         return down if self._transposed else down.t()
 
     def gate_up(self, expert: int) -> Tensor:
-        """A view of an expert's gate and up projections, [2I, hidden]."""
-        fused = self.tensors["gate_up_proj"].data[expert]
+        """A view of an expert's gate and up projections, [2I, hidden], or [I, hidden] without gates."""
+        fused = self.tensors[self._inner].data[expert]
         return fused.t() if self._transposed else fused
 
     def gate_up_rows(self, neurons: Tensor) -> Tensor:
-        """Rows of `gate_up` that belong to neurons [count]: all gates first, or each gate before its up; [2 count]."""
+        """Rows of `gate_up` that belong to neurons [count]: all gates first, or each gate before its up; [2 count].
+
+        Without gates a neuron's row has its number.
+        """
+        if not self._gated:
+            return neurons
         if getattr(self.module, "is_concatenated", True):
             return torch.cat((neurons, neurons + self.width))
         return torch.stack((2 * neurons, 2 * neurons + 1), dim=1).flatten()
@@ -64,21 +74,23 @@ class ExpertNeurons:
 
     def shapes(self, count: int, width: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the fused tensors of `count` experts with `width` neurons, by name."""
-        hidden = self.down(0).shape[1]
-        gate_up, down = (count, 2 * width, hidden), (count, hidden, width)
+        hidden = self.hidden
+        rows = 2 * width if self._gated else width
+        gate_up, down = (count, rows, hidden), (count, hidden, width)
         if self._transposed:
-            gate_up, down = (count, hidden, 2 * width), (count, width, hidden)
-        shapes: dict[str, tuple[int, ...]] = {"gate_up_proj": gate_up, "down_proj": down}
+            gate_up, down = (count, hidden, rows), (count, width, hidden)
+        shapes: dict[str, tuple[int, ...]] = {self._inner: gate_up, "down_proj": down}
         if self._biased:
-            shapes |= {"gate_up_proj_bias": (count, 2 * width), "down_proj_bias": (count, hidden)}
+            shapes |= {f"{self._inner}_bias": (count, rows), "down_proj_bias": (count, hidden)}
         return shapes
 
     def activations(self, expert: int, neurons: Tensor, hidden: Tensor) -> Tensor:
         """Activations of an expert's neurons [count] on inputs [tokens, hidden]: [tokens, count], in their dtype."""
         rows = self.gate_up_rows(neurons)
-        bias = self.tensors["gate_up_proj_bias"].data[expert][rows].to(hidden.device) if self._biased else None
+        bias = self.tensors[f"{self._inner}_bias"].data[expert][rows].to(hidden.device) if self._biased else None
         gate_up = nn.functional.linear(hidden, self.gate_up(expert)[rows].to(hidden.device), bias)
-        activations: Tensor = self.module._apply_gate(gate_up)  # noqa: SLF001 - how `transformers` names it
+        apply = self.module._apply_gate if self._gated else self.module.act_fn  # noqa: SLF001 - as `transformers` does
+        activations: Tensor = apply(gate_up)
         return activations
 
     def copy_from(self, source: ExpertNeurons, ids: Tensor) -> None:
@@ -97,8 +109,17 @@ class ExpertNeurons:
                 to, of = self.gate_up_rows(to), source.gate_up_rows(of)
                 _copy_rows(self.gate_up(kept), to, source.gate_up(expert), of)
                 if self._biased:
-                    name = "gate_up_proj_bias"
+                    name = f"{self._inner}_bias"
                     _copy_rows(self.tensors[name].data[kept], to, source.tensors[name].data[expert], of)
+
+    @property
+    def _gated(self) -> bool:
+        return bool(getattr(self.module, "has_gate", True))
+
+    @property
+    def _inner(self) -> str:
+        """Name of the fused tensor that neurons take their inputs by."""
+        return "gate_up_proj" if self._gated else "up_proj"
 
     @property
     def _transposed(self) -> bool:

@@ -4,7 +4,7 @@ A feature is a neuron of a kept or merged expert: its activation times the exper
 don't choose the expert. The neurons of a shared expert follow, whose activations no routing weight multiplies.
 
 If kept experts take neurons of all experts, their router rows are fitted first. That needs an edit that picks rows of a
-softmax router, since no other router can be exported with new rows.
+softmax router: rows are fitted up to a constant per token, which changes what others choose.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ class ExpertOutputs:
         plan, rule = self._router.plan, self._router.rule
         assert plan is not None
         picks_rows = plan.selected is not None and self._edit.router_folds(rule) and self._edit.retained > 1
-        if not picks_rows or rule.scores == "sigmoid" or rule.groups.count > 1 or plan.correction is not None:
+        shifts = rule.scores in ("softmax", "softmax_of_chosen") and rule.groups.count == 1 and plan.correction is None
+        if not (picks_rows and shifts):
             return None
         logits, weights, chosen = original
         shares = torch.zeros_like(logits, dtype=torch.float32).scatter_(1, chosen, weights.float())

@@ -29,6 +29,7 @@ class RoutingPlan:
         folded: Router weight with the mapping folded in, `W_RM W_G`, [n', hidden]; logits space only.
         folded_bias: `W_RM b` to go with `folded`, where b is the bias of the router's logits, [n'].
         correction: `W_RM b` where b is the router's correction bias, float32 [n'].
+        factors: `W_RM f` where f are the factors of the experts' routing weights, [n'].
         logits_space: True if the mapping applies to logits instead of scores.
         skip_below: Threshold of dynamic skipping; see `moevolve.kernels.routing.top_k`.
     """
@@ -40,6 +41,7 @@ class RoutingPlan:
     folded: Tensor | None = None
     folded_bias: Tensor | None = None
     correction: Tensor | None = None
+    factors: Tensor | None = None
     logits_space: bool = False
     skip_below: float | None = None
 
@@ -58,6 +60,8 @@ class EditableRouter(nn.Module):
         super().__init__()
         self.inner = layer.router
         self.weight_name = layer.family.weight
+        self.prepare = layer.family.prepare
+        self.gives_probabilities = layer.family.gives_probabilities
         self.rule = layer.rule
         self.casts_weights = layer.family.casts_weights
         self.float32 = layer.family.float32_router
@@ -76,7 +80,8 @@ class EditableRouter(nn.Module):
         if self.plan is not None:
             return self.route(self.plan, hidden_states)
         routed: Routing = self.inner(hidden_states, *correction)
-        return routed
+        # Logarithms of probabilities are logits, up to a constant per token that no rule depends on.
+        return (routed[0].log(), *routed[1:]) if self.gives_probabilities else routed
 
     def route(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
         """Route tokens by a plan to positions in the layer's expert tensors."""
@@ -98,7 +103,7 @@ class EditableRouter(nn.Module):
             )
         else:
             weights, chosen = route_logits(logits, plan.active, self.rule, plan.skip_below, bias=plan.correction)
-        return logits, weights, chosen
+        return logits, weights if plan.factors is None else weights * plan.factors[chosen], chosen
 
     def _logits(self, hidden_states: Tensor, plan: RoutingPlan) -> Tensor:
         """Logits of all n experts, or of the n' kept ones if the mapping is folded in: [tokens, n or n']."""
@@ -106,6 +111,8 @@ class EditableRouter(nn.Module):
         if weight is None:
             weight, bias = self.inner.get_parameter(self.weight_name), getattr(self.inner, "bias", None)
         hidden = hidden_states.reshape(-1, weight.shape[1])
+        if self.prepare is not None:
+            hidden = self.prepare(self.inner, hidden)
         if self.float32:
             hidden, weight = hidden.float(), weight.float()
         return linear(hidden, weight, bias)

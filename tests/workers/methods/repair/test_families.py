@@ -11,25 +11,29 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import Residents, digest, logits
-from family_samples import SETTINGS, edit_of_kind
+from family_samples import SETTINGS, UNREPAIRABLE, edit_of_kind
 from repair_samples import rows_of, seen_at, sequences_of
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.contract.card import ExportCard, ExportReport
+from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.facts import ModelFacts, parameters_after
 from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.export import form_obstacle
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
+CARD = ExportCard("A model", "someone/base", "f00d")
 LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47)
 SEQUENCES = sequences_of(LENGTHS)
 CHECKED = np.repeat([each == 7 for each in range(len(LENGTHS))], LENGTHS)
-CARD = ExportCard("A model", "someone/base", "f00d")
 UNSEEN = torch.tensor(sequences_of([40] * 6, seed=9))
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", *SETTINGS)
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", *(each for each in SETTINGS if each not in UNREPAIRABLE))
 DIFFERENT = (
     "mixtral",
     "qwen2_moe",
@@ -39,6 +43,7 @@ DIFFERENT = (
     "granitemoehybrid",
     "ernie4_5_moe",
     "lfm2_moe",
+    "nemotron_h",
 )
 """Families whose experts, routers or names of blocks are of different forms; all others are like one of these."""
 
@@ -48,22 +53,10 @@ NO_NEARER = ("jamba", "qwen2_moe", "deepseek_v3")
 weights are random, and 412 tokens are few for the features of routed and shared experts."""
 
 
-@pytest.fixture(scope="module")
-def base_export(resident: Residents, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], ExportReport]:
-    """The export of a family's edit without its repair."""
-
-    @cache
-    def exported(family: str, kind: str) -> ExportReport:
-        model = resident(family)
-        return export_model(model, repaired(model, kind).base, tmp_path_factory.mktemp("base") / "out", CARD)
-
-    return exported
-
-
 def repaired(model: ResidentModel, kind: str, target: Target = "global") -> RepairedEdit:
     count = model.layers[0].count
     retained = 4 if model.layers[0].rule.groups.fault(3) else 3
-    space = "logits" if model.layers[0].rule.scores == "softmax_of_chosen" else "probs"
+    space = "probs" if model.layers[0].rule.has_scores else "logits"
     base = edit_of_kind(len(model.layers), count, kind, retained, space=space)
     return RepairedEdit(base, RepairRecipe((0.1, 1.0, 10.0), target), rows_of(SEQUENCES))
 
@@ -91,61 +84,69 @@ def test_what_is_left_is_told_and_less(family: str, resident: Residents, checkpo
     assert digest(model) == before
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"), [*((each, "prune") for each in FAMILIES), *((each, "both") for each in DIFFERENT)]
-)
-def test_exports(
-    family: str, kind: str, resident: Residents, base_export: Callable[[str, str], ExportReport], tmp_path: Path
-) -> None:
-    model, base = resident(family), base_export(family, kind)
-    found = export_model(model, repaired(model, kind, "local"), tmp_path / "repaired", CARD)
-    assert found.agreement.holds
-    assert (found.form, found.parameters, found.experts, found.active) == (
-        base.form,
-        base.parameters,
-        base.experts,
-        base.active,
-    )
+@cache
+def facts_of(config: ModelConfig) -> ModelFacts:
+    return describe_model(config)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_narrower_experts_are_stock_where_a_config_can_say_so(
-    family: str, resident: Residents, base_export: Callable[[str, str], ExportReport], tmp_path: Path
-) -> None:
-    model, base = resident(family), base_export(family, "prune")
-    edit = repaired(model, "prune")
-    width = ExpertNeurons(model.layers[0].experts, model.layers[0].expert_tensors()).width
-    narrow = replace(edit.base, widths=(width // 2,) * len(model.layers))
-    edit = replace(edit, base=narrow, recipe=replace(edit.recipe, neurons=NeuronRecipe()))
-    found = export_model(model, edit, tmp_path / "narrow", CARD)
-    shares = any("shared" in name for name, _ in model.layers[0].block.named_children())
-    assert found.agreement.holds and found.form == ("native" if shares else base.form)
-    fewer = len(model.layers) * narrow.retained * (width - width // 2)
-    assert found.parameters == base.parameters - fewer * describe_model(model.config).neuron_parameters
+def unrepaired(model: ResidentModel, edit: EepEdit) -> tuple[str, int]:
+    """Form of a checkpoint of an edit without its repair, and the number of its parameters."""
+    form = "stock" if form_obstacle(edit, model.layers[0].rule) is None else "native"
+    return form, parameters_after(facts_of(model.config), edit.retained, native=form == "native")
+
+
+def base_of(edit: RepairedEdit) -> EepEdit:
+    assert isinstance(edit.base, EepEdit)
+    return edit.base
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
-def test_layers_of_different_widths_are_exported(
-    family: str, resident: Residents, base_export: Callable[[str, str], ExportReport], tmp_path: Path
-) -> None:
-    model, base = resident(family), base_export(family, "prune")
+@pytest.mark.parametrize("kind", ["prune", "both"])
+def test_exports(family: str, kind: str, resident: Residents, tmp_path: Path) -> None:
+    model = resident(family)
+    edit = repaired(model, kind, "local")
+    found = export_model(model, edit, tmp_path / "repaired", CARD)
+    assert found.agreement.holds
+    assert (found.form, found.parameters) == unrepaired(model, base_of(edit))
+    assert (found.experts, found.active) == (base_of(edit).retained, 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_narrower_experts_are_stock_where_a_config_can_say_so(family: str, resident: Residents, tmp_path: Path) -> None:
+    model = resident(family)
     edit = repaired(model, "prune")
+    width = ExpertNeurons(model.layers[0].experts, model.layers[0].expert_tensors()).width
+    narrow = replace(base_of(edit), widths=(width // 2,) * len(model.layers))
+    edit = replace(edit, base=narrow, recipe=replace(edit.recipe, neurons=NeuronRecipe()))
+    found, (form, parameters) = export_model(model, edit, tmp_path / "narrow", CARD), unrepaired(model, narrow)
+    shares = any("shared" in name for name, _ in model.layers[0].block.named_children())
+    assert found.agreement.holds and found.form == ("native" if shares else form)
+    fewer = len(model.layers) * narrow.retained * (width - width // 2)
+    assert found.parameters == parameters - fewer * facts_of(model.config).neuron_parameters
+
+
+@pytest.mark.parametrize("family", DIFFERENT)
+def test_layers_of_different_widths_are_exported(family: str, resident: Residents, tmp_path: Path) -> None:
+    model = resident(family)
+    edit = repaired(model, "prune")
+    form, parameters = unrepaired(model, base_of(edit))
     width = ExpertNeurons(model.layers[0].experts, model.layers[0].expert_tensors()).width
     # Multiples of 16 bytes, as grouped products need them.
     widths = tuple(width + 8 * step - 4 * (len(model.layers) - 1) for step in range(len(model.layers)))
-    edit = replace(edit, base=replace(edit.base, widths=widths), recipe=replace(edit.recipe, neurons=NeuronRecipe()))
+    wide = replace(base_of(edit), widths=widths)
+    edit = replace(edit, base=wide, recipe=replace(edit.recipe, neurons=NeuronRecipe()))
     found = export_model(model, edit, tmp_path / "wide", CARD)
-    assert found.agreement.holds and found.form == "native" and found.parameters == base.parameters
+    assert found.agreement.holds and found.form == "native" and found.parameters == parameters
     with model.edited(edit):
-        widths = [int(layer.expert_tensors()["down_proj"].numel()) for layer in model.layers]
-    assert widths == sorted(widths) and widths[0] < widths[-1]
+        sizes = [int(layer.expert_tensors()["down_proj"].numel()) for layer in model.layers]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
     assert "| neurons of an expert | " in (tmp_path / "wide" / "README.md").read_text(encoding="utf-8")
-    if base.form == "native" or any("shared" in name for name, _ in model.layers[0].block.named_children()):
+    if form == "native" or any("shared" in name for name, _ in model.layers[0].block.named_children()):
         with pytest.raises(UserError, match="--form stock"):
             export_model(model, edit, tmp_path / "stock", CARD, "stock")
         return
     filled = export_model(model, edit, tmp_path / "stock", CARD, "stock")
     assert filled.agreement.holds and filled.form == "stock"
-    wider = sum(max(edit.base.widths) - each for each in edit.base.widths) * edit.base.retained
-    assert filled.parameters == found.parameters + wider * describe_model(model.config).neuron_parameters
+    wider = sum(max(widths) - each for each in widths) * wide.retained
+    assert filled.parameters == found.parameters + wider * facts_of(model.config).neuron_parameters
     assert "with zeros" in (tmp_path / "stock" / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,128 @@
+"""The text models of multimodal checkpoints: the family that computes the same on text, and their tensors' names there.
+
+The text models of Qwen3.5, Kimi-K2.5 and others are of a supported family. Others are of classes that differ from one
+in the positions of images only (rotary embeddings in three dimensions, which are equal for text), and have no causal
+language model of their own in `transformers`: they load as that family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from moevolve.workers.families.registry import FAMILIES
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+SAME_ON_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_vl_moe_text": ("qwen3_moe", {"norm_topk_prob": True}),
+    "qwen3_omni_moe_text": ("qwen3_moe", {}),
+    "glm4v_moe_text": ("glm4_moe", {"use_qk_norm": False}),
+}
+"""Model type of the family that computes the same as a text model, and the settings that it has no field for."""
+
+_STEMS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
+"""Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family."""
+
+_IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
+
+
+def text_config(settings: PretrainedConfig) -> PretrainedConfig:
+    """Return the config of a checkpoint's text model as its family has it; `settings` itself if there is none.
+
+    Args:
+        settings: `transformers` config of the whole checkpoint.
+    """
+    text = settings.get_text_config()
+    family, fixed = SAME_ON_TEXT.get(text.model_type, (text.model_type, {}))
+    if settings.model_type in FAMILIES or family not in FAMILIES:
+        return settings
+    if family != text.model_type:
+        text = _as_family(text, family, fixed)
+    text.tie_word_embeddings = getattr(settings, "tie_word_embeddings", text.tie_word_embeddings)
+    for name in ("quantization_config", "dtype"):
+        if getattr(text, name, None) is None and getattr(settings, name, None) is not None:
+            setattr(text, name, getattr(settings, name))
+    return text
+
+
+def _as_family(text: PretrainedConfig, family: str, fixed: Mapping[str, Any]) -> PretrainedConfig:
+    from transformers import CONFIG_MAPPING
+
+    kind: Any = CONFIG_MAPPING[family]
+    found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
+    rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
+    config: PretrainedConfig = kind(**{**found, "rope_parameters": rope, **fixed})
+    return config
+
+
+def is_text_of(settings: Mapping[str, Any], config: PretrainedConfig) -> bool:
+    """Whether a part of a config.json describes a text model.
+
+    Args:
+        settings: Part of the file.
+        config: Config of the text model as its family has it.
+    """
+    kind = settings.get("model_type")
+    return kind == config.model_type or SAME_ON_TEXT.get(str(kind), ("", {}))[0] == config.model_type
+
+
+def text_name(name: str) -> str | None:
+    """Return the name of a text model's tensor in a checkpoint of its family alone.
+
+    Args:
+        name: Name in a multimodal checkpoint, or the beginning of one.
+
+    Returns:
+        The name; None if it isn't that of a text model's tensor, or the checkpoint isn't multimodal.
+    """
+    if name.startswith("thinker."):  # Qwen3-Omni's model of text, beside the one that talks
+        inner = name.removeprefix("thinker.")
+        return text_name(inner) or (inner if inner.startswith(("model.", "lm_head.")) else None)
+    return next((new + name.removeprefix(old) for old, new in _STEMS if name.startswith(old)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turned:
+    """Fused experts that a checkpoint may store transposed, as Qwen3-VL's does.
+
+    Attributes:
+        tensor: The stored tensor [n, ...], which is returned on `tensor[...]`.
+        shape: Shape of an expert in the family.
+    """
+
+    tensor: Any
+    shape: tuple[int, int]
+
+    def __getitem__(self, everything: EllipsisType) -> Tensor:
+        values: Tensor = self.tensor[...]
+        return values if tuple(values.shape[1:]) == self.shape else values.mT.contiguous()
+
+
+def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
+    """Return the tensors of a checkpoint's text model by their names in its family.
+
+    Args:
+        tensors: Tensors of the whole checkpoint by name, as objects that return them on `tensor[...]`.
+        config: Config of the text model as its family has it.
+
+    Returns:
+        The text model's tensors; all of them if the checkpoint has nothing else.
+    """
+    named = {text_name(name): tensor for name, tensor in tensors.items()}
+    if set(named) <= {None}:
+        return tensors
+    # Some checkpoints have the text model's head beside the text model.
+    found = {name: tensor for name, tensor in tensors.items() if name.startswith("lm_head.")}
+    found |= {name: tensor for name, tensor in named.items() if name is not None}
+    width, hidden = getattr(config, "moe_intermediate_size", 0), config.hidden_size
+    shapes = {".experts.gate_up_proj": (2 * width, hidden), ".experts.down_proj": (hidden, width)}
+    return {
+        name: next((_Turned(tensor, shape) for end, shape in shapes.items() if name.endswith(end)), tensor)
+        for name, tensor in found.items()
+    }
