@@ -108,7 +108,6 @@ NEMOTRON: dict[str, Any] = {
     "mamba_head_dim": 8,
     "n_groups": 1,
     "chunk_size": 8,
-    "use_mamba_kernels": False,
     "routed_scaling_factor": 1.5,
 }
 RECENT: dict[str, dict[str, Any]] = {
