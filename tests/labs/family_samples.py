@@ -108,9 +108,9 @@ NEMOTRON: dict[str, Any] = {
     "mamba_head_dim": 8,
     "n_groups": 1,
     "chunk_size": 8,
-    "use_mamba_kernels": False,
     "routed_scaling_factor": 1.5,
 }
+NARROW: dict[str, Any] = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": 6, "head_dim": 8}
 RECENT: dict[str, dict[str, Any]] = {
     "qwen3_next": QWEN_NEXT | {"intermediate_size": 40, "norm_topk_prob": True},
     "qwen3_5_moe_text": QWEN_NEXT,
@@ -159,22 +159,9 @@ RECENT: dict[str, dict[str, Any]] = {
         "v_head_dim": 8,
         "sliding_window": 6,
     },
-    "mellum": {
-        "intermediate_size": 40,
-        "moe_intermediate_size": 24,
-        "num_experts": 6,
-        "head_dim": 8,
-        "mlp_layer_types": ["dense", "sparse", "sparse"],
-    },
-    "hy_v3": {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": 6, "head_dim": 8},
-    "laguna": {
-        "intermediate_size": 40,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 20,
-        "num_experts": 6,
-        "head_dim": 8,
-        "moe_routed_scaling_factor": 1.5,
-    },
+    "mellum": NARROW | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "hy_v3": NARROW,
+    "laguna": NARROW | {"shared_expert_intermediate_size": 20, "moe_routed_scaling_factor": 1.5},
     "granitemoe": {
         "intermediate_size": 24,
         "num_local_experts": 6,
