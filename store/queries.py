@@ -6,7 +6,7 @@ the limit, and then merges the contexts' rows. It sorts no more rows than it ret
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -46,20 +46,51 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     best = select(func.max(i.fitness)).where(own, i.status == "ok").scalar_subquery()
     query = select(searches, highest, failed, pending, best).order_by(s.created_at, s.id)
     rows = list(connection.execute(query))
+    scores = _winners_scores(connection)
     tasks: dict[str, dict[str, None]] = {row.id: {} for row in rows}
     for search_id, task in connection.execute(
         select(t.search_id, t.task).where(t.weight > 0).order_by(t.search_id, t.position)
     ):
         tasks[search_id][task] = None
     owners = {search_id: control.owner for search_id, control in running(connection).items()}
-    return [_summary(row, tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
+    return [_summary(row, scores, tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
 
 
-def _summary(row: Row[Any], tasks: tuple[str, ...], owner: str | None) -> SearchSummary:
+def _summary(
+    row: Row[Any], scores: Mapping[tuple[str, Split], float], tasks: tuple[str, ...], owner: str | None
+) -> SearchSummary:
     *values, highest, failed, pending, best = tuple(row)
     search = SearchRecord(**dict(zip(searches.c.keys(), values, strict=True)))
     total = 0 if highest is None else highest + 1
-    return SearchSummary(search, total, total - failed - pending, failed, best, tasks, owner)
+    dev, test = scores.get((search.id, "dev")), scores.get((search.id, "test"))
+    return SearchSummary(search, total, total - failed - pending, failed, best, dev, test, tasks, owner)
+
+
+def _winners_scores(connection: Connection) -> dict[tuple[str, Split], float]:
+    """Weighted means of the winners' scores by search id and split; left out where a task has no score."""
+    s, i, t, c, e = searches.c, individuals.c, search_tasks.c, contexts.c, evaluations.c
+    there = and_(
+        c.task_fingerprint == t.task_fingerprint,
+        c.model_fingerprint == s.model_fingerprint,
+        c.engine_fingerprint == s.engine_fingerprint,
+    )
+    query = (
+        select(s.id, t.split, t.weight, e.score)
+        .join_from(searches, individuals, and_(i.search_id == s.id, i.idx == s.winner))
+        .join(search_tasks, and_(t.search_id == s.id, t.weight > 0, t.split.in_(("dev", "test"))))
+        .outerjoin(contexts, there)
+        .outerjoin(evaluations, and_(e.context_id == c.id, e.phenotype_hash == i.phenotype_hash))
+        .where(s.winner.is_not(None))
+    )
+    found: dict[tuple[str, Split], list[tuple[float, float | None]]] = {}
+    for search_id, split, weight, score in connection.execute(query):
+        found.setdefault((search_id, split), []).append((weight, score))
+    means = {}
+    for key, pairs in found.items():
+        known = [(weight, score) for weight, score in pairs if score is not None]
+        if len(known) == len(pairs):
+            means[key] = sum(weight * score for weight, score in known) / sum(weight for weight, _ in known)
+    return means
 
 
 def read_history(

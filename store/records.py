@@ -16,8 +16,9 @@ from pydantic import computed_field
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
 DesiredState = Literal["running", "paused", "stopped", "cancelled"]
 """The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't."""
-EventKind = Literal["status", "asked", "best", "failed", "retried", "exported"]
-"""A new status, a request to the driver, a new best individual, failed candidates, a retry, or a checkpoint."""
+EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "labelled"]
+"""A new status, a request to the driver, a new best individual, failed candidates, a retry, a checkpoint, or new tags
+or another note."""
 Order = Literal["best", "newest", "failed"]
 """How a listing sorts individuals: by rank, newest first, or only failed ones, newest first."""
 IndividualStatus = Literal["pending", "ok", "failed"]
@@ -62,6 +63,10 @@ class SearchRecord:
         genome_kind: Name of the kind, such as `eep` or `factorllm`.
         software_version: Version of moevolve.
         status_reason: One-line reason for the status `interrupted` or `failed`.
+        winner: Index of the individual that won a finished search; None if there is none, or the search isn't finished.
+        tags: The users' words for the search, without white space.
+        note: The users' remark on the search.
+        archived: True for a search that listings leave out by default.
     """
 
     id: str
@@ -76,6 +81,10 @@ class SearchRecord:
     software_version: str
     status: SearchStatus = "created"
     status_reason: str | None = None
+    winner: int | None = None
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    archived: bool = False
     created_at: datetime | None = None
     updated_at: datetime | None = None
 
@@ -230,6 +239,8 @@ class SearchSummary:
     Attributes:
         individuals: Number of recorded individuals, of which `evaluated` are `ok`, `failed` failed, and others pending.
         best_fitness: Largest fitness of an `ok` individual; None while there is none.
+        dev, test: Scores of a finished search's winner, weighted means over the tasks of the fitness; None where a task
+            has no score.
         tasks: Distinct names of the tasks in the fitness, in the config's order.
         owner: Process that drives the search; None if it has no driver.
     """
@@ -239,6 +250,8 @@ class SearchSummary:
     evaluated: int
     failed: int
     best_fitness: float | None
+    dev: float | None
+    test: float | None
     tasks: tuple[str, ...]
     owner: str | None
 

@@ -7,6 +7,7 @@ from ._asking import cancel as cancel
 from ._asking import evaluate as evaluate
 from ._asking import export as export
 from ._asking import import_eep as import_eep
+from ._asking import label as label
 from ._asking import lineage as lineage
 from ._asking import open_reader as open_reader
 from ._asking import open_store as open_store

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
-from moevolve.search.cli.output.console import output, plain, print_json, print_table
+from moevolve.search.cli._requests import DEFAULT_STORE, CsvOption, JsonOption, StoreOption, takes
+from moevolve.search.cli.output.console import output, plain, print_csv, print_json, print_table
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
-from moevolve.search.requests.searches import BestRequest, LineageRequest, SearchesRequest, ShowRequest
+from moevolve.search.requests.searches import BestRequest, LabelRequest, LineageRequest, SearchesRequest, ShowRequest
 from moevolve.search.text import parameter_count, percent
 from moevolve.store.lineage import to_dot
 
@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 
 
 @takes(SearchesRequest)
-def searches(request: SearchesRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+def searches(
+    request: SearchesRequest,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
     found = moevolve.ask(store, request)
-    if as_json:
-        print_json(found)
+    if as_json or as_csv:
+        (print_json if as_json else print_csv)(found)
         return
+    noted = any(row.search.tags or row.search.note for row in found)
     columns = [
         ("search", False),
         ("status", False),
@@ -33,6 +39,9 @@ def searches(request: SearchesRequest, store: StoreOption = DEFAULT_STORE, as_js
         ("individuals", True),
         ("failed", True),
         ("best on search", True),
+        ("winner's dev", True),
+        ("test", True),
+        *([("tags and note", False)] if noted else []),
         ("created", False),
     ]
     rows = [
@@ -43,7 +52,8 @@ def searches(request: SearchesRequest, store: StoreOption = DEFAULT_STORE, as_js
             ", ".join(row.tasks),
             str(row.individuals),
             str(row.failed),
-            percent(row.best_fitness),
+            *map(percent, (row.best_fitness, row.dev, row.test)),
+            *(["\n".join(filter(None, (" ".join(row.search.tags), row.search.note)))] if noted else []),
             f"{row.search.created_at:%Y-%m-%d %H:%M}" if row.search.created_at else "",
         ]
         for row in found
@@ -55,11 +65,23 @@ def _reason(row: SearchSummary) -> str | None:
     return "its driver is gone: resume it" if row.is_orphaned else row.search.status_reason
 
 
-@takes(BestRequest)
-def best(request: BestRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+@takes(LabelRequest)
+def label(request: LabelRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     found = moevolve.ask(store, request)
     if as_json:
         print_json(found)
+        return
+    told = [f"tags: {' '.join(found.tags) or 'none'}", f"note: {found.note or 'none'}"]
+    output.print("\n".join([*told, *(["archived"] if found.archived else [])]), soft_wrap=True)
+
+
+@takes(BestRequest)
+def best(
+    request: BestRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False, as_csv: CsvOption = False
+) -> None:
+    found = moevolve.ask(store, request)
+    if as_json or as_csv:
+        (print_json if as_json else print_csv)(found)
         return
     columns = [
         ("individual", False),

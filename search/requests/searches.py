@@ -12,6 +12,7 @@ from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.requests.answers import Analysis
 from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef
 from moevolve.search.requests.record import Flag, Request, record
+from moevolve.store.records import SearchStatus
 
 if TYPE_CHECKING:  # the answers
     from moevolve.search.loop.final_table import FinalTable
@@ -20,9 +21,60 @@ if TYPE_CHECKING:  # the answers
 Count = Annotated[int | None, Field(ge=0, lt=2**31)]
 
 
+SearchOrder = Literal["oldest", "newest", "name", "best", "dev", "test"]
+"""The scores put the highest first: the best on `search`, or the winner's on `dev` or `test`."""
+
+
 @record
 class SearchesRequest(Request["list[SearchSummary]"]):
-    """List all searches of the store, oldest first."""
+    """List the searches of the store."""
+
+    _: KW_ONLY
+    text: Annotated[
+        str | None,
+        Field(max_length=200, description="List only searches with this in their name, tags, note, model or genome."),
+    ] = None
+    status: Annotated[SearchStatus | None, Field(description="List only searches with this status.")] = None
+    tag: Annotated[str | None, Field(max_length=LONGEST_NAME, description="List only searches with this tag.")] = None
+    task: Annotated[
+        str | None, Field(max_length=200, description="List only searches with this task in their fitness.")
+    ] = None
+    archived: Annotated[
+        bool, Field(description="List the archived searches, which are left out otherwise."), Flag("--archived")
+    ] = False
+    sort: Annotated[
+        SearchOrder,
+        Field(
+            description="Order: by age, by name, or the highest score first (`best` on the split search; the winner's "
+            "on `dev` or `test`)."
+        ),
+    ] = "oldest"
+
+
+@record
+class LabelRequest(Request["SearchRecord"]):
+    """Tag a search, note something on it, or archive it; nothing of what it found changes.
+
+    Raises:
+        StoreError: there is no such store or search.
+        UserError: nothing is to be changed, or a tag has characters that can't be printed.
+    """
+
+    needs_one = ("tags", "note", "archived")
+    search: SearchRef
+    _: KW_ONLY
+    tags: Annotated[
+        str | None,
+        Field(max_length=500, description="Its tags from now on, separated by blanks; an empty text removes all."),
+    ] = None
+    note: Annotated[
+        str | None, Field(max_length=4000, description="Its note from now on; an empty text removes it.")
+    ] = None
+    archived: Annotated[
+        bool | None,
+        Field(description="Whether listings leave it out."),
+        Flag("--archive/--restore"),
+    ] = None
 
 
 @record

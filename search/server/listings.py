@@ -44,9 +44,9 @@ class Listings:
         """Configurations that no other one beats in both score and number of parameters."""
         return self._cached((task, split, search), lambda: self._store.pareto(task, split, search))
 
-    def tasks(self) -> list[str]:
+    def tasks(self, controls: dict[str, Control] | None = None) -> list[str]:
         """Names of the tasks in any search's fitness."""
-        return sorted({task for summary in self.summaries() for task in summary.tasks})
+        return sorted({task for summary in self.summaries(controls) for task in summary.tasks})
 
     def _cached(self, key: object, read: Callable[[], T], controls: dict[str, Control] | None = None) -> T:
         controls = self.controls() if controls is None else controls

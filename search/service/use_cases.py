@@ -23,6 +23,7 @@ from moevolve.search.requests.searches import (
     BestRequest,
     ControlRequest,
     FinalTableRequest,
+    LabelRequest,
     LineageRequest,
     PlotRequest,
     ReportRequest,
@@ -70,6 +71,7 @@ _UPKEEP = "moevolve.search.operations.upkeep"
 USE_CASES: dict[type[Request[Any]], UseCase] = {
     SearchesRequest: UseCase(f"{_QUERIES}:searches", "/searches"),
     SearchRequest: UseCase(f"{_QUERIES}:search", "/searches/{search}"),
+    LabelRequest: UseCase(f"{_QUERIES}:label", "/searches/{search}/label", writes=True),
     ControlRequest: UseCase(f"{_QUERIES}:control", "/searches/{search}/control"),
     FinalTableRequest: UseCase("moevolve.search.operations.final_table:final_table", "/searches/{search}/standings"),
     BestRequest: UseCase(f"{_QUERIES}:best", "/best"),

@@ -125,7 +125,7 @@ class _Copy:
         row = self._here.execute(select(searches).where(s.id == self.search.id)).mappings().one()
         same = (s.id == self.search.id) | (s.name == self.search.name)
         other = self._there.execute(select(searches).where(same)).mappings().first()
-        state = {name: row[name] for name in ("status", "status_reason", "updated_at")}
+        state = {name: row[name] for name in ("status", "status_reason", "winner", "updated_at")}
         if row["status"] in ("running", "paused"):
             state |= {"status": "interrupted", "status_reason": "copied while it was run"}
         if other is None:

@@ -14,7 +14,8 @@ import moevolve
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
     *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "estimate", "evaluate"),
-    *("export", "export_coefficients", "import_eep", "launch", "lineage", "load_comparison", "load_config", "logs"),
+    *("export", "export_coefficients", "import_eep", "label", "launch", "lineage", "load_comparison", "load_config"),
+    "logs",
     *("open_reader", "open_store", "pause", "plot", "profile", "prompts", "recipe", "report", "resume", "retry"),
     *("scale", "searches", "serve", "show", "shrink", "stop", "submit", "tasks", "write_analysis"),
 }

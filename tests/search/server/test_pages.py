@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import shutil
 from collections.abc import Iterator
@@ -81,6 +83,44 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
     assert len(seen) > 80 and "/searches/eep" in kinds and "/individuals/nanomoe:N" in kinds
 
 
+def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, store: Store) -> None:
+    def listed(query: str) -> list[str]:
+        page = page_of(client, f"/?{query}")
+        ticks = [found for found in page.all("input") if found.get("name") == "searches"]
+        return [found["value"] for found in ticks]
+
+    try:
+        headers = {"x-moevolve": "1", "accept": "*/*"}
+        marked = client.post("/api/searches/tomoe/label", json={"tags": "old =2", "note": EVIL}, headers=headers)
+        assert marked.json()["tags"] == ["old", "=2"]
+        assert client.post("/api/searches/tomoe/label", json={}, headers=headers).status_code == 422
+        assert client.post("/api/searches/tomoe/label", json={"tags": "\u0007"}, headers=headers).status_code == 422
+        assert listed("tag=old") == listed("text=ALERT") == listed("task=&text=old&status=finished") == ["tomoe"]
+        assert listed("text=nanomoe&sort=name") == ["nanomoe"] and listed("status=running") == []
+        tests = {one.search.name: one.test for one in store.searches() if one.test is not None}
+        assert listed("sort=test")[:4] == sorted(tests, key=lambda name: -tests[name]) and len(tests) == 4
+        page = page_of(client, "/")
+        assert (
+            f"{100 * tests['eep']:.1f}" in page.text
+            and EVIL in page.text
+            and EVIL in page_of(client, "/searches/tomoe").text
+        )
+        winner = store.search("eep").winner
+        assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
+        rows = list(csv.DictReader(io.StringIO(client.get("/searches.csv?tag=old").text)))
+        assert [(row["search"], row["tags"], row["note"]) for row in rows] == [("tomoe", "old =2", EVIL)]
+        assert float(rows[0]["test"]) == tests["tomoe"]
+        client.post("/api/searches/tomoe/label", json={"tags": "", "note": "=1+1", "archived": "true"}, headers=headers)
+        assert "tomoe" not in listed("") and listed("archived=1") == ["tomoe"], "it is a listing of its own"
+        assert "'=1+1" in client.get("/searches.csv?archived=1").text, "a spreadsheet would compute it"
+        assert "Restore from the archive" in page_of(client, "/searches/tomoe/labels").text
+    finally:
+        store.label(store.search("tomoe").id, [], "", False)
+    task = store.search_tasks(store.search("eep").id)[0].task
+    best = list(csv.DictReader(io.StringIO(client.get(f"/best.csv?task={task}&search=eep").text)))
+    assert [row["individual"] for row in best] == [row.ref for row in store.best(task, search="eep", limit=1000)]
+
+
 def test_all_searches(client: TestClient, store: Store) -> None:
     page = page_of(client, "/")
     for kind in KINDS:
@@ -99,7 +139,8 @@ def test_a_search_shows_its_progress_and_its_best(client: TestClient, store: Sto
     assert "24 of 24 individuals are complete" in page.text
     (figure,) = [found for found in page.all("figure") if "data-course" in found]
     assert figure["data-spans"].count("kind") == 2 and "merge" in figure["data-spans"]
-    assert not page.all("button"), "nothing can be asked of a finished search"
+    asked = [found.get("id") for found in page.all("button")]
+    assert asked == ["do-label", "do-archive"], "nothing else can be asked of a finished search"
     for path, said in (
         ("standings", "best found"),
         ("costs", "worker time"),

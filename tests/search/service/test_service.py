@@ -22,6 +22,7 @@ from moevolve.search.requests.searches import (
     BestRequest,
     ControlRequest,
     FinalTableRequest,
+    LabelRequest,
     LineageRequest,
     PlotRequest,
     ReportRequest,
@@ -40,6 +41,7 @@ from moevolve.store.repository import Store
 
 QUESTIONS: list[Request[Any]] = [
     SearchesRequest(),
+    SearchesRequest(text="ALP", status="created", sort="best"),
     SearchRequest("lab"),
     ControlRequest("lab"),
     FinalTableRequest("lab-1"),
@@ -54,6 +56,8 @@ QUESTIONS: list[Request[Any]] = [
     StopRequest("beta"),
     ScaleRequest("beta", 3, priority=1),
     CancelRequest("beta"),
+    LabelRequest("beta", tags="base  first", note="of seed 2", archived=True),
+    SearchesRequest(archived=True, tag="first", text="SEED 2"),
 ]
 
 

@@ -49,12 +49,14 @@ document.addEventListener("htmx:beforeSwap", ({ detail }) => {
   kept = {
     typed: active instanceof HTMLInputElement ? active : null,
     open: [...target.querySelectorAll("details[open][id]")].map((each) => each.id),
+    ticked: [...target.querySelectorAll("input[type=checkbox][id]:checked")].map((each) => each.id),
     scrolled: [...target.querySelectorAll(".wide")].map((each) => each.scrollLeft),
     state: state(target),
   };
 });
 document.addEventListener("htmx:afterSwap", ({ detail, target }) => {
   if (kept.typed?.id && byId(kept.typed.id)) byId(kept.typed.id).value = kept.typed.value;
+  for (const id of kept.ticked) if (byId(id)) byId(id).checked = true;
   for (const id of kept.open) byId(id)?.setAttribute("open", "");
   [...target.querySelectorAll(".wide")].forEach((each, place) => (each.scrollLeft = kept.scrolled[place] ?? 0));
   // Screen readers announce a change of state once, not every time the part is replaced.
