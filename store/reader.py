@@ -26,6 +26,7 @@ from moevolve.store.queries import (
 from moevolve.store.records import (
     BestRow,
     Control,
+    Course,
     EvaluationRecord,
     Event,
     IndividualDetail,
@@ -273,6 +274,12 @@ class StoreReader:
         """Index and fitness of a search's individuals from `first` on that have a fitness, in no particular order."""
         with self.transaction() as connection:
             return queries.read_fitness(connection, search_id, first)
+
+    @retrying
+    def course(self, search_id: str) -> Course:
+        """How the best fitness of a search rose over individuals and over time. Its cost is that of its events."""
+        with self.transaction() as connection:
+            return events.read_course(connection, search_id)
 
     @retrying
     def costs(self, search: SearchRecord) -> SearchCosts:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, CsvOption, JsonOption, StoreOption, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, CsvOption, JsonOption, StoreOption, option, takes
 from moevolve.search.cli.output.console import output, plain, print_csv, print_json, print_table
+from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
-from moevolve.search.requests.searches import BestRequest, LabelRequest, LineageRequest, SearchesRequest, ShowRequest
+from moevolve.search.requests.searches import (
+    BestRequest,
+    GenomeRequest,
+    LabelRequest,
+    LineageRequest,
+    SearchesRequest,
+    ShowRequest,
+)
 from moevolve.search.text import parameter_count, percent
 from moevolve.store.lineage import to_dot
 
@@ -114,7 +123,20 @@ def best(
 
 
 @takes(ShowRequest)
-def show(request: ShowRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+def show(
+    request: ShowRequest,
+    genome: Annotated[
+        bool, typer.Option("--genome", help="Show what it keeps of each layer, and its settings; reads config.json.")
+    ] = False,
+    against: Annotated[str | None, option(GenomeRequest, "against")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    if genome or against is not None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it needs a model's config, and must not download it
+        view = moevolve.genome(store, request.individual, against=against)
+        (print_json if as_json else print_genome)(view)
+        return
     detail = moevolve.ask(store, request)
     if as_json:
         print_json(detail)

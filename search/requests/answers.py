@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import computed_field
 
 from moevolve.evaluators.fitness.scoring import Answer
+from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.loop.scores import interval
 from moevolve.store.records import EvaluationRecord
 from moevolve.workers.contract.usage import Usage
@@ -37,6 +38,23 @@ class Evaluation:
     def interval(self) -> tuple[float, float] | None:
         """95 % confidence interval of the score; None for a candidate that failed."""
         return None if self.record.score is None else interval(self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class GenomeView:
+    """A genome in columns, beside another one if that was asked for.
+
+    Attributes:
+        ref: The individual as SEARCH:INDEX.
+        outline: What it keeps, and its settings.
+        against: The other individual; None for none.
+        other: What that one keeps.
+    """
+
+    ref: str
+    outline: GenomeOutline
+    against: str | None = None
+    other: GenomeOutline | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,7 +16,9 @@ from moevolve.search.requests.record import Flag, Request, record
 from moevolve.store.records import SearchStatus
 
 if TYPE_CHECKING:  # the answers
+    from moevolve.search.compare.contrasted import Contrast
     from moevolve.search.loop.final_table import FinalTable
+    from moevolve.search.requests.answers import GenomeView
     from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
 
 Count = Annotated[int | None, Field(ge=0, lt=2**31)]
@@ -98,6 +101,31 @@ class FinalTableRequest(Request["FinalTable"]):
     search: SearchRef
 
 
+CourseAxis = Literal["evaluations", "hours"]
+
+
+@record
+class ContrastRequest(Request["Contrast"]):
+    """Show searches beside each other: their courses, the settings that differ, their winners' scores and paired tests.
+
+    Searches that differ only in the seed are a group, whose mean and range are shown. Nothing is evaluated.
+
+    Raises:
+        StoreError: there is no such store or search.
+    """
+
+    searches: Annotated[
+        Sequence[Annotated[str, Field(max_length=LONGEST_NAME)]],
+        Field(min_length=1, max_length=64, description="Names or ids of the searches; tests are against the first."),
+        Flag(metavar="SEARCH...", kind=list[str]),
+    ]
+    _: KW_ONLY
+    by: Annotated[
+        CourseAxis,
+        Field(description="What courses are shown over: evaluated individuals, or hours in which the search ran."),
+    ] = "evaluations"
+
+
 @record
 class BestRequest(Request["list[BestRow]"]):
     """List the best configurations per task.
@@ -133,6 +161,24 @@ class ShowRequest(Request["IndividualDetail"]):
     """
 
     individual: IndividualRef
+
+
+@record
+class GenomeRequest(Request["GenomeView"]):
+    """Show an individual's genome in columns: what it keeps of each layer, and its settings.
+
+    Raises:
+        StoreError: there is no such store or individual.
+        UserError: the config.json of the search's model can't be read.
+    """
+
+    individual: IndividualRef
+    _: KW_ONLY
+    against: Annotated[
+        str | None,
+        Field(max_length=LONGEST_NAME + 20, description="Show the differences from this individual, too."),
+        Flag(metavar="INDIVIDUAL"),
+    ] = None
 
 
 @record

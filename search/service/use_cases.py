@@ -21,8 +21,10 @@ from moevolve.search.requests.record import Request
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.requests.searches import (
     BestRequest,
+    ContrastRequest,
     ControlRequest,
     FinalTableRequest,
+    GenomeRequest,
     LabelRequest,
     LineageRequest,
     PlotRequest,
@@ -74,8 +76,10 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     LabelRequest: UseCase(f"{_QUERIES}:label", "/searches/{search}/label", writes=True),
     ControlRequest: UseCase(f"{_QUERIES}:control", "/searches/{search}/control"),
     FinalTableRequest: UseCase("moevolve.search.operations.final_table:final_table", "/searches/{search}/standings"),
+    ContrastRequest: UseCase("moevolve.search.compare.contrast:contrast", "/contrast"),
     BestRequest: UseCase(f"{_QUERIES}:best", "/best"),
     ShowRequest: UseCase(f"{_QUERIES}:show", "/individuals/{individual}"),
+    GenomeRequest: UseCase("moevolve.search.operations.genome:genome", "/individuals/{individual}/genome"),
     LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),
     PlotRequest: UseCase("moevolve.search.operations.plot:picture", "/searches/{search}/plot"),
     ReportRequest: UseCase("moevolve.search.report.page:page_of", "/searches/{search}/report"),

@@ -36,6 +36,7 @@ READS: dict[str, Callable[[StoreReader], Any]] = {
     "history": lambda store: store.history("id-alpha"),
     "page": lambda store: store.page("id-alpha"),
     "fitness_by_index": lambda store: store.fitness_by_index("id-alpha"),
+    "course": lambda store: store.course("id-alpha"),
     "costs": lambda store: store.costs(store.search("alpha")),
     "individual": lambda store: store.individual("alpha:0"),
     "best": lambda store: store.best(by="search"),

@@ -13,15 +13,26 @@ import moevolve
 
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
-    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "estimate", "evaluate"),
-    *("export", "export_coefficients", "import_eep", "label", "launch", "lineage", "load_comparison", "load_config"),
-    "logs",
+    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "contrast"),
+    *("estimate", "evaluate"),
+    *("export", "export_coefficients", "genome", "import_eep", "label", "launch", "lineage", "load_comparison"),
+    *("load_config", "logs"),
     *("open_reader", "open_store", "pause", "plot", "profile", "prompts", "recipe", "report", "resume", "retry"),
     *("scale", "searches", "serve", "show", "shrink", "stop", "submit", "tasks", "write_analysis"),
 }
 RECORDS = {
-    *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Entry", "Control", "Estimate"),
-    *("Evaluation", "ExportReport", "Imported", "IndividualDetail", "LineageGraph", "Observer", "ProfileReport"),
+    *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Contrast", "Entry"),
+    *("Control", "Estimate"),
+    *(
+        "Evaluation",
+        "ExportReport",
+        "GenomeView",
+        "Imported",
+        "IndividualDetail",
+        "LineageGraph",
+        "Observer",
+        "ProfileReport",
+    ),
     *("Progress", "Recipe", "RunConfig", "Score", "SearchSummary", "FinalTable", "Store", "StoreReader", "Submitted"),
     *("ShrinkPlan", "Shrunk", "TaskConfig"),
 }

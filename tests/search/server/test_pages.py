@@ -16,7 +16,9 @@ from search_lab import reranked_search
 from served_pages import check, page_of
 from starlette.testclient import TestClient
 
+from moevolve.search.genomes.contract.outline import ranges
 from moevolve.search.loop.scores import interval
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.rendering import clock, handle
 from moevolve.search.server.app import make_app
 from moevolve.search.server.fitness_curves import FitnessCurve
@@ -242,8 +244,19 @@ def test_two_individuals_are_compared(client: TestClient, store: Store) -> None:
         f"{expected:.3g}" in page.text
         and f"{100 * (right.mean() - left.mean()):+.1f}".replace("-", "\N{MINUS SIGN}") in page.text
     )
-    assert "only" in page_of(client, f"/compare/experts?a={one.ref}&b={other.ref}").text
-    assert "no experts in common groups" in page_of(client, f"/compare/experts?a={one.ref}&b=nanomoe:1").text
+    genomes = page_of(client, f"/compare/genomes?a={one.ref}&b={other.ref}")
+    kept = [
+        np.flatnonzero(find_subject(store, each.ref, weights=False).genome.express().expert_merging[0].any(axis=0))
+        for each in (one, other)
+    ]
+    expected = "; ".join(
+        f"only the {name}: {ranges(set(mine) - set(theirs))}"
+        for name, mine, theirs in (("first", *kept), ("second", *kept[::-1]))
+    )
+    assert genomes.all("svg")[0]["aria-label"] == expected
+    assert len(genomes.all("tr")) > 1 and f"only {one.ref} keeps" in genomes.text
+    mixed = page_of(client, "/compare/genomes?a=tomoe:1&b=nanomoe:1").text
+    assert "neurons per expert" in mixed and "mixing differs - II, 4 blocks" in mixed
     assert page_of(client, "/compare?a=eep:1").all("input")[0]["value"] == "eep:1"
 
 
