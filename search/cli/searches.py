@@ -10,10 +10,12 @@ import typer
 import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, CsvOption, JsonOption, StoreOption, option, takes
 from moevolve.search.cli.output.console import output, plain, print_csv, print_json, print_table
+from moevolve.search.cli.output.contrast import print_contrast
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
 from moevolve.search.requests.searches import (
     BestRequest,
+    ContrastRequest,
     GenomeRequest,
     LabelRequest,
     LineageRequest,
@@ -82,6 +84,11 @@ def label(request: LabelRequest, store: StoreOption = DEFAULT_STORE, as_json: Js
         return
     told = [f"tags: {' '.join(found.tags) or 'none'}", f"note: {found.note or 'none'}"]
     output.print("\n".join([*told, *(["archived"] if found.archived else [])]), soft_wrap=True)
+
+
+@takes(ContrastRequest)
+def contrast(request: ContrastRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    (print_json if as_json else print_contrast)(moevolve.ask(store, request))
 
 
 @takes(BestRequest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from moevolve.evaluators.types import Split
@@ -56,6 +57,11 @@ class ContrastedGroup:
     low: tuple[float | None, ...] = field(repr=False)
     high: tuple[float | None, ...] = field(repr=False)
 
+    def at(self, place: int) -> tuple[float, float, float] | None:
+        """Mean, lowest and highest fitness at a place of `Contrast.x`; None where they aren't known."""
+        mean, low, high = self.mean[place], self.low[place], self.high[place]
+        return None if mean is None or low is None or high is None else (mean, low, high)
+
 
 @dataclass(frozen=True, slots=True)
 class ContrastedModel:
@@ -107,3 +113,27 @@ class Contrast:
     x: tuple[float, ...] = field(repr=False)
     models: tuple[ContrastedModel, ...] = field(repr=False)
     comparable: bool = True
+
+    def points(self, count: int = 10) -> list[tuple[float, list[tuple[float, float, float] | None]]]:
+        """Courses at some places, for tables.
+
+        Args:
+            count: Largest number of places, which are evenly spread over the axis.
+
+        Returns:
+            Each place, with mean, lowest and highest fitness of every group there, or None where it has none.
+        """
+        if not self.x:
+            return []
+        places = sorted({bisect_right(self.x, self.x[-1] * part / count) - 1 for part in range(1, count + 1)} - {-1})
+        return [(self.x[place], [group.at(place) for group in self.groups]) for place in places]
+
+    @property
+    def note(self) -> str:
+        """How to read the scores and the tests."""
+        said = "p: paired tests on test against the first group's winners, two-sided, corrected for their number."
+        if any(model.test is not None and model.test.seeds == 1 for model in self.models):
+            said += " With one seed they say nothing of what another seed would find."
+        if not self.comparable:
+            said += " The searches were scored on different tasks or examples: their scores can't be compared."
+        return said
