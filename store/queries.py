@@ -1,4 +1,4 @@
-"""Queries: listings, individuals, and rankings (best per task and budget, best of a search, Pareto fronts).
+"""Queries: listings, individuals, and rankings (best per task and budget, best of a search).
 
 A ranking walks an index of `evaluations` from its best end within each context (model, engine, task split), stops at
 the limit, and then merges the contexts' rows. It sorts no more rows than it returns.
@@ -248,38 +248,13 @@ def best(connection: Connection, task: str, where: Filter, limit: int, by: Split
         raise StoreError(
             f"a ranking needs a split of {', '.join(SCORED)} and a limit from 1 on, got {by!r} and {limit}"
         )
-    here = _contexts(connection, task, where.search)
-    rows = _top(connection, here, by, where, limit)
+    here = task_contexts(connection, task, where.search)
+    rows = top(connection, here, by, where, limit)
     if by == "dev" and len(rows) < limit:
         seen = {(row.phenotype_hash, row.model_fingerprint) for row in rows}
-        others = _top(connection, here, "search", where, limit, not_on="dev")
+        others = top(connection, here, "search", where, limit, not_on="dev")
         rows += [row for row in others if (row.phenotype_hash, row.model_fingerprint) not in seen]
     return rows[:limit]
-
-
-def pareto(connection: Connection, task: str, split: Split, search: SearchRecord | None) -> list[BestRow]:
-    """The front of `StoreReader.pareto`: the best score for each number of parameters, kept where the score rises."""
-    if split not in SCORED:
-        raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
-    here = _contexts(connection, task, search)
-    tops: dict[int, float] = {}
-    for context in here:
-        if context.split == split:
-            query = (
-                select(evaluations.c.parameters, func.max(evaluations.c.score))
-                .where(evaluations.c.context_id == context.id, evaluations.c.score.is_not(None))
-                .where(evaluations.c.parameters.is_not(None))
-                .group_by(evaluations.c.parameters)
-            )
-            for parameters, score in connection.execute(query):
-                tops[parameters] = max(score, tops.get(parameters, score))
-    front: list[BestRow] = []
-    for parameters in sorted(tops):
-        if not front or tops[parameters] > front[-1].score:
-            only = evaluations.c.parameters == parameters
-            found = _top(connection, here, split, Filter(search=search), 1, only=only)
-            front += [row for row in found if not front or row.score > front[-1].score]
-    return front
 
 
 def best_indices(search_id: str, limit: int) -> Select[Any]:
@@ -299,7 +274,7 @@ def best_indices(search_id: str, limit: int) -> Select[Any]:
     )
 
 
-def _contexts(connection: Connection, task: str, search: SearchRecord | None) -> list[Any]:
+def task_contexts(connection: Connection, task: str, search: SearchRecord | None) -> list[Any]:
     """The contexts of a task; for one search, those of its model, its engine and its versions of the splits.
 
     Raises:
@@ -332,7 +307,7 @@ def _own_fingerprints(connection: Connection, search_ids: Sequence[str], task: s
     return found
 
 
-def _top(
+def top(
     connection: Connection,
     here: Sequence[Any],
     split: Split,
@@ -386,7 +361,7 @@ def candidates(context: Any, where: Filter, limit: int, excluded: Sequence[int] 
         query = query.where(e.c.experts == where.experts)
     if where.active is not None:
         query = query.where(e.c.active == where.active)
-    query = query.where(select(literal(1)).where(_has_individual(e.c.phenotype_hash, context, where.search)).exists())
+    query = query.where(select(literal(1)).where(has_individual(e.c.phenotype_hash, context, where.search)).exists())
     if excluded:
         other = e.alias("other")
         elsewhere = and_(other.c.context_id.in_(excluded), other.c.phenotype_hash == e.c.phenotype_hash)
@@ -394,7 +369,7 @@ def candidates(context: Any, where: Filter, limit: int, excluded: Sequence[int] 
     return query.order_by(e.c.score.desc(), e.c.gold_logprob.desc(), e.c.phenotype_hash.desc()).limit(limit)
 
 
-def _has_individual(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnElement[bool]:
+def has_individual(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnElement[bool]:
     """Matches `ok` individuals with this phenotype in searches with the context's model and engine."""
     conditions = [
         individuals.c.phenotype_hash == phenotype,

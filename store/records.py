@@ -360,7 +360,8 @@ class EvaluationRecord:
         seconds: Wall time on the worker.
         worker: Name of the worker, for information only.
         attempt: Number of the attempt, from 1.
-        experts, active, parameters: Size of the edited model, as in `IndividualRecord`; None for the full model.
+        experts, active, parameters, active_parameters: Size of the edited model, as in `IndividualRecord`; None for the
+            full model.
             Repeated here so that rankings by number of experts and Pareto fronts read a single index.
     """
 
@@ -383,6 +384,7 @@ class EvaluationRecord:
     experts: int | None = None
     active: int | None = None
     parameters: int | None = None
+    active_parameters: int | None = None
     created_at: datetime | None = None
 
 

@@ -241,6 +241,10 @@ class Evaluation(Base):
         # Read backwards, best first. The hash makes the order total; `active` allows filtering without reading the row.
         Index("ix_evaluations_rank", "context_id", "score", "gold_logprob", "phenotype_hash", "active"),
         Index("ix_evaluations_experts", "context_id", "experts", "score", "gold_logprob", "phenotype_hash", "active"),
+        Index(
+            "ix_evaluations_active_parameters",
+            *("context_id", "active_parameters", "score", "gold_logprob", "phenotype_hash"),
+        ),
         Index("ix_evaluations_parameters", "context_id", "parameters", "score", "gold_logprob", "phenotype_hash"),
     )
     context_id: Mapped[int] = mapped_column(
@@ -258,6 +262,7 @@ class Evaluation(Base):
     experts: Mapped[int | None] = mapped_column(Integer)
     active: Mapped[int | None] = mapped_column(Integer)
     parameters: Mapped[int | None] = mapped_column(BigInteger)
+    active_parameters: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

@@ -13,6 +13,7 @@ from ._asking import label as label
 from ._asking import lineage as lineage
 from ._asking import open_reader as open_reader
 from ._asking import open_store as open_store
+from ._asking import pareto as pareto
 from ._asking import pause as pause
 from ._asking import profile as profile
 from ._asking import prompts as prompts
@@ -57,6 +58,7 @@ from .search.requests.answers import AskedRow as AskedRow
 from .search.requests.answers import Evaluation as Evaluation
 from .search.requests.answers import GenomeView as GenomeView
 from .search.requests.answers import Imported as Imported
+from .search.requests.answers import Pareto as Pareto
 from .search.requests.recipes import Recipe as Recipe
 from .search.running.observer import Observer as Observer
 from .search.shrink.page import ShrinkPlan as ShrinkPlan

@@ -27,6 +27,7 @@ from moevolve.search.requests.searches import (
     GenomeRequest,
     LabelRequest,
     LineageRequest,
+    ParetoRequest,
     SearchesRequest,
     ShowRequest,
 )
@@ -180,3 +181,4 @@ scale = asks(ScaleRequest)
 label = asks(LabelRequest)
 genome = asks(GenomeRequest)
 contrast = asks(ContrastRequest)
+pareto = asks(ParetoRequest)

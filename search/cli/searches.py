@@ -19,10 +19,11 @@ from moevolve.search.requests.searches import (
     GenomeRequest,
     LabelRequest,
     LineageRequest,
+    ParetoRequest,
     SearchesRequest,
     ShowRequest,
 )
-from moevolve.search.text import parameter_count, percent
+from moevolve.search.text import flop_count, memory_size, parameter_count, percent
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
@@ -127,6 +128,28 @@ def best(
         for row in found
     ]
     print_table(None, columns, rows)
+
+
+@takes(ParetoRequest, "candidates")
+def pareto(request: ParetoRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    found = moevolve.ask(store, request)
+    if as_json:
+        print_json(found)
+        return
+    written = {"parameters": parameter_count, "bytes": memory_size, "flops": flop_count}[found.size]
+    heading = {"parameters": "parameters", "bytes": "bytes", "flops": "FLOPs per token"}[found.size]
+    models = [*found.front, *sorted(found.marks, key=lambda mark: mark.ref is not None)]
+    rows = [
+        [
+            model.ref or "",
+            "" if place < len(found.front) else model.label,
+            percent(model.score),
+            "-" if (size := found.size_of(model)) is None else written(round(size)),
+        ]
+        for place, model in enumerate(models)
+    ]
+    columns = [("individual", False), ("not searched", False), (found.split, True), (heading, True)]
+    print_table(None, columns, rows, [len(found.front) - 1])
 
 
 @takes(ShowRequest)

@@ -11,7 +11,9 @@ from pydantic import computed_field
 from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.loop.scores import interval
-from moevolve.store.records import EvaluationRecord
+from moevolve.search.requests.searches import SizeUnit
+from moevolve.store.pareto import Cell, Mark
+from moevolve.store.records import BestRow, EvaluationRecord, Split
 from moevolve.workers.contract.usage import Usage
 
 
@@ -55,6 +57,32 @@ class GenomeView:
     outline: GenomeOutline
     against: str | None = None
     other: GenomeOutline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pareto:
+    """Scores against sizes.
+
+    Attributes:
+        size: What sizes are.
+        each: Size of one parameter (with `flops`, of one that a token uses), by which all counts are multiplied.
+        front: The configurations that no other one beats, from the smallest on.
+        marks: The full model, random individuals and one-shot methods.
+        candidates: All candidates, counted in cells of a chart; sizes in parameters. Empty unless asked for.
+    """
+
+    task: str
+    split: Split
+    size: SizeUnit
+    each: float
+    front: tuple[BestRow, ...]
+    marks: tuple[Mark, ...]
+    candidates: tuple[Cell, ...] = field(default=(), repr=False)
+
+    def size_of(self, model: BestRow | Mark) -> float | None:
+        """Size of a model on the chart's axis; None where it isn't known."""
+        count = model.active_parameters if self.size == "flops" else model.parameters
+        return None if count is None else count * self.each
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from moevolve.store.records import SearchStatus
 if TYPE_CHECKING:  # the answers
     from moevolve.search.compare.contrasted import Contrast
     from moevolve.search.loop.final_table import FinalTable
-    from moevolve.search.requests.answers import GenomeView
+    from moevolve.search.requests.answers import GenomeView, Pareto
     from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
 
 Count = Annotated[int | None, Field(ge=0, lt=2**31)]
@@ -150,6 +150,35 @@ class BestRequest(Request["list[BestRow]"]):
         ),
     ] = "dev"
     limit: Annotated[int, Field(ge=1, le=1000, description="List at most this many configurations per task.")] = 10
+
+
+SizeUnit = Literal["parameters", "bytes", "flops"]
+
+
+@record
+class ParetoRequest(Request["Pareto"]):
+    """List the configurations that no other one beats in both score and size, with models to compare them with.
+
+    Raises:
+        StoreError: there is no such store, task or search.
+    """
+
+    task: Annotated[str, Field(max_length=200, description="Task of the scores.")]
+    _: KW_ONLY
+    split: Annotated[ScoredSplit, Field(description="Split of the scores.")] = "search"
+    search: Annotated[
+        str | None, Field(max_length=LONGEST_NAME, description="List only individuals of this search (name or id).")
+    ] = None
+    size: Annotated[
+        SizeUnit,
+        Field(
+            description="What sizes are: parameters; bytes of the weights in the dtype of the search (the newest one "
+            "with the task, if none is named); or FLOPs per token, two for each parameter that a token uses."
+        ),
+    ] = "parameters"
+    candidates: Annotated[
+        bool, Field(description="Count all candidates by size and score, too, for a chart."), Flag("--candidates")
+    ] = False
 
 
 @record

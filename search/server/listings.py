@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import BestRow, Control, SearchSummary, Split
+from moevolve.store.records import Control, SearchSummary
 
 T = TypeVar("T")
 _CACHE_SIZE = 64
@@ -39,10 +39,6 @@ class Listings:
     def summaries(self, controls: dict[str, Control] | None = None) -> list[SearchSummary]:
         """All searches, oldest first. `controls` saves a query if the caller has read them already."""
         return self.cached("searches", self._store.searches, controls)
-
-    def pareto(self, task: str, split: Split, search: str | None) -> list[BestRow]:
-        """Configurations that no other one beats in both score and number of parameters."""
-        return self.cached((task, split, search), lambda: self._store.pareto(task, split, search))
 
     def tasks(self, controls: dict[str, Control] | None = None) -> list[str]:
         """Names of the tasks in any search's fitness."""

@@ -34,7 +34,10 @@ from moevolve.store.tables import (
 from moevolve.store.upkeep.prune import CalibrationsOf
 
 _SAME_SEARCH = ("name", "config_hash", "model_fingerprint", "engine_fingerprint", "seed", "genome_kind")
-_SAME_EVALUATION = ("score", "gold_logprob", "outcomes", "examples_seen", "failure", "experts", "active", "parameters")
+_SAME_EVALUATION = (
+    *("score", "gold_logprob", "outcomes", "examples_seen", "failure"),
+    *("experts", "active", "parameters", "active_parameters"),
+)
 _DECIDED = ("status", "fitness", "tie_break", "failure", "failure_kind")
 _SAME_INDIVIDUAL = tuple(column.name for column in individuals.c if column.name not in (*_DECIDED, "created_at"))
 

@@ -41,6 +41,8 @@ READS: dict[str, Callable[[StoreReader], Any]] = {
     "individual": lambda store: store.individual("alpha:0"),
     "best": lambda store: store.best(by="search"),
     "best_of_search": lambda store: store.best_of_search("id-alpha"),
+    "candidate_cells": lambda store: store.candidate_cells("rte"),
+    "marks": lambda store: store.marks("rte", "search", None, ["mutate"]),
     "pareto": lambda store: store.pareto("rte"),
     "ancestors": lambda store: store.ancestors("alpha:0"),
     "descendants": lambda store: store.descendants("alpha:0"),

@@ -33,7 +33,7 @@ def show_contrast(
     if names:
         with one_line_errors():
             asked = ContrastRequest(names, by=by)
-        found = server.listings.cached(("contrast", tuple(names), by), partial(contrast, server.store, asked))
+        found = server.listings.cached(repr(asked), partial(contrast, server.store, asked))
         link = urlencode({"searches": names}, doseq=True)
     return render(
         request,

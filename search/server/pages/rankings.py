@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
+from moevolve.search.operations.pareto import pareto
 from moevolve.search.operations.queries import best
 from moevolve.search.requests.parameters import ScoredSplit
-from moevolve.search.requests.searches import BestRequest
+from moevolve.search.requests.searches import BestRequest, ParetoRequest, SizeUnit
 from moevolve.search.server.dependencies import NameQuery, ServerDep
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.rendering import render
+from moevolve.search.text import flop_count, memory_size, parameter_count
 
 _ROWS, _MOST_ROWS = 25, 1000
 """Configurations per task on a page, and in a file."""
@@ -49,17 +52,34 @@ def download_best(server: ServerDep, asked: BestDep) -> Response:
 
 @routes.get("/pareto")
 def show_pareto(
-    request: Request, server: ServerDep, task: NameQuery = "", split: ScoredSplit = "search", search: NameQuery = ""
+    request: Request,
+    server: ServerDep,
+    task: NameQuery = "",
+    split: ScoredSplit = "search",
+    search: NameQuery = "",
+    size: SizeUnit = "parameters",
 ) -> HTMLResponse:
     """Score against size."""
     tasks = server.listings.tasks()
-    task = task or (tasks[0] if tasks else "")
+    asked = ParetoRequest(task or (tasks[0] if tasks else ""), split=split, search=search or None, size=size)
+    found = server.listings.cached(repr(asked), partial(pareto, server.store, asked)) if asked.task else None
     return render(
         request,
         "pareto.jinja",
-        rows=server.listings.pareto(task, split, search or None) if task else [],
-        tasks=sorted({*tasks, task} - {""}),
+        found=found,
+        tasks=sorted({*tasks, asked.task} - {""}),
         searches=[one.search.name for one in server.listings.summaries()],
         splits=SCORED,
-        chosen={"task": task, "split": split, "search": search},
+        sizes=get_args(SizeUnit),
+        chosen=asked,
+        shown=_AXES[size],
+        link=form_link("/api/pareto", asked, candidates=True),
     )
+
+
+_AXES = {
+    "parameters": ("parameters", parameter_count),
+    "bytes": ("bytes of the weights", lambda value: memory_size(round(value))),
+    "flops": ("FLOPs per token", flop_count),
+}
+"""Name of each kind of size, and how it is written."""

@@ -209,6 +209,7 @@ def _create_evaluations() -> None:
         sa.Column("experts", sa.Integer(), nullable=True),
         sa.Column("active", sa.Integer(), nullable=True),
         sa.Column("parameters", sa.BigInteger(), nullable=True),
+        sa.Column("active_parameters", sa.BigInteger(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.CheckConstraint(
             "(failure IS NULL AND score IS NOT NULL AND gold_logprob IS NOT NULL)"
@@ -217,6 +218,11 @@ def _create_evaluations() -> None:
         ),
         sa.ForeignKeyConstraint(["context_id"], ["evaluation_contexts.id"], name="fk_evaluations_context_id"),
         sa.PrimaryKeyConstraint("context_id", "phenotype_hash", name="pk_evaluations"),
+    )
+    op.create_index(
+        "ix_evaluations_active_parameters",
+        "evaluations",
+        ["context_id", "active_parameters", "score", "gold_logprob", "phenotype_hash"],
     )
     op.create_index(
         "ix_evaluations_experts",

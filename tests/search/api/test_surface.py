@@ -17,7 +17,19 @@ FUNCTIONS = {
     *("estimate", "evaluate"),
     *("export", "export_coefficients", "genome", "import_eep", "label", "launch", "lineage", "load_comparison"),
     *("load_config", "logs"),
-    *("open_reader", "open_store", "pause", "plot", "profile", "prompts", "recipe", "report", "resume", "retry"),
+    *(
+        "open_reader",
+        "open_store",
+        "pareto",
+        "pause",
+        "plot",
+        "profile",
+        "prompts",
+        "recipe",
+        "report",
+        "resume",
+        "retry",
+    ),
     *("scale", "searches", "serve", "show", "shrink", "stop", "submit", "tasks", "write_analysis"),
 }
 RECORDS = {
@@ -33,6 +45,7 @@ RECORDS = {
         "Observer",
         "ProfileReport",
     ),
+    "Pareto",
     *("Progress", "Recipe", "RunConfig", "Score", "SearchSummary", "FinalTable", "Store", "StoreReader", "Submitted"),
     *("ShrinkPlan", "Shrunk", "TaskConfig"),
 }

@@ -266,11 +266,17 @@ def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> 
     best = store.best(task, search="eep", by="search", limit=1)[0]
     assert best.ref in page.text and "nanomoe:" not in page.text
     assert "No configuration matches" in page_of(client, f"/best?task={task}&experts=77").text
-    front = store.pareto(task, "search")
-    page = page_of(client, f"/pareto?task={task}&split=search&search=")
-    assert [found["data-x"] for found in page.all("tr") if "data-x" in found] == [
-        str(row.parameters / 1e6) for row in front
-    ]
+    for size, each in (("parameters", 1), ("bytes", 4), ("flops", 2)):
+        front = store.pareto(task, "search", "tomoe", "active_parameters" if size == "flops" else "parameters")
+        page = page_of(client, f"/pareto?task={task}&split=search&search=tomoe&size={size}")
+        rows = [found for found in page.all("tr") if "data-y" in found]
+        sizes = [row.active_parameters if size == "flops" else row.parameters for row in front]
+        assert [float(row["data-x"]) for row in rows if "data-kind" not in row] == [each * value for value in sizes]
+        assert {row["data-kind"] for row in rows if "data-kind" in row} == {"full", "random", "method"}
+    (figure,) = [found for found in page.all("figure") if "data-candidates" in found]
+    cells = client.get(figure["data-candidates"], headers={"accept": "*/*"}).json()["candidates"]
+    history = {row.phenotype_hash for row in store.history(store.search("tomoe").id) if row.status == "ok"}
+    assert sum(cell["candidates"] for cell in cells) == len(history)
 
 
 def test_stored_texts_are_escaped(client: TestClient) -> None:
