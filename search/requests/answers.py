@@ -11,7 +11,7 @@ from pydantic import computed_field
 from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.loop.scores import interval
-from moevolve.search.requests.searches import SizeUnit
+from moevolve.search.requests.parameters import SizeUnit
 from moevolve.store.pareto import Cell, Mark
 from moevolve.store.records import BestRow, EvaluationRecord, Split
 from moevolve.workers.contract.usage import Usage

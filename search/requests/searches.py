@@ -11,7 +11,7 @@ from pydantic import Field, InstanceOf
 
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.requests.answers import Analysis
-from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef
+from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef, SizeUnit
 from moevolve.search.requests.record import Flag, Request, record
 from moevolve.store.records import SearchStatus
 
@@ -150,9 +150,6 @@ class BestRequest(Request["list[BestRow]"]):
         ),
     ] = "dev"
     limit: Annotated[int, Field(ge=1, le=1000, description="List at most this many configurations per task.")] = 10
-
-
-SizeUnit = Literal["parameters", "bytes", "flops"]
 
 
 @record

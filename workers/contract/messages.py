@@ -21,7 +21,8 @@ class EvaluationRequest:
     Attributes:
         edit: Edit to apply to the resident model.
         splits: Splits to score, in order.
-        experts, active, parameters, active_parameters: Sizes of the edited model, for the record; None for the full model.
+        experts, active, parameters, active_parameters: Sizes of the edited model, for the record; None for the full
+            model.
         ticket: Identifier of the request. The reply carries it, so that a duplicate reply can be recognised.
     """
 

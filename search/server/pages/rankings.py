@@ -12,8 +12,8 @@ from fastapi.responses import HTMLResponse
 from moevolve.evaluators.types import SCORED
 from moevolve.search.operations.pareto import pareto
 from moevolve.search.operations.queries import best
-from moevolve.search.requests.parameters import ScoredSplit
-from moevolve.search.requests.searches import BestRequest, ParetoRequest, SizeUnit
+from moevolve.search.requests.parameters import ScoredSplit, SizeUnit
+from moevolve.search.requests.searches import BestRequest, ParetoRequest
 from moevolve.search.server.dependencies import NameQuery, ServerDep
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.rendering import render

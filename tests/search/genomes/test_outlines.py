@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 from factorllm_samples import factorllm_space
-from search_samples import PRUNE, continuous, dense_model, eep_space
+from search_samples import PRUNE, TUNE, continuous, dense_model, eep_space
 from tomoe_samples import tomoe_space
 
 from moevolve.search.genomes.contract.outline import (
@@ -77,5 +77,5 @@ def test_dense_kinds_have_widths_or_settings() -> None:
     outline = outline_of(genome)
     assert [layer.sizes[0] for layer in outline.layers] == genome.widths[:, 0].tolist()
     assert outline.sizes[0] == ("neurons per expert", space.dense.width)
-    settings = outline_of(factorllm_space(dense_model()).genome()).settings
-    assert settings[0][0] == "configuration"
+    divided = factorllm_space(dense_model()).sample(np.random.default_rng(1), TUNE).genome
+    assert outline_of(divided).settings[0][0] == "configuration"
