@@ -14,14 +14,15 @@ from moevolve.search.requests.searches import (
     SearchRequest,
     ShowRequest,
 )
+from moevolve.search.requests.tables import Rows
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
 from moevolve.store.repository import Store
 
 
-def searches(store: StoreReader, request: SearchesRequest) -> list[SearchSummary]:
+def searches(store: StoreReader, request: SearchesRequest) -> Rows[SearchSummary]:
     """See `SearchesRequest`."""
-    return selected(store.searches(), request)
+    return Rows(selected(store.searches(), request))
 
 
 def selected(found: Sequence[SearchSummary], request: SearchesRequest) -> list[SearchSummary]:
@@ -80,9 +81,10 @@ def control(store: StoreReader, request: ControlRequest) -> Control:
     return store.control(store.search(request.search).id)
 
 
-def best(store: StoreReader, request: BestRequest) -> list[BestRow]:
+def best(store: StoreReader, request: BestRequest) -> Rows[BestRow]:
     """See `BestRequest`."""
-    return store.best(request.task, request.experts, request.active, request.search, request.limit, request.by)
+    found = store.best(request.task, request.experts, request.active, request.search, request.limit, request.by)
+    return Rows(found)
 
 
 def show(store: StoreReader, request: ShowRequest) -> IndividualDetail:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the answers
     from moevolve.search.compare.contrasted import Contrast
     from moevolve.search.loop.final_table import FinalTable
     from moevolve.search.requests.answers import GenomeView, Pareto
+    from moevolve.search.requests.tables import Rows
     from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
 
 Count = Annotated[int | None, Field(ge=0, lt=2**31)]
@@ -29,7 +30,7 @@ SearchOrder = Literal["oldest", "newest", "name", "best", "dev", "test"]
 
 
 @record
-class SearchesRequest(Request["list[SearchSummary]"]):
+class SearchesRequest(Request["Rows[SearchSummary]"]):
     """List the searches of the store."""
 
     _: KW_ONLY
@@ -127,7 +128,7 @@ class ContrastRequest(Request["Contrast"]):
 
 
 @record
-class BestRequest(Request["list[BestRow]"]):
+class BestRequest(Request["Rows[BestRow]"]):
     """List the best configurations per task.
 
     Raises:
