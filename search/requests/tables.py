@@ -43,10 +43,6 @@ class Rows(list[T]):
         """
         return data_frame(list(map(flat, self)))
 
-    def to_csv(self) -> str:
-        """The records as CSV with all their columns."""
-        return csv_text(map(flat, self))
-
     def _repr_html_(self) -> str:
         return html_table(self._shown())
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from store_samples import search
 
-from moevolve.search.requests.tables import Rows
+from moevolve.search.requests.tables import Rows, csv_text, flat
 from moevolve.store.records import SearchSummary
 
 EVIL = "=<b>\x1b]0;x\x07"
@@ -23,7 +23,7 @@ def test_a_listing_is_a_list_that_prints_itself() -> None:
     lines = str(rows).splitlines()
     assert lines[0].split() == ["search", "status", "tags", "individuals", "best"] and "\x1b" not in str(rows)
     assert lines[1].split() == ["one", "created", "a", "b", "3", "0.75"]
-    first, second = csv.DictReader(io.StringIO(rows.to_csv()))
+    first, second = csv.DictReader(io.StringIO(csv_text(map(flat, rows))))
     assert (first["note"], first["tasks"], first["test"], second["search"]) == (f"'{EVIL}", "rte cb", "", f"'{EVIL}")
     frame = rows.to_pandas()
     assert frame["best"][0] == 0.75 and list(frame["individuals"]) == [3, 3] and frame["note"][0] == EVIL
