@@ -25,6 +25,9 @@ def print_contrast(found: Contrast) -> None:
         for place, values in found.points()
     ]
     print_table("best fitness so far in %, mean (range) over searches that differ only in the seed", columns, courses)
+    if not found.models:
+        output.print("no search has finished: there are no winners to compare")
+        return
     models = [
         [
             "\n".join((model.label, *model.refs)),
