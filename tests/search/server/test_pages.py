@@ -78,7 +78,7 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
         seen.add(key)
         answer = client.get(path)
         assert answer.status_code == 200, (path, answer.text[-300:])
-        if where.path.startswith(("/static/", "/api/")) or where.path.endswith(".svg"):
+        if where.path.startswith(("/static/", "/api/")) or where.path.endswith((".svg", ".csv")):
             continue
         left += [urljoin(path, link) for link in check(answer.text, whole="part=1" not in path).links]
     kinds = {re.sub(r"/[^/]*$", "", key.partition("?")[0]) for key in seen}
@@ -93,11 +93,11 @@ def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, sto
 
     try:
         headers = {"x-moevolve": "1", "accept": "*/*"}
-        marked = client.post("/api/searches/tomoe/label", json={"tags": "old =2", "note": EVIL}, headers=headers)
-        assert marked.json()["tags"] == ["old", "=2"]
+        marked = client.post("/api/searches/tomoe/label", json={"tags": "zebra =2", "note": EVIL}, headers=headers)
+        assert marked.json()["tags"] == ["zebra", "=2"]
         assert client.post("/api/searches/tomoe/label", json={}, headers=headers).status_code == 422
         assert client.post("/api/searches/tomoe/label", json={"tags": "\u0007"}, headers=headers).status_code == 422
-        assert listed("tag=old") == listed("text=ALERT") == listed("task=&text=old&status=finished") == ["tomoe"]
+        assert listed("tag=zebra") == listed("text=ZEBRA") == listed("task=&text=zebra&status=finished") == ["tomoe"]
         assert listed("text=nanomoe&sort=name") == ["nanomoe"] and listed("status=running") == []
         tests = {one.search.name: one.test for one in store.searches() if one.test is not None}
         assert listed("sort=test")[:4] == sorted(tests, key=lambda name: -tests[name]) and len(tests) == 4
@@ -109,8 +109,8 @@ def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, sto
         )
         winner = store.search("eep").winner
         assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
-        rows = list(csv.DictReader(io.StringIO(client.get("/searches.csv?tag=old").text)))
-        assert [(row["search"], row["tags"], row["note"]) for row in rows] == [("tomoe", "old =2", EVIL)]
+        rows = list(csv.DictReader(io.StringIO(client.get("/searches.csv?tag=zebra").text)))
+        assert [(row["search"], row["tags"], row["note"]) for row in rows] == [("tomoe", "zebra =2", EVIL)]
         assert float(rows[0]["test"]) == tests["tomoe"]
         client.post("/api/searches/tomoe/label", json={"tags": "", "note": "=1+1", "archived": "true"}, headers=headers)
         assert "tomoe" not in listed("") and listed("archived=1") == ["tomoe"], "it is a listing of its own"
@@ -266,6 +266,7 @@ def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> 
     best = store.best(task, search="eep", by="search", limit=1)[0]
     assert best.ref in page.text and "nanomoe:" not in page.text
     assert "No configuration matches" in page_of(client, f"/best?task={task}&experts=77").text
+    task = store.search_tasks(store.search("tomoe").id)[0].task
     for size, each in (("parameters", 1), ("bytes", 4), ("flops", 2)):
         front = store.pareto(task, "search", "tomoe", "active_parameters" if size == "flops" else "parameters")
         page = page_of(client, f"/pareto?task={task}&split=search&search=tomoe&size={size}")
@@ -277,6 +278,18 @@ def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> 
     cells = client.get(figure["data-candidates"], headers={"accept": "*/*"}).json()["candidates"]
     history = {row.phenotype_hash for row in store.history(store.search("tomoe").id) if row.status == "ok"}
     assert sum(cell["candidates"] for cell in cells) == len(history)
+
+
+def test_searches_are_compared(client: TestClient, store: Store) -> None:
+    page = page_of(client, "/contrast?searches=eep&searches=tomoe&by=hours")
+    course = store.course(store.search("eep").id)
+    assert f"{course.hours:.2f}" in page.text and "genome.kind" in page.text and "can't be compared" in page.text
+    winner = store.search("eep").winner
+    assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
+    best = next(one.best_fitness for one in store.searches() if one.search.name == "eep")
+    assert course.steps[-1].fitness == best
+    page_of(client, "/contrast?searches=evil")
+    assert "no search 'nix'" in page_of(client, "/contrast?searches=nix", 404).text
 
 
 def test_stored_texts_are_escaped(client: TestClient) -> None:
