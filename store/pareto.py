@@ -136,9 +136,9 @@ def _sized(context: Any, sizes: ColumnElement[int | None]) -> tuple[ColumnElemen
 
 def _range(connection: Connection, here: Sequence[Any], sizes: ColumnElement[int | None]) -> tuple[int, int]:
     """The smallest and the largest size of a candidate."""
-    ends = []
+    ends: list[int] = []
     for context in here:
-        for end in (sizes.asc(), sizes.desc()):
-            query = select(sizes).where(*_sized(context, sizes)).order_by(end).limit(1)
-            ends += connection.execute(query).scalars()
+        for order in (sizes.asc(), sizes.desc()):
+            query = select(sizes).where(*_sized(context, sizes)).order_by(order).limit(1)
+            ends += [end for end in connection.execute(query).scalars() if end is not None]
     return min(ends, default=0), max(ends, default=0)

@@ -27,7 +27,8 @@ from moevolve.search.text import flop_count, memory_size, parameter_count, perce
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
-    from moevolve import IndividualDetail, LineageGraph, SearchSummary
+    from moevolve import BestRow, IndividualDetail, LineageGraph, SearchSummary
+    from moevolve.store.pareto import Mark
     from moevolve.store.records import IndividualRecord
 
 
@@ -138,15 +139,11 @@ def pareto(request: ParetoRequest, store: StoreOption = DEFAULT_STORE, as_json: 
         return
     written = {"parameters": parameter_count, "bytes": memory_size, "flops": flop_count}[found.size]
     heading = {"parameters": "parameters", "bytes": "bytes", "flops": "FLOPs per token"}[found.size]
-    models = [*found.front, *sorted(found.marks, key=lambda mark: mark.ref is not None)]
+    named: list[tuple[str, str, BestRow | Mark]] = [(row.ref, "", row) for row in found.front]
+    named += [(mark.ref or "", mark.label, mark) for mark in found.marks]
     rows = [
-        [
-            model.ref or "",
-            "" if place < len(found.front) else model.label,
-            percent(model.score),
-            "-" if (size := found.size_of(model)) is None else written(round(size)),
-        ]
-        for place, model in enumerate(models)
+        [ref, label, percent(model.score), "-" if (size := found.size_of(model)) is None else written(round(size))]
+        for ref, label, model in named
     ]
     columns = [("individual", False), ("not searched", False), (found.split, True), (heading, True)]
     print_table(None, columns, rows, [len(found.front) - 1])

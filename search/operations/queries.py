@@ -61,7 +61,7 @@ def _texts(search: SearchRecord) -> tuple[str, ...]:
 
 def label(store: Store, request: LabelRequest) -> SearchRecord:
     """See `LabelRequest`."""
-    if request.tags is request.note is request.archived is None:
+    if request.tags is None and request.note is None and request.archived is None:
         raise UserError("say which tags or which note the search is to have, or whether it is to be archived")
     tags = None if request.tags is None else list(dict.fromkeys(request.tags.split()))
     if not "".join(tags or ()).isprintable():

@@ -81,7 +81,7 @@ class EepFigures(GenomeFigures[Any]):
             widths = [(width,) for width in genome.widths]
         elif not genome.one_hot:
             settings.append(("experts are", "merged"))
-        used = (np.abs(matrices.expert_merging) > _MIN_COEFFICIENT).any(axis=1)
+        used: NDArray[np.bool_] = np.any(np.abs(matrices.expert_merging) > _MIN_COEFFICIENT, axis=1)
         groups = matrices.space.layer_groups
         return GenomeOutline(
             tuple(settings),

@@ -77,8 +77,8 @@ def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespon
         matrices = figures.matrices(genome)
     except (UserError, OSError) as error:
         note = f"It can't be drawn: {' '.join(str(error).split())}"
-    shown = {"detail": detail, "caption": caption, "note": note, "matrices": matrices}
-    return render(request, "genome.jinja", **shown, **outlined([detail.ref], outlines))
+    shown = outlined([detail.ref], outlines)
+    return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices, **shown)
 
 
 @routes.get("/individuals/{ref}/genome.svg")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, get_args
@@ -77,8 +78,8 @@ def show_pareto(
     )
 
 
-_AXES = {
-    "parameters": ("parameters", parameter_count),
+_AXES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "parameters": ("parameters", lambda value: parameter_count(round(value))),
     "bytes": ("bytes of the weights", lambda value: memory_size(round(value))),
     "flops": ("FLOPs per token", flop_count),
 }
