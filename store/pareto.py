@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Integer, and_, cast, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Integer, and_, cast, func, select
 
 from moevolve.store.errors import StoreError
-from moevolve.store.queries import Filter, has_individual, task_contexts, top
+from moevolve.store.queries import Filter, task_contexts, top
 from moevolve.store.records import FULL_MODEL, SCORED, BestRow, SearchRecord, Split
 from moevolve.store.tables import evaluations, individuals, search_tasks, searches
 
@@ -78,8 +78,10 @@ def read_cells(connection: Connection, task: str, split: Split, search: SearchRe
         row = cast(scores * _CELLS, Integer)
         query = select(column, row, func.avg(sizes), func.avg(scores), func.count()).where(*_sized(context, sizes))
         if search is not None:
-            own = select(literal(1)).where(has_individual(evaluations.c.phenotype_hash, context, search))
-            query = query.where(own.exists())
+            # From the search's own phenotypes: there may be many times as many evaluations of others.
+            i = individuals.c
+            own = select(i.phenotype_hash).where(i.search_id == search.id, i.status == "ok").distinct().subquery()
+            query = query.select_from(own).join(evaluations, evaluations.c.phenotype_hash == own.c.phenotype_hash)
         for x, y, mean_size, mean_score, count in connection.execute(query.group_by(column, row)):
             cell = counted.setdefault((x, y), [0.0, 0.0, 0])
             for place, value in enumerate((float(mean_size) * count, mean_score * count, count)):

@@ -361,7 +361,7 @@ def candidates(context: Any, where: Filter, limit: int, excluded: Sequence[int] 
         query = query.where(e.c.experts == where.experts)
     if where.active is not None:
         query = query.where(e.c.active == where.active)
-    query = query.where(select(literal(1)).where(has_individual(e.c.phenotype_hash, context, where.search)).exists())
+    query = query.where(select(literal(1)).where(_has_individual(e.c.phenotype_hash, context, where.search)).exists())
     if excluded:
         other = e.alias("other")
         elsewhere = and_(other.c.context_id.in_(excluded), other.c.phenotype_hash == e.c.phenotype_hash)
@@ -369,7 +369,7 @@ def candidates(context: Any, where: Filter, limit: int, excluded: Sequence[int] 
     return query.order_by(e.c.score.desc(), e.c.gold_logprob.desc(), e.c.phenotype_hash.desc()).limit(limit)
 
 
-def has_individual(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnElement[bool]:
+def _has_individual(phenotype: Any, context: Any, search: SearchRecord | None) -> ColumnElement[bool]:
     """Matches `ok` individuals with this phenotype in searches with the context's model and engine."""
     conditions = [
         individuals.c.phenotype_hash == phenotype,
