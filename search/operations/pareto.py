@@ -19,12 +19,13 @@ def pareto(store: StoreReader, request: ParetoRequest) -> Pareto:
     """See `ParetoRequest`."""
     size: Size = "active_parameters" if request.size == "flops" else "parameters"
     where = request.task, request.split, request.search
+    front = tuple(store.pareto(*where, size))
     return Pareto(
         request.task,
         request.split,
         request.size,
         {"parameters": 1.0, "flops": 2.0}.get(request.size) or _bytes_each(store, request),
-        tuple(store.pareto(*where, size)),
+        front,
         tuple(store.marks(*where, _unsearched())),
         tuple(store.candidate_cells(*where, size)) if request.candidates else (),
     )

@@ -64,8 +64,6 @@ def label(store: Store, request: LabelRequest) -> SearchRecord:
     if request.tags is None and request.note is None and request.archived is None:
         raise UserError("say which tags or which note the search is to have, or whether it is to be archived")
     tags = None if request.tags is None else list(dict.fromkeys(request.tags.split()))
-    if not "".join(tags or ()).isprintable():
-        raise UserError(f"tags: {request.tags!r} has characters that can't be printed")
     search_id = store.search(request.search).id
     store.label(search_id, tags, request.note, request.archived)
     return store.search(search_id)

@@ -61,7 +61,7 @@ class LabelRequest(Request["SearchRecord"]):
 
     Raises:
         StoreError: there is no such store or search.
-        UserError: nothing is to be changed, or a tag has characters that can't be printed.
+        UserError: nothing is to be changed.
     """
 
     needs_one = ("tags", "note", "archived")
@@ -69,7 +69,11 @@ class LabelRequest(Request["SearchRecord"]):
     _: KW_ONLY
     tags: Annotated[
         str | None,
-        Field(max_length=500, description="Its tags from now on, separated by blanks; an empty text removes all."),
+        Field(
+            max_length=500,
+            pattern=r"^[^\x00-\x1f\x7f]*$",
+            description="Its tags from now on, separated by blanks; an empty text removes all.",
+        ),
     ] = None
     note: Annotated[
         str | None, Field(max_length=4000, description="Its note from now on; an empty text removes it.")
