@@ -76,7 +76,8 @@ class LabelRequest(Request["SearchRecord"]):
         ),
     ] = None
     note: Annotated[
-        str | None, Field(max_length=4000, description="Its note from now on; an empty text removes it.")
+        str | None,
+        Field(max_length=4000, pattern=r"^[^\x00]*$", description="Its note from now on; an empty text removes it."),
     ] = None
     archived: Annotated[
         bool | None,
