@@ -56,8 +56,9 @@ def contrast(store: StoreReader, request: ContrastRequest) -> Contrast:
     groups = _grouped(members)
     axis = _axis(members, request.by)
     first = groups[0]
-    models = [_full_model(first), *(_winners(place, group) for place, group in enumerate(groups))]
-    tested = _tested(models, [None, *(_test(group, first) for group in groups)])
+    full = _full_models(members)
+    models = [*full, *(_winners(place, group) for place, group in enumerate(groups))]
+    tested = _tested(models, [*[None] * len(full), *(_test(group, first) for group in groups)])
     return Contrast(
         by=request.by,
         searches=tuple(_shown(one, place) for place, group in enumerate(groups) for one in group),
@@ -170,10 +171,19 @@ def _group(place: int, group: Sequence[_Member], axis: NDArray[np.float64], by: 
     return ContrastedGroup(place, tuple(one.search.name for one in group), mean, low, high)
 
 
-def _full_model(group: Sequence[_Member]) -> ContrastedModel:
-    one = group[0]
-    scores = tuple(_scores([one], [one.full]))
-    return ContrastedModel(FULL_LABEL, None, (), scores, one.parameters_full)
+def _full_models(members: Sequence[_Member]) -> list[ContrastedModel]:
+    """The unedited model of the searches, or each one if they have several."""
+    firsts = {one.search.model_fingerprint: one for one in reversed(members)}
+    return [
+        ContrastedModel(
+            FULL_LABEL if len(firsts) == 1 else f"{FULL_LABEL} of {one.search.name}",
+            None,
+            (),
+            tuple(_scores([one], [one.full])),
+            one.parameters_full,
+        )
+        for one in reversed(firsts.values())
+    ]
 
 
 def _winners(place: int, group: Sequence[_Member]) -> ContrastedModel:

@@ -68,7 +68,7 @@ class ContrastedModel:
     """The full model, or the winners of a group's searches.
 
     Attributes:
-        label: Names of the searches, or `full model`.
+        label: Names of the searches, or `full model`, with the name of a search if the searches have several models.
         group: Place of the group; None for the full model.
         refs: The winners as SEARCH:INDEX.
         scores: Means over tasks and searches, one per split; intervals are over examples and, with several searches,

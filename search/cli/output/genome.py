@@ -44,6 +44,7 @@ def print_genome(view: GenomeView) -> None:
     ]
     if rows:
         print_table(None, columns, rows)
+    if rows and (two or kept is not None):
         output.print(_legend(view.ref, view.against, kept is not None and kept.experts <= _STRIP), soft_wrap=True)
 
 
