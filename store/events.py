@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, and_, func, select, update
 
-from moevolve.store.records import Event, EventKind, IndividualRecord
+from moevolve.store.records import Course, CourseStep, Event, EventKind, IndividualRecord
 from moevolve.store.session import insert_all
-from moevolve.store.tables import events, individuals, leases
+from moevolve.store.tables import events, individuals, leases, searches
 
 ASKER = ContextVar[str | None]("moevolve_asker", default=None)
 """Name of whoever asked for what this thread or task does, for events; None for the user of this process."""
@@ -79,6 +79,33 @@ def append_progress(
     fitness, tie, index = max(known)
     if before is None or (fitness, tie) > before:
         append(connection, search_id, "best", f"individual {-index}: {100 * fitness:.1f}", -index)
+
+
+def read_course(connection: Connection, search_id: str) -> Course:
+    """The best individuals of a search as they were recorded, with the time that the search had run until then."""
+    e, i = events.c, individuals.c
+    there = and_(i.search_id == e.search_id, i.idx == e.idx)
+    query = select(e.kind, e.text, e.idx, e.at, i.fitness).outerjoin(individuals, there).where(e.search_id == search_id)
+    query = query.where(e.kind.in_(("status", "best", "retried"))).order_by(e.seq)
+    steps: list[CourseStep] = []
+    seconds, running, last = 0.0, False, None
+    for kind, text, idx, at, fitness in connection.execute(query):
+        starts = kind == "status" and text.startswith("running")
+        # If it runs already, a driver has ended without a word, and nobody knows when.
+        if running and last is not None and not starts:
+            seconds += (at - last).total_seconds()
+        last = at
+        if kind == "status":
+            running = starts
+        elif kind == "retried":
+            steps = [step for step in steps if step.index < idx]
+        elif fitness is not None:
+            steps.append(CourseStep(idx, fitness, seconds / 3600))
+    written = connection.execute(select(searches.c.updated_at).where(searches.c.id == search_id)).scalar()
+    if running and last is not None and written is not None:
+        seconds += max(0.0, (written - last).total_seconds())
+    highest = connection.execute(select(func.max(i.idx)).where(i.search_id == search_id)).scalar()
+    return Course(tuple(steps), 0 if highest is None else highest + 1, seconds / 3600)
 
 
 def read_events(connection: Connection, after: Mapping[str, int], limit: int) -> list[Event]:

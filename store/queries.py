@@ -1,4 +1,4 @@
-"""Queries: listings, individuals, and rankings (best per task and budget, best of a search, Pareto fronts).
+"""Queries: listings, individuals, and rankings (best per task and budget, best of a search).
 
 A ranking walks an index of `evaluations` from its best end within each context (model, engine, task split), stops at
 the limit, and then merges the contexts' rows. It sorts no more rows than it returns.
@@ -6,7 +6,7 @@ the limit, and then merges the contexts' rows. It sorts no more rows than it ret
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -47,20 +47,51 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     best = select(func.max(i.fitness)).where(own, i.status == "ok").scalar_subquery()
     query = select(*(s[name] for name in SEARCH_COLUMNS), highest, failed, pending, best).order_by(s.created_at, s.id)
     rows = list(connection.execute(query))
+    scores = _winners_scores(connection)
     tasks: dict[str, dict[str, None]] = {row.id: {} for row in rows}
     for search_id, task in connection.execute(
         select(t.search_id, t.task).where(t.weight > 0).order_by(t.search_id, t.position)
     ):
         tasks[search_id][task] = None
     owners = {search_id: control.owner for search_id, control in running(connection).items()}
-    return [_summary(tuple(row), tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
+    return [_summary(tuple(row), scores, tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
 
 
-def _summary(row: tuple[Any, ...], tasks: tuple[str, ...], owner: str | None) -> SearchSummary:
+def _summary(
+    row: tuple[Any, ...], scores: Mapping[tuple[str, Split], float], tasks: tuple[str, ...], owner: str | None
+) -> SearchSummary:
     *values, highest, failed, pending, best = row
     search = SearchRecord(**dict(zip(SEARCH_COLUMNS, values, strict=True)))
     total = 0 if highest is None else highest + 1
-    return SearchSummary(search, total, total - failed - pending, failed, best, tasks, owner)
+    dev, test = scores.get((search.id, "dev")), scores.get((search.id, "test"))
+    return SearchSummary(search, total, total - failed - pending, failed, best, dev, test, tasks, owner)
+
+
+def _winners_scores(connection: Connection) -> dict[tuple[str, Split], float]:
+    """Weighted means of the winners' scores by search id and split; left out where a task has no score."""
+    s, i, t, c, e = searches.c, individuals.c, search_tasks.c, contexts.c, evaluations.c
+    there = and_(
+        c.task_fingerprint == t.task_fingerprint,
+        c.model_fingerprint == s.model_fingerprint,
+        c.engine_fingerprint == s.engine_fingerprint,
+    )
+    query = (
+        select(s.id, t.split, t.weight, e.score)
+        .join_from(searches, individuals, and_(i.search_id == s.id, i.idx == s.winner))
+        .join(search_tasks, and_(t.search_id == s.id, t.weight > 0, t.split.in_(("dev", "test"))))
+        .outerjoin(contexts, there)
+        .outerjoin(evaluations, and_(e.context_id == c.id, e.phenotype_hash == i.phenotype_hash))
+        .where(s.winner.is_not(None))
+    )
+    found: dict[tuple[str, Split], list[tuple[float, float | None]]] = {}
+    for search_id, split, weight, score in connection.execute(query):
+        found.setdefault((search_id, split), []).append((weight, score))
+    means = {}
+    for key, pairs in found.items():
+        known = [(weight, score) for weight, score in pairs if score is not None]
+        if len(known) == len(pairs):
+            means[key] = sum(weight * score for weight, score in known) / sum(weight for weight, _ in known)
+    return means
 
 
 def read_history(
@@ -218,38 +249,13 @@ def best(connection: Connection, task: str, where: Filter, limit: int, by: Split
         raise StoreError(
             f"a ranking needs a split of {', '.join(SCORED)} and a limit from 1 on, got {by!r} and {limit}"
         )
-    here = _contexts(connection, task, where.search)
-    rows = _top(connection, here, by, where, limit)
+    here = task_contexts(connection, task, where.search)
+    rows = top(connection, here, by, where, limit)
     if by == "dev" and len(rows) < limit:
         seen = {(row.phenotype_hash, row.model_fingerprint) for row in rows}
-        others = _top(connection, here, "search", where, limit, not_on="dev")
+        others = top(connection, here, "search", where, limit, not_on="dev")
         rows += [row for row in others if (row.phenotype_hash, row.model_fingerprint) not in seen]
     return rows[:limit]
-
-
-def pareto(connection: Connection, task: str, split: Split, search: SearchRecord | None) -> list[BestRow]:
-    """The front of `StoreReader.pareto`: the best score for each number of parameters, kept where the score rises."""
-    if split not in SCORED:
-        raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
-    here = _contexts(connection, task, search)
-    tops: dict[int, float] = {}
-    for context in here:
-        if context.split == split:
-            query = (
-                select(evaluations.c.parameters, func.max(evaluations.c.score))
-                .where(evaluations.c.context_id == context.id, evaluations.c.score.is_not(None))
-                .where(evaluations.c.parameters.is_not(None))
-                .group_by(evaluations.c.parameters)
-            )
-            for parameters, score in connection.execute(query):
-                tops[parameters] = max(score, tops.get(parameters, score))
-    front: list[BestRow] = []
-    for parameters in sorted(tops):
-        if not front or tops[parameters] > front[-1].score:
-            only = evaluations.c.parameters == parameters
-            found = _top(connection, here, split, Filter(search=search), 1, only=only)
-            front += [row for row in found if not front or row.score > front[-1].score]
-    return front
 
 
 def best_indices(search_id: str, limit: int) -> Select[Any]:
@@ -269,7 +275,7 @@ def best_indices(search_id: str, limit: int) -> Select[Any]:
     )
 
 
-def _contexts(connection: Connection, task: str, search: SearchRecord | None) -> list[Any]:
+def task_contexts(connection: Connection, task: str, search: SearchRecord | None) -> list[Any]:
     """The contexts of a task; for one search, those of its model, its engine and its versions of the splits.
 
     Raises:
@@ -302,7 +308,7 @@ def _own_fingerprints(connection: Connection, search_ids: Sequence[str], task: s
     return found
 
 
-def _top(
+def top(
     connection: Connection,
     here: Sequence[Any],
     split: Split,

@@ -16,6 +16,7 @@ from moevolve.store import tables as models
 from moevolve.store.costs import SearchCosts, read_costs
 from moevolve.store.errors import NotFoundError, UnreachableError
 from moevolve.store.lineage import find_search, lineage
+from moevolve.store.pareto import Cell, Mark, Size, read_cells, read_front, read_marks
 from moevolve.store.queries import (
     context_ids,
     read_evaluations,
@@ -26,6 +27,7 @@ from moevolve.store.queries import (
 from moevolve.store.records import (
     BestRow,
     Control,
+    Course,
     EvaluationRecord,
     Event,
     EventKind,
@@ -285,6 +287,12 @@ class StoreReader:
             return queries.read_fitness(connection, search_id, first)
 
     @retrying
+    def course(self, search_id: str) -> Course:
+        """How the best fitness of a search rose over individuals and over time. Its cost is that of its events."""
+        with self.transaction() as connection:
+            return events.read_course(connection, search_id)
+
+    @retrying
     def costs(self, search: SearchRecord) -> SearchCosts:
         """The cost of a search's evaluations."""
         with self.transaction() as connection:
@@ -344,11 +352,36 @@ class StoreReader:
         return [rows[index] for index in indices]
 
     @retrying
-    def pareto(self, task: str, split: Split = "search", search: str | None = None) -> list[BestRow]:
-        """The Pareto front of score against parameters, from fewest parameters to most."""
+    def pareto(
+        self, task: str, split: Split = "search", search: str | None = None, size: Size = "parameters"
+    ) -> list[BestRow]:
+        """The Pareto front of score against parameters, or those used per token, from the smallest model on."""
         with self.transaction() as connection:
             only = find_search(connection, search) if search is not None else None
-            return queries.pareto(connection, task, split, only)
+            return read_front(connection, task, split, only, size)
+
+    @retrying
+    def candidate_cells(
+        self, task: str, split: Split = "search", search: str | None = None, size: Size = "parameters"
+    ) -> list[Cell]:
+        """All scored candidates, counted in at most 200 x 200 cells of a chart of score against size."""
+        with self.transaction() as connection:
+            only = find_search(connection, search) if search is not None else None
+            return read_cells(connection, task, split, only, size)
+
+    @retrying
+    def marks(self, task: str, split: Split, search: str | None, operators: Collection[str]) -> list[Mark]:
+        """Models to compare candidates with: the full model, and the first individuals that some operators made.
+
+        Args:
+            task: Name of the task.
+            split: Split of the scores.
+            search: Name or id of a search; None takes the newest 20 that have the task.
+            operators: Operators of individuals without parents. Only the first 64 individuals of a search count.
+        """
+        with self.transaction() as connection:
+            only = find_search(connection, search) if search is not None else None
+            return read_marks(connection, task, split, only, operators)
 
     @retrying
     def ancestors(self, ref: str, max_depth: int | None = None) -> LineageGraph:

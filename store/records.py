@@ -16,9 +16,9 @@ from pydantic import computed_field
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
 DesiredState = Literal["running", "paused", "stopped", "cancelled"]
 """The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't."""
-EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "node"]
-"""A new status, a user's request, a new best individual, failed candidates, a retry, a checkpoint, or a node that is
-left out because workers fail there."""
+EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "labelled", "node"]
+"""A new status, a request to the driver, a new best individual, failed candidates, a retry, a checkpoint, new tags or
+another note, or a node that is left out because workers fail there."""
 Order = Literal["best", "newest", "failed"]
 """How a listing sorts individuals: by rank, newest first, or only failed ones, newest first."""
 IndividualStatus = Literal["pending", "ok", "failed"]
@@ -63,6 +63,10 @@ class SearchRecord:
         genome_kind: Name of the kind, such as `eep` or `factorllm`.
         software_version: Version of moevolve.
         status_reason: One-line reason for the status `interrupted` or `failed`.
+        winner: Index of the individual that won a finished search; None if there is none, or the search isn't finished.
+        tags: The users' words for the search, without white space.
+        note: The users' remark on the search.
+        archived: True for a search that listings leave out by default.
     """
 
     id: str
@@ -77,6 +81,10 @@ class SearchRecord:
     software_version: str
     status: SearchStatus = "created"
     status_reason: str | None = None
+    winner: int | None = None
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    archived: bool = False
     created_at: datetime | None = None
     updated_at: datetime | None = None
 
@@ -201,6 +209,36 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class CourseStep:
+    """An individual that was the best of its search when it was recorded.
+
+    Attributes:
+        hours: Hours that the search had run until then.
+    """
+
+    index: int
+    fitness: float
+    hours: float
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How the best fitness of a search rose.
+
+    Attributes:
+        steps: The best individuals in the order in which they were recorded. With several workers, one with a lower
+            index may have come later; one that was recorded after a better one is no step.
+        individuals: Number of individuals so far.
+        hours: Hours that the search has run so far, without pauses and without the time between a driver's end and the
+            next one's start.
+    """
+
+    steps: tuple[CourseStep, ...]
+    individuals: int
+    hours: float
+
+
+@dataclass(frozen=True, slots=True)
 class Upgrade:
     """Schema revisions of a store before and after an upgrade; equal if there was nothing to do."""
 
@@ -231,6 +269,8 @@ class SearchSummary:
     Attributes:
         individuals: Number of recorded individuals, of which `evaluated` are `ok`, `failed` failed, and others pending.
         best_fitness: Largest fitness of an `ok` individual; None while there is none.
+        dev, test: Scores of a finished search's winner, weighted means over the tasks of the fitness; None where a task
+            has no score.
         tasks: Distinct names of the tasks in the fitness, in the config's order.
         owner: Process that drives the search; None if it has no driver.
     """
@@ -240,6 +280,8 @@ class SearchSummary:
     evaluated: int
     failed: int
     best_fitness: float | None
+    dev: float | None
+    test: float | None
     tasks: tuple[str, ...]
     owner: str | None
 
@@ -319,7 +361,8 @@ class EvaluationRecord:
         seconds: Wall time on the worker.
         worker: Name of the worker, for information only.
         attempt: Number of the attempt, from 1.
-        experts, active, parameters: Size of the edited model, as in `IndividualRecord`; None for the full model.
+        experts, active, parameters, active_parameters: Size of the edited model, as in `IndividualRecord`; None for the
+            full model.
             Repeated here so that rankings by number of experts and Pareto fronts read a single index.
     """
 
@@ -342,6 +385,7 @@ class EvaluationRecord:
     experts: int | None = None
     active: int | None = None
     parameters: int | None = None
+    active_parameters: int | None = None
     created_at: datetime | None = None
 
 

@@ -153,8 +153,16 @@ class Store(StoreReader):
             insert_all(connection, t, rows)
 
     @retrying
-    def set_status(self, writer: str | Lease, status: SearchStatus, reason: str | None = None) -> None:
-        """Changes the status of a search and replaces its reason.
+    def set_status(
+        self, writer: str | Lease, status: SearchStatus, reason: str | None = None, winner: int | None = None
+    ) -> None:
+        """Changes the status of a search and replaces its reason and its winner.
+
+        Args:
+            writer: Lease or search id, see `Store`.
+            status: New status.
+            reason: One line for users.
+            winner: Index of the individual that won a finished search.
 
         Raises:
             LeaseLostError, LeaseHeldError: Another driver runs the search.
@@ -162,7 +170,37 @@ class Store(StoreReader):
         """
         _check_status(status)
         with self.write_transaction() as connection:
-            _set_status(connection, touch(connection, writer), status, reason)
+            _set_status(connection, touch(connection, writer), status, reason, winner)
+
+    @retrying
+    def label(
+        self,
+        search_id: str,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+        archived: bool | None = None,
+    ) -> None:
+        """Changes what users have written about a search, whether it has a driver or not.
+
+        Args:
+            search_id: Id of the search.
+            tags: All tags that it has from now on; None keeps the previous ones.
+            note: New note; None keeps the previous one.
+            archived: Whether listings leave it out by default; None keeps that as it is.
+
+        Raises:
+            StoreError: There is no such search, or a tag is empty or has white space.
+        """
+        if any(len(tag.split()) != 1 for tag in tags or ()):
+            raise StoreError(f"a tag is one word, got {', '.join(map(repr, tags or ()))}")
+        given = {"tags": None if tags is None else tuple(tags), "note": note, "archived": archived}
+        with self.write_transaction() as connection:
+            before = find_search(connection, search_id)
+            changes = {key: new for key, new in given.items() if new is not None and new != getattr(before, key)}
+            if changes:
+                s = models.searches
+                connection.execute(update(s).where(s.c.id == before.id).values(changes))
+                events.append(connection, before.id, "labelled", ", ".join(map(_told, changes, changes.values())))
 
     @retrying
     def bind_model(self, search_id: str, fingerprint: str, path: str) -> None:
@@ -344,10 +382,19 @@ class Store(StoreReader):
         return vacuum(self._engine)
 
 
-def _set_status(connection: Connection, search_id: str, status: SearchStatus, reason: str | None) -> None:
+def _told(name: str, value: object) -> str:
+    """A change of a search's labels in words."""
+    if name == "archived":
+        return "archived" if value else "no longer archived"
+    return f"{name}: {' '.join(value) if isinstance(value, tuple) else value}" if value else f"no {name}"
+
+
+def _set_status(
+    connection: Connection, search_id: str, status: SearchStatus, reason: str | None, winner: int | None = None
+) -> None:
     before = find_search(connection, search_id)
     change = update(models.searches).where(models.searches.c.id == search_id)
-    connection.execute(change.values(status=status, status_reason=reason))
+    connection.execute(change.values(status=status, status_reason=reason, winner=winner))
     # Setting the same status again is no event (a retry after a lost connection), except that a search runs again.
     if status == "running" or (before.status, before.status_reason) != (status, reason):
         events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)

@@ -38,6 +38,7 @@ _TYPICAL = (
     ("evaluations", "ix_evaluations_experts", "1000000 100000 25000 250 2 1 1"),
     ("evaluations", "ix_evaluations_parameters", "1000000 100000 25000 250 2 1"),
     ("evaluations", "ix_evaluations_costs", "1000000 100000 1 1 1 1 1"),
+    ("evaluations", "ix_evaluations_active_parameters", "1000000 100000 25000 250 2 1"),
 )
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     DateTime,
     Dialect,
@@ -54,6 +55,19 @@ class FreeText(TypeDecorator[str]):
         return None if value is None else value.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
+class Words(TypeDecorator[tuple[str, ...]]):
+    """Words without white space, in order."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
+        return None if value is None else " ".join(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...]:
+        return tuple((value or "").split())
+
+
 # SQLite numbers rows by itself only for a column of type INTEGER.
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -89,6 +103,10 @@ class Search(Base):
     model_facts: Mapped[str | None] = mapped_column(Text)
     status: Mapped[str] = mapped_column(String)
     status_reason: Mapped[str | None] = mapped_column(FreeText)
+    winner: Mapped[int | None] = mapped_column(BigInteger)
+    tags: Mapped[tuple[str, ...]] = mapped_column(Words)
+    note: Mapped[str] = mapped_column(FreeText)
+    archived: Mapped[bool] = mapped_column(Boolean)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
@@ -225,6 +243,10 @@ class Evaluation(Base):
         # Read backwards, best first. The hash makes the order total; `active` allows filtering without reading the row.
         Index("ix_evaluations_rank", "context_id", "score", "gold_logprob", "phenotype_hash", "active"),
         Index("ix_evaluations_experts", "context_id", "experts", "score", "gold_logprob", "phenotype_hash", "active"),
+        Index(
+            "ix_evaluations_active_parameters",
+            *("context_id", "active_parameters", "score", "gold_logprob", "phenotype_hash"),
+        ),
         Index("ix_evaluations_parameters", "context_id", "parameters", "score", "gold_logprob", "phenotype_hash"),
         # All that costs are summed from, so that rows with their long outcomes aren't read for it.
         Index(
@@ -246,6 +268,7 @@ class Evaluation(Base):
     experts: Mapped[int | None] = mapped_column(Integer)
     active: Mapped[int | None] = mapped_column(Integer)
     parameters: Mapped[int | None] = mapped_column(BigInteger)
+    active_parameters: Mapped[int | None] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

@@ -250,7 +250,7 @@ def _evaluation_row(one: EvaluationRecord, ids: Mapping[ContextKey, int], now: d
         "seconds": float(one.seconds),
         "worker": one.worker,
         "attempt": int(one.attempt),
-        **{name: _whole(getattr(one, name)) for name in ("experts", "active", "parameters")},
+        **{name: _whole(getattr(one, name)) for name in ("experts", "active", "parameters", "active_parameters")},
         "created_at": one.created_at or now,
     }
 

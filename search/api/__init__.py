@@ -19,7 +19,8 @@ What they have in common:
   Functions that only read also take one that `open_reader` opened.
 * An **individual** is called `SEARCH:INDEX`; where it says so, `full` is the unedited model.
 * **Whole stores** are maintained by `moevolve.db`, as by `moevolve db ...`.
-* **Records** are frozen values; `as_data` turns any of them into plain JSON data.
+* **Records** are frozen values; `as_data` turns any of them into plain JSON data. Notebooks show listings and the
+  results of searches as tables; `best(...).to_pandas()` makes a data frame, and `run.plot()` a picture.
 * **Errors** that you can correct are a `UserError` or a `StoreError` of one line. `PoolError` is raised for workers,
   `ExportError` for checkpoints that fail their verification, `ProfileError` for profiled models. Interrupting a
   function that searches leaves the search resumable.

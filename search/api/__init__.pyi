@@ -4,12 +4,16 @@ from ._asking import answers as answers
 from ._asking import ask as ask
 from ._asking import best as best
 from ._asking import cancel as cancel
+from ._asking import contrast as contrast
 from ._asking import evaluate as evaluate
 from ._asking import export as export
+from ._asking import genome as genome
 from ._asking import import_eep as import_eep
+from ._asking import label as label
 from ._asking import lineage as lineage
 from ._asking import open_reader as open_reader
 from ._asking import open_store as open_store
+from ._asking import pareto as pareto
 from ._asking import pause as pause
 from ._asking import profile as profile
 from ._asking import prompts as prompts
@@ -40,6 +44,7 @@ from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
 from .search.cluster.submit import Submitted as Submitted
 from .search.compare.config import Comparison as Comparison
+from .search.compare.contrasted import Contrast as Contrast
 from .search.compare.rows import ComparisonRow as ComparisonRow
 from .search.config.run import RunConfig as RunConfig
 from .search.estimate.report import Estimate as Estimate
@@ -51,7 +56,9 @@ from .search.requests.answers import Analysis as Analysis
 from .search.requests.answers import Answers as Answers
 from .search.requests.answers import AskedRow as AskedRow
 from .search.requests.answers import Evaluation as Evaluation
+from .search.requests.answers import GenomeView as GenomeView
 from .search.requests.answers import Imported as Imported
+from .search.requests.answers import Pareto as Pareto
 from .search.requests.recipes import Recipe as Recipe
 from .search.running.observer import Observer as Observer
 from .search.shrink.page import ShrinkPlan as ShrinkPlan

@@ -21,7 +21,16 @@ from moevolve.search.requests.models import (
 from moevolve.search.requests.recipes import RecipeRequest
 from moevolve.search.requests.record import Request, fields_of, one_line_errors
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
-from moevolve.search.requests.searches import BestRequest, LineageRequest, SearchesRequest, ShowRequest
+from moevolve.search.requests.searches import (
+    BestRequest,
+    ContrastRequest,
+    GenomeRequest,
+    LabelRequest,
+    LineageRequest,
+    ParetoRequest,
+    SearchesRequest,
+    ShowRequest,
+)
 from moevolve.search.service.service import LocalService, Service
 from moevolve.search.service.use_cases import USE_CASES, use_case_of
 from moevolve.store.reader import StoreReader
@@ -169,3 +178,7 @@ pause = asks(PauseRequest)
 stop = asks(StopRequest)
 cancel = asks(CancelRequest)
 scale = asks(ScaleRequest)
+label = asks(LabelRequest)
+genome = asks(GenomeRequest)
+contrast = asks(ContrastRequest)
+pareto = asks(ParetoRequest)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, InstanceOf
 
 from moevolve._asking import service_of, takes, takes_store
+from moevolve._runs import Run
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import as_run_config, load_run_config, override_lines, settings_of
 from moevolve.search.config.run import RunConfig
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from moevolve.search.compare.config import Cell, Comparison
     from moevolve.search.compare.rows import ComparisonRow
     from moevolve.search.estimate.report import Estimate
-    from moevolve.search.loop.final_table import FinalTable
     from moevolve.search.shrink.page import ShrinkPlan, Shrunk
 
 # Modules that load torch or Ray are imported within the functions, after what is wrong with a configuration was said.
@@ -82,7 +82,7 @@ def load_config(path: str | Path, overrides: Overrides = ()) -> RunConfig:
 
 
 @takes(_Launch)
-def launch(asked: _Launch) -> FinalTable:
+def launch(asked: _Launch) -> Run:
     if isinstance(asked.store, str) and is_server(asked.store):
         return _launch_on_server(asked, asked.store)
     settings = _settings(asked, {"store": asked.store, "name": asked.name, "workers.address": asked.address})
@@ -96,7 +96,7 @@ def launch(asked: _Launch) -> FinalTable:
     with FirstWorker() as first:
         setup = running.set_up_new(settings, asked.search_id, first.call)
         with opened_store(settings.store if asked.store is None else asked.store, create=True) as opened:
-            return running.launch(
+            table = running.launch(
                 setup,
                 opened,
                 asked.observer or Observer(),
@@ -105,9 +105,10 @@ def launch(asked: _Launch) -> FinalTable:
                 only_this=given,
                 first=first,
             )
+            return Run.of(table, opened.url)
 
 
-def _launch_on_server(asked: _Launch, url: str) -> FinalTable:
+def _launch_on_server(asked: _Launch, url: str) -> Run:
     """Launch one of a server's configurations, by its name, on the server's machine."""
     from moevolve.search.server.client import RemoteService
 
@@ -122,7 +123,7 @@ def _launch_on_server(asked: _Launch, url: str) -> FinalTable:
         raise UserError(f"{url} launches its own configurations, by their names, on its own cluster{without}")
     with RemoteService(url) as server:
         overrides = settings_of(override_lines(asked.overrides))
-        return server.launch(str(asked.config), asked.name, overrides, asked.observer or Observer())
+        return Run.of(server.launch(str(asked.config), asked.name, overrides, asked.observer or Observer()), url)
 
 
 @takes(SubmitRequest)
@@ -144,17 +145,19 @@ def logs(asked: LogsRequest) -> Iterator[str]:
 
 
 @takes_store(_Resume)
-def resume(store: str | Store, asked: _Resume) -> FinalTable | None:
+def resume(store: str | Store, asked: _Resume) -> Run | None:
     with service_of(store, writes=True) as service:
-        return service.resume(asked, asked.observer or Observer())
+        table = service.resume(asked, asked.observer or Observer())
+        return None if table is None else Run.of(table, service.url)
 
 
 @takes_store(_Retry)
-def retry(store: str | Store, asked: _Retry) -> FinalTable | None:
+def retry(store: str | Store, asked: _Retry) -> Run | None:
     from moevolve.search.running import resume as running
 
     with opened_store(store) as opened:
-        return running.retry(opened, asked, asked.observer or Observer())
+        table = running.retry(opened, asked, asked.observer or Observer())
+        return None if table is None else Run.of(table, opened.url)
 
 
 @takes(CompareRequest)

@@ -31,6 +31,7 @@ StoreOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
 
 
 P = ParamSpec("P")

@@ -48,7 +48,7 @@ COMMANDS = {
     "shrink": "shrinking",
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
     **dict.fromkeys(("plan", "compare"), "planning"),
-    **dict.fromkeys(("searches", "best", "show", "lineage", "tasks"), "searches"),
+    **dict.fromkeys(("searches", "label", "contrast", "best", "pareto", "show", "lineage", "tasks"), "searches"),
     **dict.fromkeys(("evaluate", "answers"), "models"),
     **dict.fromkeys(("export", "recipe", "apply", "import_eep", "profile"), "checkpoints"),
     "plot": "sharing",

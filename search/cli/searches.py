@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
-from moevolve.search.cli.output.console import output, plain, print_json, print_table
+from moevolve.search.cli._requests import DEFAULT_STORE, CsvOption, JsonOption, StoreOption, option, takes
+from moevolve.search.cli.output.console import output, plain, print_csv, print_json, print_table
+from moevolve.search.cli.output.contrast import print_contrast
+from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
-from moevolve.search.requests.searches import BestRequest, LineageRequest, SearchesRequest, ShowRequest
-from moevolve.search.text import parameter_count, percent
+from moevolve.search.requests.searches import (
+    BestRequest,
+    ContrastRequest,
+    GenomeRequest,
+    LabelRequest,
+    LineageRequest,
+    ParetoRequest,
+    SearchesRequest,
+    ShowRequest,
+)
+from moevolve.search.text import flop_count, memory_size, parameter_count, percent
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
-    from moevolve import IndividualDetail, LineageGraph, SearchSummary
+    from moevolve import BestRow, IndividualDetail, LineageGraph, SearchSummary
+    from moevolve.store.pareto import Mark
     from moevolve.store.records import IndividualRecord
 
 
 @takes(SearchesRequest)
-def searches(request: SearchesRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+def searches(
+    request: SearchesRequest,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
     found = moevolve.ask(store, request)
-    if as_json:
-        print_json(found)
+    if as_json or as_csv:
+        (print_json if as_json else print_csv)(found)
         return
+    noted = any(row.search.tags or row.search.note for row in found)
     columns = [
         ("search", False),
         ("status", False),
@@ -33,6 +52,9 @@ def searches(request: SearchesRequest, store: StoreOption = DEFAULT_STORE, as_js
         ("individuals", True),
         ("failed", True),
         ("best on search", True),
+        ("winner's dev", True),
+        ("test", True),
+        *([("tags and note", False)] if noted else []),
         ("created", False),
     ]
     rows = [
@@ -43,7 +65,8 @@ def searches(request: SearchesRequest, store: StoreOption = DEFAULT_STORE, as_js
             ", ".join(row.tasks),
             str(row.individuals),
             str(row.failed),
-            percent(row.best_fitness),
+            *map(percent, (row.best_fitness, row.dev, row.test)),
+            *(["\n".join(filter(None, (" ".join(row.search.tags), row.search.note)))] if noted else []),
             f"{row.search.created_at:%Y-%m-%d %H:%M}" if row.search.created_at else "",
         ]
         for row in found
@@ -55,11 +78,28 @@ def _reason(row: SearchSummary) -> str | None:
     return "its driver is gone: resume it" if row.is_orphaned else row.search.status_reason
 
 
-@takes(BestRequest)
-def best(request: BestRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+@takes(LabelRequest)
+def label(request: LabelRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     found = moevolve.ask(store, request)
     if as_json:
         print_json(found)
+        return
+    told = [f"tags: {' '.join(found.tags) or 'none'}", f"note: {found.note or 'none'}"]
+    output.print("\n".join([*told, *(["archived"] if found.archived else [])]), soft_wrap=True)
+
+
+@takes(ContrastRequest)
+def contrast(request: ContrastRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    (print_json if as_json else print_contrast)(moevolve.ask(store, request))
+
+
+@takes(BestRequest)
+def best(
+    request: BestRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False, as_csv: CsvOption = False
+) -> None:
+    found = moevolve.ask(store, request)
+    if as_json or as_csv:
+        (print_json if as_json else print_csv)(found)
         return
     columns = [
         ("individual", False),
@@ -91,8 +131,39 @@ def best(request: BestRequest, store: StoreOption = DEFAULT_STORE, as_json: Json
     print_table(None, columns, rows)
 
 
+@takes(ParetoRequest, "candidates")
+def pareto(request: ParetoRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    found = moevolve.ask(store, request)
+    if as_json:
+        print_json(found)
+        return
+    written = {"parameters": parameter_count, "bytes": memory_size, "flops": flop_count}[found.size]
+    heading = {"parameters": "parameters", "bytes": "bytes", "flops": "FLOPs per token"}[found.size]
+    named: list[tuple[str, str, BestRow | Mark]] = [(row.ref, "", row) for row in found.front]
+    named += [(mark.ref or "", mark.label, mark) for mark in found.marks]
+    rows = [
+        [ref, label, percent(model.score), "-" if (size := found.size_of(model)) is None else written(round(size))]
+        for ref, label, model in named
+    ]
+    columns = [("individual", False), ("not searched", False), (found.split, True), (heading, True)]
+    print_table(None, columns, rows, [len(found.front) - 1])
+
+
 @takes(ShowRequest)
-def show(request: ShowRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+def show(
+    request: ShowRequest,
+    genome: Annotated[
+        bool, typer.Option("--genome", help="Show what it keeps of each layer, and its settings; reads config.json.")
+    ] = False,
+    against: Annotated[str | None, option(GenomeRequest, "against")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    if genome or against is not None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it needs a model's config, and must not download it
+        view = moevolve.genome(store, request.individual, against=against)
+        (print_json if as_json else print_genome)(view)
+        return
     detail = moevolve.ask(store, request)
     if as_json:
         print_json(detail)

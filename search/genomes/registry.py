@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
@@ -18,10 +19,18 @@ from moevolve.search.genomes.contract.base import (
     Offspring,
 )
 from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.eep.kind import EEP
 from moevolve.search.genomes.factorllm.kind import FACTORLLM
 from moevolve.search.genomes.nanomoe.kind import NANOMOE
-from moevolve.search.genomes.repaired import RepairedSpace, base_space, repaired_space
+from moevolve.search.genomes.repaired import (
+    RepairedGenome,
+    RepairedSpace,
+    base_genome,
+    base_space,
+    recipe_settings,
+    repaired_space,
+)
 from moevolve.search.genomes.tomoe.kind import TOMOE
 from moevolve.search.settings.phases import START, PhaseConfig, TunePhase
 from moevolve.workers.contract.facts import ModelFacts
@@ -79,6 +88,15 @@ def costs_of(space: GenomeSpace[Any], outline: ModelOutline) -> GenomeCosts[Any]
 def figures_for(genome: Genome) -> GenomeFigures[Any]:
     """Return the drawings of a genome's kind."""
     return KINDS[genome.space.kind].figures
+
+
+def outline_of(genome: Genome) -> GenomeOutline:
+    """Return a genome in columns, with its repair if it has one."""
+    base = base_genome(genome)
+    outline = figures_for(base).outline(base)
+    if not isinstance(genome, RepairedGenome):
+        return outline
+    return replace(outline, settings=(*outline.settings, *recipe_settings(genome.recipe)))
 
 
 def routing_weights_label(kind: str) -> str | None:

@@ -182,19 +182,43 @@ def repaired_space(inner: GenomeSpace[Any], phases: Sequence[PhaseConfig], recom
 
 
 def recipe_summary(recipe: RepairRecipe) -> str:
-    """Describe a recipe in one line for listings."""
+    """Describe a recipe in a few words for listings; `recipe_settings` has all of it."""
+    filled = "" if recipe.neurons is None else ", neurons of all experts"
+    return f"repaired, {recipe.target}, {_strength(recipe)}, lambda {_lambdas(recipe)}{filled}"
+
+
+def recipe_settings(recipe: RepairRecipe) -> tuple[tuple[str, str], ...]:
+    """Labels and values of all that a recipe sets, but the memory it may take."""
+    settings = [
+        ("repair", _strength(recipe)),
+        ("repair target", f"{recipe.target} ({_TARGETS[recipe.target]})"),
+        ("ridge lambda", _lambdas(recipe)),
+        ("fitted on", f"{recipe.tokens:,} tokens"),
+        ("weight of answers' tokens", f"{recipe.answer_weight:.2g}"),
+    ]
+    neurons = recipe.neurons
+    if neurons is None:
+        return (*settings, ("neurons", "each expert's own"))
+    exponents = f"routing^{neurons.routing:.2g} activation^{neurons.activation:.2g} output^{neurons.output:.2g}"
+    return (
+        *settings,
+        ("neurons", f"of all experts, each in {'any number of experts' if neurons.shared else 'one expert'}"),
+        ("importance of neurons", exponents),
+        ("neurons on the shortlist", f"{neurons.candidates:.2g} times those kept"),
+        ("router rows", neurons.router),
+    )
+
+
+_TARGETS = {"global": "the unedited model's residual stream", "local": "the unedited layer's output"}
+
+
+def _strength(recipe: RepairRecipe) -> str:
+    return f"gated, up to {recipe.strength}" if recipe.gate else recipe.strength
+
+
+def _lambdas(recipe: RepairRecipe) -> str:
     low, high = min(recipe.ridge_lambdas), max(recipe.ridge_lambdas)
-    lambdas = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
-    strength = "gated" if recipe.gate else recipe.strength
-    parts = ["repaired", recipe.target, f"{strength}, lambda {lambdas}", f"{recipe.tokens} tokens"]
-    parts.append(f"answers times {recipe.answer_weight:.2g}")
-    if recipe.neurons is not None:
-        each = recipe.neurons
-        shares = "shared" if each.shared else "apart"
-        exponents = f"{each.routing:.2g}/{each.activation:.2g}/{each.output:.2g}"
-        parts.append(f"neurons {shares} by {exponents} of {each.candidates:.2g} times as many")
-        parts.append(f"router {each.router}")
-    return ", ".join(parts)
+    return f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
 
 
 def vary_recipe(

@@ -186,4 +186,5 @@ class EvaluationCache:
             experts=request.experts,
             active=request.active,
             parameters=request.parameters,
+            active_parameters=request.active_parameters,
         )

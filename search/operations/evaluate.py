@@ -37,11 +37,12 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
     prepared = prepared_split(subject, task, split)
     model, engine = subject.config.model, subject.config.engine
     individual = None if subject.detail is None else subject.detail.individual
-    sizes = () if individual is None else (individual.experts, individual.active, individual.parameters)
+    names = ("experts", "active", "parameters", "active_parameters")
+    sizes = {} if individual is None else {name: getattr(individual, name) for name in names}
     pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
     fingerprints = subject.facts.fingerprint, engine_fingerprint(model, engine)
     cache = EvaluationCache(store, pool, None, *fingerprints)
-    (settled,) = cache.settle([EvaluationRequest(subject.edit, (prepared.ref,), *sizes)])
+    (settled,) = cache.settle([EvaluationRequest(subject.edit, (prepared.ref,), **sizes)])
     return with_outcomes(store, settled.evaluations[0])
 
 

@@ -1,22 +1,72 @@
-"""Requests that only look something up in the store."""
+"""Requests that look something up in the store, or change what users have written there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from moevolve.evaluators.errors import UserError
 from moevolve.search.requests.searches import (
     BestRequest,
     ControlRequest,
+    LabelRequest,
     LineageRequest,
     SearchesRequest,
     SearchRequest,
     ShowRequest,
 )
+from moevolve.search.requests.tables import Rows
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
+from moevolve.store.repository import Store
 
 
-def searches(store: StoreReader, _: SearchesRequest) -> list[SearchSummary]:
+def searches(store: StoreReader, request: SearchesRequest) -> Rows[SearchSummary]:
     """See `SearchesRequest`."""
-    return store.searches()
+    return Rows(selected(store.searches(), request))
+
+
+def selected(found: Sequence[SearchSummary], request: SearchesRequest) -> list[SearchSummary]:
+    """Filter and sort searches as a request asks for.
+
+    Args:
+        found: All searches, oldest first.
+        request: The filter and the order.
+    """
+    text = (request.text or "").casefold()
+    rows = [
+        row
+        for row in found
+        if row.search.archived == request.archived
+        and request.status in (None, row.search.status)
+        and (request.tag is None or request.tag in row.search.tags)
+        and (request.task is None or request.task in row.tasks)
+        and any(text in each.casefold() for each in _texts(row.search))
+    ]
+    match request.sort:
+        case "oldest":
+            return rows
+        case "newest":
+            return rows[::-1]
+        case "name":
+            return sorted(rows, key=lambda row: row.search.name.casefold())
+        case "best" | "dev" | "test":
+            scores = [row.best_fitness if request.sort == "best" else getattr(row, request.sort) for row in rows]
+            order = sorted(range(len(rows)), key=lambda place: (scores[place] is None, -(scores[place] or 0.0)))
+            return [rows[place] for place in order]
+
+
+def _texts(search: SearchRecord) -> tuple[str, ...]:
+    return search.name, " ".join(search.tags), search.note, search.model_path, search.genome_kind
+
+
+def label(store: Store, request: LabelRequest) -> SearchRecord:
+    """See `LabelRequest`."""
+    if request.tags is None and request.note is None and request.archived is None:
+        raise UserError("say which tags or which note the search is to have, or whether it is to be archived")
+    tags = None if request.tags is None else list(dict.fromkeys(request.tags.split()))
+    search_id = store.search(request.search).id
+    store.label(search_id, tags, request.note, request.archived)
+    return store.search(search_id)
 
 
 def search(store: StoreReader, request: SearchRequest) -> SearchRecord:
@@ -29,9 +79,10 @@ def control(store: StoreReader, request: ControlRequest) -> Control:
     return store.control(store.search(request.search).id)
 
 
-def best(store: StoreReader, request: BestRequest) -> list[BestRow]:
+def best(store: StoreReader, request: BestRequest) -> Rows[BestRow]:
     """See `BestRequest`."""
-    return store.best(request.task, request.experts, request.active, request.search, request.limit, request.by)
+    found = store.best(request.task, request.experts, request.active, request.search, request.limit, request.by)
+    return Rows(found)
 
 
 def show(store: StoreReader, request: ShowRequest) -> IndividualDetail:

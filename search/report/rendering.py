@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
@@ -12,6 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from moevolve.search.genomes.contract.outline import ranges
 from moevolve.search.text import memory_size, parameter_count, percent, score_lines, size_lines
 from moevolve.store.records import BestRow, SearchRecord
 
@@ -41,6 +43,8 @@ def environment(folder: Path | None = None) -> Environment:
         "lines": score_lines,
         "size_lines": size_lines,
         "memory": memory_size,
+        "ranges": ranges,
+        "cells": cells,
         "duration": duration,
         "clock": clock,
         "when": when,
@@ -56,6 +60,11 @@ def handle(search: SearchRecord | BestRow) -> str:
     """Name of a search in a URL path, or its id if the name needed quoting."""
     name, key = (search.search_name, search.search_id) if isinstance(search, BestRow) else (search.name, search.id)
     return name if _PLAIN.fullmatch(name) else key
+
+
+def cells(places: Iterable[int]) -> str:
+    """An SVG path of a cell for each of some places in a row, with gaps between them."""
+    return "".join(f"M{place} 0h.85v1h-.85z" for place in places)
 
 
 def duration(seconds: float) -> str:

@@ -9,8 +9,11 @@ from typing import Literal
 from pydantic import computed_field
 
 from moevolve.evaluators.fitness.scoring import Answer
+from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.loop.scores import interval
-from moevolve.store.records import EvaluationRecord
+from moevolve.search.requests.parameters import SizeUnit
+from moevolve.store.pareto import Cell, Mark
+from moevolve.store.records import BestRow, EvaluationRecord, Split
 from moevolve.workers.contract.usage import Usage
 
 
@@ -37,6 +40,49 @@ class Evaluation:
     def interval(self) -> tuple[float, float] | None:
         """95 % confidence interval of the score; None for a candidate that failed."""
         return None if self.record.score is None else interval(self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class GenomeView:
+    """A genome in columns, beside another one if that was asked for.
+
+    Attributes:
+        ref: The individual as SEARCH:INDEX.
+        outline: What it keeps, and its settings.
+        against: The other individual; None for none.
+        other: What that one keeps.
+    """
+
+    ref: str
+    outline: GenomeOutline
+    against: str | None = None
+    other: GenomeOutline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pareto:
+    """Scores against sizes.
+
+    Attributes:
+        size: What sizes are.
+        each: Size of one parameter (with `flops`, of one that a token uses), by which all counts are multiplied.
+        front: The configurations that no other one beats, from the smallest on.
+        marks: The full model, random individuals and one-shot methods.
+        candidates: All candidates, counted in cells of a chart; sizes in parameters. Empty unless asked for.
+    """
+
+    task: str
+    split: Split
+    size: SizeUnit
+    each: float
+    front: tuple[BestRow, ...]
+    marks: tuple[Mark, ...]
+    candidates: tuple[Cell, ...] = field(default=(), repr=False)
+
+    def size_of(self, model: BestRow | Mark) -> float | None:
+        """Size of a model on the chart's axis; None where it isn't known."""
+        count = model.active_parameters if self.size == "flops" else model.parameters
+        return None if count is None else count * self.each
 
 
 @dataclass(frozen=True, slots=True)

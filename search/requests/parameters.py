@@ -13,6 +13,7 @@ from moevolve.store.repository import Store
 from moevolve.workers.contract.card import CheckpointForm, MtpLayers
 
 ScoredSplit = Literal["search", "dev", "test"]
+SizeUnit = Literal["parameters", "bytes", "flops"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Overrides = Mapping[str, Any] | Sequence[str]

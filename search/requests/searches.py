@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,19 +11,79 @@ from pydantic import Field, InstanceOf
 
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.requests.answers import Analysis
-from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef
+from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef, SizeUnit
 from moevolve.search.requests.record import Flag, Request, record
+from moevolve.store.records import SearchStatus
 
 if TYPE_CHECKING:  # the answers
+    from moevolve.search.compare.contrasted import Contrast
     from moevolve.search.loop.final_table import FinalTable
+    from moevolve.search.requests.answers import GenomeView, Pareto
+    from moevolve.search.requests.tables import Rows
     from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
 
 Count = Annotated[int | None, Field(ge=0, lt=2**31)]
 
 
+SearchOrder = Literal["oldest", "newest", "name", "best", "dev", "test"]
+"""The scores put the highest first: the best on `search`, or the winner's on `dev` or `test`."""
+
+
 @record
-class SearchesRequest(Request["list[SearchSummary]"]):
-    """List all searches of the store, oldest first."""
+class SearchesRequest(Request["Rows[SearchSummary]"]):
+    """List the searches of the store."""
+
+    _: KW_ONLY
+    text: Annotated[
+        str | None,
+        Field(max_length=200, description="List only searches with this in their name, tags, note, model or genome."),
+    ] = None
+    status: Annotated[SearchStatus | None, Field(description="List only searches with this status.")] = None
+    tag: Annotated[str | None, Field(max_length=LONGEST_NAME, description="List only searches with this tag.")] = None
+    task: Annotated[
+        str | None, Field(max_length=200, description="List only searches with this task in their fitness.")
+    ] = None
+    archived: Annotated[
+        bool, Field(description="List the archived searches, which are left out otherwise."), Flag("--archived")
+    ] = False
+    sort: Annotated[
+        SearchOrder,
+        Field(
+            description="Order: by age, by name, or the highest score first (`best` on the split search; the winner's "
+            "on `dev` or `test`)."
+        ),
+    ] = "oldest"
+
+
+@record
+class LabelRequest(Request["SearchRecord"]):
+    """Tag a search, note something on it, or archive it; nothing of what it found changes.
+
+    Raises:
+        StoreError: there is no such store or search.
+        UserError: nothing is to be changed.
+    """
+
+    needs_one = ("tags", "note", "archived")
+    search: SearchRef
+    _: KW_ONLY
+    tags: Annotated[
+        str | None,
+        Field(
+            max_length=500,
+            pattern=r"^[^\x00-\x1f\x7f]*$",
+            description="Its tags from now on, separated by blanks; an empty text removes all.",
+        ),
+    ] = None
+    note: Annotated[
+        str | None,
+        Field(max_length=4000, pattern=r"^[^\x00]*$", description="Its note from now on; an empty text removes it."),
+    ] = None
+    archived: Annotated[
+        bool | None,
+        Field(description="Whether listings leave it out."),
+        Flag("--archive/--restore"),
+    ] = None
 
 
 @record
@@ -46,8 +107,33 @@ class FinalTableRequest(Request["FinalTable"]):
     search: SearchRef
 
 
+CourseAxis = Literal["evaluations", "hours"]
+
+
 @record
-class BestRequest(Request["list[BestRow]"]):
+class ContrastRequest(Request["Contrast"]):
+    """Show searches beside each other: their courses, the settings that differ, their winners' scores and paired tests.
+
+    Searches that differ only in the seed are a group, whose mean and range are shown. Nothing is evaluated.
+
+    Raises:
+        StoreError: there is no such store or search.
+    """
+
+    searches: Annotated[
+        Sequence[Annotated[str, Field(max_length=LONGEST_NAME)]],
+        Field(min_length=1, max_length=64, description="Names or ids of the searches; tests are against the first."),
+        Flag(metavar="SEARCH...", kind=list[str]),
+    ]
+    _: KW_ONLY
+    by: Annotated[
+        CourseAxis,
+        Field(description="What courses are shown over: evaluated individuals, or hours in which the search ran."),
+    ] = "evaluations"
+
+
+@record
+class BestRequest(Request["Rows[BestRow]"]):
     """List the best configurations per task.
 
     Raises:
@@ -73,6 +159,32 @@ class BestRequest(Request["list[BestRow]"]):
 
 
 @record
+class ParetoRequest(Request["Pareto"]):
+    """List the configurations that no other one beats in both score and size, with models to compare them with.
+
+    Raises:
+        StoreError: there is no such store, task or search.
+    """
+
+    task: Annotated[str, Field(max_length=200, description="Task of the scores.")]
+    _: KW_ONLY
+    split: Annotated[ScoredSplit, Field(description="Split of the scores.")] = "search"
+    search: Annotated[
+        str | None, Field(max_length=LONGEST_NAME, description="List only individuals of this search (name or id).")
+    ] = None
+    size: Annotated[
+        SizeUnit,
+        Field(
+            description="What sizes are: parameters; bytes of the weights in the dtype of the search (the newest one "
+            "with the task, if none is named); or FLOPs per token, two for each parameter that a token uses."
+        ),
+    ] = "parameters"
+    candidates: Annotated[
+        bool, Field(description="Count all candidates by size and score, too, for a chart."), Flag("--candidates")
+    ] = False
+
+
+@record
 class ShowRequest(Request["IndividualDetail"]):
     """Show everything that the store has on one individual.
 
@@ -81,6 +193,24 @@ class ShowRequest(Request["IndividualDetail"]):
     """
 
     individual: IndividualRef
+
+
+@record
+class GenomeRequest(Request["GenomeView"]):
+    """Show an individual's genome in columns: what it keeps of each layer, and its settings.
+
+    Raises:
+        StoreError: there is no such store or individual.
+        UserError: the config.json of the search's model can't be read.
+    """
+
+    individual: IndividualRef
+    _: KW_ONLY
+    against: Annotated[
+        str | None,
+        Field(max_length=LONGEST_NAME + 20, description="Show the differences from this individual, too."),
+        Flag(metavar="INDIVIDUAL"),
+    ] = None
 
 
 @record

@@ -8,7 +8,7 @@ from functools import partial
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.final_table import Finaliser, FinalTable, build_final_table
+from moevolve.search.loop.final_table import Finaliser, FinalTable, build_final_table, winner_of
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import ControlledPool, Pool, StopRequested
@@ -117,7 +117,8 @@ def execute(
         except Exception as error:
             store.set_status(lease, "failed", f"{type(error).__name__}: {error}")
             raise
-        store.set_status(lease, "finished")
+        winner, _ = winner_of(store, record, setup.config)
+        store.set_status(lease, "finished", winner=None if winner is None else winner.index)
         log.info("finished")
     return build_final_table(
         store, store.search(setup.search_id), setup.config, store.history(setup.search_id), setup.facts

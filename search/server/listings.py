@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import BestRow, Control, SearchSummary, Split
+from moevolve.store.records import Control, SearchSummary
 
 T = TypeVar("T")
 _CACHE_SIZE = 64
@@ -38,17 +38,14 @@ class Listings:
 
     def summaries(self, controls: dict[str, Control] | None = None) -> list[SearchSummary]:
         """All searches, oldest first. `controls` saves a query if the caller has read them already."""
-        return self._cached("searches", self._store.searches, controls)
+        return self.cached("searches", self._store.searches, controls)
 
-    def pareto(self, task: str, split: Split, search: str | None) -> list[BestRow]:
-        """Configurations that no other one beats in both score and number of parameters."""
-        return self._cached((task, split, search), lambda: self._store.pareto(task, split, search))
-
-    def tasks(self) -> list[str]:
+    def tasks(self, controls: dict[str, Control] | None = None) -> list[str]:
         """Names of the tasks in any search's fitness."""
-        return sorted({task for summary in self.summaries() for task in summary.tasks})
+        return sorted({task for summary in self.summaries(controls) for task in summary.tasks})
 
-    def _cached(self, key: object, read: Callable[[], T], controls: dict[str, Control] | None = None) -> T:
+    def cached(self, key: object, read: Callable[[], T], controls: dict[str, Control] | None = None) -> T:
+        """What `read` returned last for a key, read again if it isn't valid any more."""
         controls = self.controls() if controls is None else controls
         version = tuple((name, control.epoch, control.events) for name, control in sorted(controls.items()))
         with self._lock:

@@ -21,9 +21,13 @@ from moevolve.search.requests.record import Request
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.requests.searches import (
     BestRequest,
+    ContrastRequest,
     ControlRequest,
     FinalTableRequest,
+    GenomeRequest,
+    LabelRequest,
     LineageRequest,
+    ParetoRequest,
     PlotRequest,
     ReportRequest,
     SearchesRequest,
@@ -70,10 +74,14 @@ _UPKEEP = "moevolve.search.operations.upkeep"
 USE_CASES: dict[type[Request[Any]], UseCase] = {
     SearchesRequest: UseCase(f"{_QUERIES}:searches", "/searches"),
     SearchRequest: UseCase(f"{_QUERIES}:search", "/searches/{search}"),
+    LabelRequest: UseCase(f"{_QUERIES}:label", "/searches/{search}/label", writes=True),
     ControlRequest: UseCase(f"{_QUERIES}:control", "/searches/{search}/control"),
     FinalTableRequest: UseCase("moevolve.search.operations.final_table:final_table", "/searches/{search}/standings"),
+    ContrastRequest: UseCase("moevolve.search.compare.contrast:contrast", "/contrast"),
     BestRequest: UseCase(f"{_QUERIES}:best", "/best"),
+    ParetoRequest: UseCase("moevolve.search.operations.pareto:pareto", "/pareto"),
     ShowRequest: UseCase(f"{_QUERIES}:show", "/individuals/{individual}"),
+    GenomeRequest: UseCase("moevolve.search.operations.genome:genome", "/individuals/{individual}/genome"),
     LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),
     PlotRequest: UseCase("moevolve.search.operations.plot:picture", "/searches/{search}/plot"),
     ReportRequest: UseCase("moevolve.search.report.page:page_of", "/searches/{search}/report"),

@@ -34,7 +34,10 @@ from moevolve.store.tables import (
 from moevolve.store.upkeep.prune import CalibrationsOf
 
 _SAME_SEARCH = ("name", "config_hash", "model_fingerprint", "engine_fingerprint", "seed", "genome_kind")
-_SAME_EVALUATION = ("score", "gold_logprob", "outcomes", "examples_seen", "failure", "experts", "active", "parameters")
+_SAME_EVALUATION = (
+    *("score", "gold_logprob", "outcomes", "examples_seen", "failure"),
+    *("experts", "active", "parameters", "active_parameters"),
+)
 _DECIDED = ("status", "fitness", "tie_break", "failure", "failure_kind")
 _SAME_INDIVIDUAL = tuple(column.name for column in individuals.c if column.name not in (*_DECIDED, "created_at"))
 
@@ -125,7 +128,7 @@ class _Copy:
         row = self._here.execute(select(searches).where(s.id == self.search.id)).mappings().one()
         same = (s.id == self.search.id) | (s.name == self.search.name)
         other = self._there.execute(select(searches).where(same)).mappings().first()
-        state = {name: row[name] for name in ("status", "status_reason", "updated_at")}
+        state = {name: row[name] for name in ("status", "status_reason", "winner", "updated_at")}
         if row["status"] in ("running", "paused"):
             state |= {"status": "interrupted", "status_reason": "copied while it was run"}
         if other is None:

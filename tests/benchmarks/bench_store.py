@@ -113,7 +113,8 @@ def population(search: int, start: int, count: int) -> tuple[list[IndividualReco
                 failure_kind="candidate" if failed else None,
             )
         )
-        shared = {"experts": experts, "active": 2, "parameters": experts * 1_000_000, "seconds": 0.1, "worker": "w"}
+        sizes = {"experts": experts, "active": 2, "parameters": experts * 1_000_000, "active_parameters": 2_000_000}
+        shared = sizes | {"seconds": 0.1, "worker": "w"}
         for split, print_ in (("search", "c"), ("dev", "d")):
             if split == "dev" and same % 1000:
                 continue
@@ -151,6 +152,11 @@ def read(store: Store) -> None:
         "individual()": lambda: store.individual(last),
         "ancestors(3 generations)": lambda: store.ancestors(last, 3),
         "pareto()": lambda: store.pareto("rte"),
+        "pareto(by active parameters)": lambda: store.pareto("rte", size="active_parameters"),
+        "candidate_cells()": lambda: store.candidate_cells("rte"),
+        "candidate_cells(search)": lambda: store.candidate_cells("rte", search="bench-1"),
+        "marks()": lambda: store.marks("rte", "search", None, ["mutate"]),
+        "course()": lambda: store.course("id0000"),
         "searches()": store.searches,
     }
     for name, call in calls.items():

@@ -17,7 +17,7 @@ from moevolve.workers.contract.fitting import FitRows
 Floats = NDArray[np.float64]
 
 
-BLOCKS = ("mlp", "block_sparse_moe", "feed_forward", "mixer")
+BLOCKS = ("mlp", "block_sparse_moe", "feed_forward")
 """Names that families give the feed-forward block of a decoder layer."""
 
 
@@ -54,8 +54,8 @@ def seen_at(model: Any, sequences: Sequence[Sequence[int]]) -> list[dict[str, Fl
             def behind(module: nn.Module, args: tuple[Any, ...], output: Any, i: int = i) -> None:
                 note(i, "behind", output[0] if isinstance(output, tuple) else output)
 
-            block = next(getattr(layer, name) for name in BLOCKS if hasattr(layer, name))
-            stack.callback(block.register_forward_hook(at_experts).remove)
+            for block in (getattr(layer, name) for name in BLOCKS if hasattr(layer, name)):
+                stack.callback(block.register_forward_hook(at_experts).remove)
             stack.callback(layer.register_forward_hook(behind).remove)
         for each in sequences:
             model(torch.tensor([each]))

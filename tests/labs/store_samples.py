@@ -109,7 +109,8 @@ def scored(store: Store, search_id: str, index: int, score: float | None, **othe
     """Records a decided individual together with its evaluation on rte/search."""
     gold = other.pop("gold", -1.0)
     one = individual(index, **other)
-    shape = {"experts": one.experts, "active": one.active, "parameters": one.parameters}
+    names = ("experts", "active", "parameters", "active_parameters")
+    shape = {name: getattr(one, name) for name in names}
     found = evaluation(index, score, phenotype_hash=one.phenotype_hash, **shape)
     if score is not None:
         found = evaluation(index, score, phenotype_hash=one.phenotype_hash, gold_logprob=gold, **shape)

@@ -89,6 +89,39 @@ def test_status_changes_and_counts(store: Store) -> None:
         store.set_status("id-gamma", "running")
 
 
+def test_users_label_searches_whoever_runs_them(store: Store) -> None:
+    store.create_search(search(), [split()])
+    store.acquire("id-alpha", "driver", 600)
+    store.label("id-alpha", ["base", "seed-2"], "a\0 note")
+    store.label("id-alpha", archived=True)
+    store.label("id-alpha", ["base", "seed-2"], archived=True)  # which changes nothing
+    found = store.search("alpha")
+    assert (found.tags, found.note, found.archived) == (("base", "seed-2"), "a\ufffd note", True)
+    told = [(one.kind, one.text) for one in store.events({"id-alpha": 0})]
+    assert told == [("labelled", "tags: base seed-2, note: a\ufffd note"), ("labelled", "archived")]
+    store.label("id-alpha", [], "")
+    assert store.searches()[0].search == replace(found, tags=(), note="")
+    with pytest.raises(StoreError, match=r"a tag is one word, got 'two words'"):
+        store.label("id-alpha", ["two words"])
+
+
+def test_a_finished_search_is_listed_with_its_winners_scores(store: Store) -> None:
+    tasks = [split(), split("rte", "dev", 3.0), split("cb", "dev", 1.0), split("rte", "test"), split("held", "test", 0)]
+    store.create_search(search(), tasks)
+    scores = [("rte", "search", 0.5), ("rte", "dev", 0.75), ("cb", "dev", 0.25), ("held", "test", 1.0)]
+    evaluations = [evaluation(1, score, task, name) for task, name, score in scores]
+    store.record("id-alpha", [decided(0, 0.75), decided(1, 0.5)], [evaluation(0, 0.75), *evaluations])
+    assert (store.searches()[0].dev, store.searches()[0].test) == (None, None), "it has no winner yet"
+    store.set_status("id-alpha", "finished", winner=1)
+    (found,) = store.searches()
+    assert found.search.winner == 1 and found.best_fitness == 0.75
+    assert (found.dev, found.test) == (0.625, None), "its own test split isn't scored"
+    store.add_evaluations([evaluation(1, 0.125, "rte", "test"), evaluation(0, 1.0, "rte", "test")])
+    assert store.searches()[0].test == 0.125
+    store.set_status("id-alpha", "running")
+    assert store.search("alpha").winner is None
+
+
 def test_texts_may_hold_what_databases_cannot_keep(store: Store) -> None:
     store.create_search(search(), [split()])
     bad, kept = "ValueError: \x00 in \udcff", "ValueError: \ufffd in ?"

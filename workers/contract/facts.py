@@ -77,6 +77,8 @@ class ModelFacts:
         dense: Dense feed-forward networks of a dense model; None for other models.
         linears: Linear layers within the decoder layers, in order of depth.
         routing: Routing rule; None for softmax and top-k.
+        correction_parameters: Parameters of a router's correction bias per expert: 0 where it is a buffer, as in most
+            families and all native checkpoints.
         unrepairable: Why candidates can't be repaired, as a sentence's end; None if they can.
     """
 
@@ -97,6 +99,7 @@ class ModelFacts:
     dense: DenseFacts | None = None
     linears: tuple[LinearFacts, ...] = field(default=(), repr=False)
     routing: RoutingRule | None = None
+    correction_parameters: int = 0
     unrepairable: str | None = None
 
     @property
@@ -116,12 +119,15 @@ def parameters_after(facts: ModelFacts, retained: int, native: bool = False) -> 
     Args:
         facts: Facts about the unedited model.
         retained: Number n' of experts per MoE layer.
-        native: Count the form that keeps the whole router and adds an [n', n] mapping (for continuous mappings of the
+        native: Count the form that keeps the router's n rows and adds an [n', n] mapping (for continuous mappings of the
             softmax) instead of a router with n' rows.
     """
     dropped = facts.experts - retained
     per_layer = -dropped * facts.expert_parameters
-    per_layer += retained * facts.experts if native else -dropped * facts.router_parameters_per_expert
+    if native:
+        per_layer += (retained - facts.correction_parameters) * facts.experts
+    else:
+        per_layer -= dropped * facts.router_parameters_per_expert
     return facts.parameters + len(facts.moe_layers) * per_layer
 
 

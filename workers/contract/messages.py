@@ -21,7 +21,8 @@ class EvaluationRequest:
     Attributes:
         edit: Edit to apply to the resident model.
         splits: Splits to score, in order.
-        experts, active, parameters: Sizes of the edited model, for the record; None for the full model.
+        experts, active, parameters, active_parameters: Sizes of the edited model, for the record; None for the full
+            model.
         ticket: Identifier of the request. The reply carries it, so that a duplicate reply can be recognised.
     """
 
@@ -30,6 +31,7 @@ class EvaluationRequest:
     experts: int | None = None
     active: int | None = None
     parameters: int | None = None
+    active_parameters: int | None = None
     ticket: str = ""
 
     @property

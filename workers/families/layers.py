@@ -97,9 +97,14 @@ class MoELayer:
 
     @property
     def router_parameters(self) -> int:
-        """Number of the router's parameters per expert; most families' correction bias is a buffer, not a parameter."""
-        others = (self.router_bias, self._correction, self.factors)
-        return int(self.router_weight.shape[1]) + sum(isinstance(each, nn.Parameter) for each in others)
+        """Number of the router's parameters per expert."""
+        others = sum(isinstance(each, nn.Parameter) for each in (self.router_bias, self.factors))
+        return int(self.router_weight.shape[1]) + others + self.correction_parameters
+
+    @property
+    def correction_parameters(self) -> int:
+        """Number of the correction bias's parameters per expert; in most families it is a buffer."""
+        return int(isinstance(self._correction, nn.Parameter))
 
     @property
     def renormalise(self) -> bool:

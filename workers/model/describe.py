@@ -79,6 +79,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         neuron_parameters=_neuron_parameters(first, settings) if first else 0,
         shared_neurons=_shared_neurons(first) if first else 0,
         router_parameters_per_expert=first.router_parameters if first else 0,
+        correction_parameters=first.correction_parameters if first else 0,
         dtype=dtype_of(config, settings),
         notes=_notes(model, layers) + ((f"unpacked from {packed.name} while it loads",) if packed else ()),
         dense=_dense_facts(model, settings),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import moevolve
+from moevolve.search.requests.tables import csv_text, flat
 
 _PIPE_WIDTH = 140
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -47,6 +48,11 @@ errors = _console(stderr=True)
 def print_json(value: Any) -> None:
     """Print a record, or plain data, as one JSON document on stdout."""
     typer.echo(json.dumps(moevolve.as_data(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_csv(rows: Iterable[Any]) -> None:
+    """Print a listing's records as CSV on stdout."""
+    typer.echo(plain(csv_text(map(flat, rows))), nl=False)
 
 
 def print_table(

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.settings.phases import PhaseConfig, Section
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit
 from moevolve.workers.contract.facts import ModelFacts
@@ -275,9 +276,9 @@ class GenomeFigures(ABC, Generic[G]):
         """Return the searched matrices [rows, columns] by title, for tables beside a drawing; may be empty."""
         return {}
 
-    def experts(self, genome: G) -> dict[str, frozenset[int]]:
-        """Return the original experts that the candidate uses, by name of the group of layers; may be empty."""
-        return {}
+    def outline(self, genome: G) -> GenomeOutline:
+        """Return what the candidate keeps, layer by layer, and what holds for all of it."""
+        return GenomeOutline(())
 
 
 @dataclass(frozen=True, slots=True)

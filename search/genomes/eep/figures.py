@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from moevolve.search.figures.heatmaps import MAX_ROWS, left_out, spread, ticks
 from moevolve.search.figures.style import DIVERGING, drawing, scale_below
 from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.genomes.eep.allocation import AllocationGenome
 from moevolve.search.genomes.eep.genome import EepGenome
 
@@ -67,12 +68,30 @@ class EepFigures(GenomeFigures[Any]):
             for name, matrices in named
         }
 
-    def experts(self, genome: Any) -> dict[str, frozenset[int]]:
-        genome = _matrices_of(genome)
-        return {
-            _layers(genome, group): frozenset(np.flatnonzero((np.abs(merging) > _MIN_COEFFICIENT).any(axis=0)).tolist())
-            for group, merging in enumerate(genome.expert_merging)
-        }
+    def outline(self, genome: Any) -> GenomeOutline:
+        matrices, space = _matrices_of(genome), genome.space
+        settings = [("kept experts", f"{matrices.space.retained} of {space.experts}")]
+        widths: list[tuple[int, ...]] = [()] * space.layers
+        if isinstance(genome, AllocationGenome):
+            routing, norm, tokens = (f"{each:.2g}" for each in genome.exponents)
+            settings.append(("importance of experts", f"routing^{routing} output^{norm} / tokens^{tokens}"))
+            if len(genome.tasks):
+                shares = genome.task_weights / genome.task_weights.max()
+                settings.append(("weights of tasks", "/".join(f"{each:.2g}" for each in shares)))
+            widths = [(width,) for width in genome.widths]
+        elif not genome.one_hot:
+            settings.append(("experts are", "merged"))
+        used: NDArray[np.bool_] = np.any(np.abs(matrices.expert_merging) > _MIN_COEFFICIENT, axis=1)
+        groups = matrices.space.layer_groups
+        return GenomeOutline(
+            tuple(settings),
+            space.experts,
+            (("neurons per expert", space.facts.expert_neurons),) if widths[0] else (),
+            tuple(
+                LayerOutline(layer, tuple(np.flatnonzero(used[group]).tolist()), sizes)
+                for layer, group, sizes in zip(space.facts.moe_layers, groups, widths, strict=True)
+            ),
+        )
 
 
 def _matrices_of(genome: EepGenome | AllocationGenome) -> EepGenome:

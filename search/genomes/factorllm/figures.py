@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from moevolve.search.figures.heatmaps import MAX_ROWS, WIDE, label_edges, left_out, panels, spread, ticks
 from moevolve.search.figures.style import SEQUENTIAL, drawing, scale_below
 from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
@@ -32,6 +33,11 @@ class FactorLlmFigures(GenomeFigures[FactorLlmGenome]):
         caption = "Neurons that each expert has in common with the experts that the search started from."
         caption += left_out(genome.space.dense.layers, 2 * MAX_ROWS, "layers")
         return partition_figure(genome.express(), start.express()), caption
+
+    def outline(self, genome: FactorLlmGenome) -> GenomeOutline:
+        closed = int((genome.base_router > 0).sum())
+        routers = f"{closed} of {genome.space.dense.layers} layers from a closed form"
+        return GenomeOutline((("configuration", genome.space.name), ("routers", routers)))
 
     def draw(self, figure: Any, genome: FactorLlmGenome, start: FactorLlmGenome | None, label: str) -> None:
         assert start is not None

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from moevolve.search.figures.heatmaps import MAX_ROWS, WIDE, blocks_figure, draw_blocks, left_out
 from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
     def page(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> tuple[Figure, str]:
         caption = "How far the search moved each block of the mixing matrices from where it started."
         return mixing_figure(genome), caption + left_out(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
+
+    def outline(self, genome: NanoMoeGenome) -> GenomeOutline:
+        form, change = genome.space.form, mixing_change(genome) if genome.mixing.size else np.zeros(1)
+        mixed = f"{form.variant}, {form.blocks} blocks" if genome.mixing.size else "none (low rank)"
+        settings = (("mixing", mixed), ("rank", str(form.rank)), ("linear layers", str(len(genome.space.layers))))
+        return GenomeOutline((*settings, ("mean change of a block", f"{np.abs(change).mean():.3f}")))
 
     def draw(self, figure: Any, genome: NanoMoeGenome, start: NanoMoeGenome | None, label: str) -> None:
         names, blocks, neutral, what = _mixing(genome)

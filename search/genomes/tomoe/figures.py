@@ -9,6 +9,7 @@ import numpy as np
 from moevolve.search.figures.heatmaps import spread
 from moevolve.search.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing
 from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
@@ -31,6 +32,23 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
         if edit.heads is not None:
             caption += " Below, the dimensions of a head that queries and keys keep, and values for a token."
         return widths_figure(edit), caption
+
+    def outline(self, genome: ToMoeGenome) -> GenomeOutline:
+        labels = ("neurons per expert", "query and key dimensions", "value dimensions")
+        factors = (1, 2, 1)  # query and key dimensions are kept in pairs
+        full = genome.space.budget.full_widths
+        layers = [
+            LayerOutline(layer, (), tuple(width * factor for width, factor in zip(row, factors, strict=False)))
+            for layer, row in enumerate(genome.widths.tolist())
+        ]
+        terms = genome.terms
+        settings = [
+            ("budget", f"{genome.space.section.budget:.0%} of the parameters active"),
+            ("coverage", f"{terms.coverage.mean():.1%} of the neurons in some expert"),
+            ("balance", f"{terms.balance_term:+.2f} (0: all experts are used equally)"),
+        ]
+        sizes = ((label, int(width) * factor) for label, width, factor in zip(labels, full, factors, strict=False))
+        return GenomeOutline(tuple(settings), sizes=tuple(sizes), layers=tuple(layers))
 
     def draw(self, figure: Any, genome: ToMoeGenome, start: ToMoeGenome | None, label: str) -> None:
         figure.suptitle(f"{self.subject} of {label}", fontsize="medium")

@@ -13,14 +13,13 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.requests.parameters import ScoredSplit
-from moevolve.search.server.dependencies import AfterQuery, LimitQuery, NameQuery, SearchPath, ServerDep
+from moevolve.search.server.dependencies import AfterQuery, LimitQuery, SearchPath, ServerDep
 from moevolve.search.server.feed import MAX_WATCHERS
 from moevolve.search.server.fitness_curves import MAX_POINTS, FitnessCurve
 from moevolve.search.server.problems import READS
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import NotFoundError
-from moevolve.store.records import BestRow, Event, EventKind, IndividualRecord, Order
+from moevolve.store.records import Event, EventKind, IndividualRecord, Order
 
 routes = APIRouter(responses=READS)
 
@@ -63,19 +62,6 @@ def read_course(
 ) -> FitnessCurve:
     """Fitness over individuals, down-sampled for a plot."""
     return server.curves.curve(server.store.search(search).id, points)
-
-
-@routes.get("/pareto", tags=["rankings"])
-def list_pareto(
-    server: ServerDep,
-    task: NameQuery,
-    split: ScoredSplit = "search",
-    search: Annotated[
-        str | None, Query(max_length=LONGEST_NAME, description="List only individuals of this search.")
-    ] = None,
-) -> list[BestRow]:
-    """List the configurations that no other one beats in both score and number of parameters."""
-    return server.store.pareto(task, split, search)
 
 
 @routes.get("/tasks", tags=["rankings"])

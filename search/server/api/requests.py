@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from moevolve.search.requests.record import Request, annotation_of, fields_of, path_fields
 from moevolve.search.requests.running import CancelRequest, PauseRequest, StopRequest
-from moevolve.search.requests.searches import PlotRequest
+from moevolve.search.requests.searches import ContrastRequest, ParetoRequest, PlotRequest
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
@@ -61,8 +61,11 @@ _ASKS: dict[type[Request[Any]], DesiredState] = {
 
 
 def _answer(server: ServerState, request: Request[Any]) -> Any:
+    service = LocalService(server.writer, keep_open=True)
+    if isinstance(request, ContrastRequest | ParetoRequest):  # they read much, and charts ask for them with each page
+        return server.listings.cached(repr(request), lambda: service.ask(request))
     try:
-        return LocalService(server.writer, keep_open=True).ask(request)
+        return service.ask(request)
     except (NotFoundError, NotRunningError):
         if not isinstance(request, PauseRequest | StopRequest | CancelRequest):
             raise

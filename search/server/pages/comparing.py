@@ -1,4 +1,4 @@
-"""The page that compares two individuals: their scores with paired tests, and the experts they keep."""
+"""The page that compares two individuals: their scores with paired tests, and what they keep."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.compare.significance import Significance, TaskOutcomes, paired_test
-from moevolve.search.genomes.contract.base import Genome
-from moevolve.search.genomes.registry import figures_for
-from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import Score, score_of
-from moevolve.search.operations.subject import find_subject
+from moevolve.search.operations.genome import genome
+from moevolve.search.requests.searches import GenomeRequest
 from moevolve.search.server.dependencies import ServerDep
-from moevolve.search.server.pages.individuals import size_words
+from moevolve.search.server.pages.individuals import outlined, size_words
 from moevolve.search.server.pages.rendering import render
 from moevolve.store.records import SPLITS, EvaluationRecord, IndividualDetail, Split
 
@@ -48,16 +46,6 @@ class PairedScores:
     second_better: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertsRow:
-    """Original experts that two individuals use in one group of layers."""
-
-    layers: str
-    only_first: tuple[int, ...]
-    only_second: tuple[int, ...]
-    both: tuple[int, ...]
-
-
 @routes.get("/compare")
 def show_comparison(request: Request, server: ServerDep, a: RefQuery = "", b: RefQuery = "") -> HTMLResponse:
     """Two individuals and their scores, or the form that asks for them."""
@@ -73,16 +61,16 @@ def show_comparison(request: Request, server: ServerDep, a: RefQuery = "", b: Re
     )
 
 
-@routes.get("/compare/experts")
-def show_experts(request: Request, server: ServerDep, a: RefQuery, b: RefQuery) -> HTMLResponse:
-    """The experts that each of two individuals keeps."""
-    refs, rows, note = (a.strip(), b.strip()), [], ""
+@routes.get("/compare/genomes")
+def show_genomes(request: Request, server: ServerDep, a: RefQuery, b: RefQuery) -> HTMLResponse:
+    """What each of two individuals keeps."""
+    note, outlines = "", []
     try:
-        first, second = (find_subject(server.store, ref, weights=False).genome for ref in refs)
-        rows = experts_of(first, second) if first is not None and second is not None else []
-    except (UserError, OSError) as error:
-        note = " ".join(str(error).split())
-    return render(request, "experts.jinja", refs=refs, rows=rows, note=note)
+        view = genome(server.store, GenomeRequest(a.strip(), against=b.strip()))
+        outlines = [each for each in (view.outline, view.other) if each is not None]
+    except UserError as error:
+        note = f"They can't be shown: {' '.join(str(error).split())}"
+    return render(request, "genomes.jinja", note=note, **outlined((a.strip(), b.strip()), outlines))
 
 
 def paired(first: IndividualDetail, second: IndividualDetail) -> list[PairedScores]:
@@ -93,25 +81,6 @@ def paired(first: IndividualDetail, second: IndividualDetail) -> list[PairedScor
     )
     rows = [_pair(left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right])]
     return sorted(rows, key=lambda row: (row.task, SPLITS.index(row.split)))
-
-
-def experts_of(first: Genome, second: Genome) -> list[ExpertsRow]:
-    """Original experts that two genomes use, by group of layers.
-
-    Empty if the genomes have no experts or different groups.
-    """
-    left, right = (figures_for(base_genome(genome)).experts(base_genome(genome)) for genome in (first, second))
-    if left.keys() != right.keys():
-        return []
-    return [
-        ExpertsRow(
-            layers,
-            tuple(sorted(used - right[layers])),
-            tuple(sorted(right[layers] - used)),
-            tuple(sorted(used & right[layers])),
-        )
-        for layers, used in left.items()
-    ]
 
 
 def _pair(first: EvaluationRecord | None, second: EvaluationRecord | None) -> PairedScores:

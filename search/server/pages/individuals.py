@@ -5,7 +5,8 @@ Figures are documents of their own that pages show as images, so that they are d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
@@ -14,7 +15,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.figures.lineage import lineage_figure, main_line
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.contract.base import Genome
-from moevolve.search.genomes.registry import figures_for, part_counts, part_names
+from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows, outline_settings
+from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import score_of
 from moevolve.search.operations.subject import Subject, find_subject, start_of
@@ -66,18 +68,17 @@ def show_exports(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
 def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
     """The genome as a figure and as tables."""
     detail = server.store.individual(ref)
-    caption, note, matrices = "", "", {}
+    caption, note, matrices, outlines = "", "", {}, []
     try:
-        genome, start = _genome_and_start(server.store, ref)
+        subject, genome, start = _genome_and_start(server.store, ref)
+        outlines = [outline_of(subject.genome)] if subject.genome is not None else []
         figures = figures_for(genome)
-        if figures.has_figure(genome, start):
-            caption = figures.subject
-        else:
-            note = "There is nothing to draw of it."
-        matrices = figures_for(base_genome(genome)).matrices(base_genome(genome))
+        caption = figures.subject if figures.has_figure(genome, start) else ""
+        matrices = figures.matrices(genome)
     except (UserError, OSError) as error:
         note = f"It can't be drawn: {' '.join(str(error).split())}"
-    return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices)
+    shown = outlined([detail.ref], outlines)
+    return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices, **shown)
 
 
 @routes.get("/individuals/{ref}/genome.svg")
@@ -120,6 +121,17 @@ def size_words(detail: IndividualDetail) -> dict[str, str]:
     return {"parts": part_names([kind]), "counts": part_counts(kind, record.experts, record.active)}
 
 
+def outlined(refs: Sequence[str], outlines: Sequence[GenomeOutline]) -> dict[str, Any]:
+    """One genome in columns, or two beside each other, as `outline_part.jinja` takes them; nothing without outlines."""
+    return {
+        "refs": refs,
+        "settings": outline_settings(*outlines) if outlines else [],
+        "rows": outline_rows(*outlines) if outlines else [],
+        "experts": max((each.experts for each in outlines), default=0),
+        "sizes": max((each.sizes for each in outlines), key=len, default=()),
+    }
+
+
 def _export_job(server: ServerState, detail: IndividualDetail) -> Job | None:
     try:
         return server.processes.job(detail.ref)
@@ -131,15 +143,15 @@ def _can_be_drawn(graph: LineageGraph) -> bool:
     return bool(graph.edges) and any(node.fitness is not None for node in graph.nodes)
 
 
-def _genome_and_start(store: StoreReader, ref: str) -> tuple[Genome, Genome | None]:
-    """An individual's genome without its repair, and the genome that its search's method started from, if any.
+def _genome_and_start(store: StoreReader, ref: str) -> tuple[Subject, Genome, Genome | None]:
+    """An individual, its genome without its repair, and the genome that its search's method started from, if any.
 
     Raises:
         UserError, OSError: the model's config can't be read.
     """
     subject = find_subject(store, ref, weights=False)
     assert subject.genome is not None
-    return base_genome(subject.genome), start_of(subject, _starts(store, subject))
+    return subject, base_genome(subject.genome), start_of(subject, _starts(store, subject))
 
 
 def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
@@ -154,7 +166,7 @@ def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
 
 
 def _genome_figure(store: StoreReader, ref: str) -> Response:
-    genome, start = _genome_and_start(store, ref)
+    _, genome, start = _genome_and_start(store, ref)
     figures = figures_for(genome)
     if not figures.has_figure(genome, start):
         raise NotFoundError(f"there is nothing to draw of {ref}")

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, get_args
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
+from moevolve.search.operations.pareto import pareto
 from moevolve.search.operations.queries import best
-from moevolve.search.requests.parameters import ScoredSplit
-from moevolve.search.requests.record import fields_of, one_line_errors
-from moevolve.search.requests.searches import BestRequest
+from moevolve.search.requests.parameters import ScoredSplit, SizeUnit
+from moevolve.search.requests.searches import BestRequest, ParetoRequest
 from moevolve.search.server.dependencies import NameQuery, ServerDep
+from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.rendering import render
+from moevolve.search.text import flop_count, memory_size, parameter_count
 
-_ROWS = 25
+_ROWS, _MOST_ROWS = 25, 1000
+"""Configurations per task on a page, and in a file."""
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
-def _best_request(request: Request) -> BestRequest:
-    # A form also sends the fields that were left empty.
-    typed = {name: request.query_params.get(name, "").strip() for name in fields_of(BestRequest)}
-    given: dict[str, object] = {name: text for name, text in typed.items() if text}
-    with one_line_errors():
-        return BestRequest(**given)  # type: ignore[arg-type]
+BestDep = Annotated[BestRequest, Depends(from_form(BestRequest))]
 
 
 @routes.get("/best")
-def show_best(
-    request: Request, server: ServerDep, asked: Annotated[BestRequest, Depends(_best_request)]
-) -> HTMLResponse:
+def show_best(request: Request, server: ServerDep, asked: BestDep) -> HTMLResponse:
     """The best configurations by task and budget."""
     rows = best(server.store, replace(asked, limit=_ROWS))
     return render(
@@ -43,22 +41,46 @@ def show_best(
         searches=[one.search.name for one in server.listings.summaries()],
         splits=SCORED,
         chosen=asked,
+        link=form_link("/best.csv", asked),
     )
+
+
+@routes.get("/best.csv")
+def download_best(server: ServerDep, asked: BestDep) -> Response:
+    """The best configurations as CSV."""
+    return csv_file("best", best(server.store, replace(asked, limit=_MOST_ROWS)))
 
 
 @routes.get("/pareto")
 def show_pareto(
-    request: Request, server: ServerDep, task: NameQuery = "", split: ScoredSplit = "search", search: NameQuery = ""
+    request: Request,
+    server: ServerDep,
+    task: NameQuery = "",
+    split: ScoredSplit = "search",
+    search: NameQuery = "",
+    size: SizeUnit = "parameters",
 ) -> HTMLResponse:
     """Score against size."""
     tasks = server.listings.tasks()
-    task = task or (tasks[0] if tasks else "")
+    asked = ParetoRequest(task or (tasks[0] if tasks else ""), split=split, search=search or None, size=size)
+    found = server.listings.cached(repr(asked), partial(pareto, server.store, asked)) if asked.task else None
     return render(
         request,
         "pareto.jinja",
-        rows=server.listings.pareto(task, split, search or None) if task else [],
-        tasks=sorted({*tasks, task} - {""}),
+        found=found,
+        tasks=sorted({*tasks, asked.task} - {""}),
         searches=[one.search.name for one in server.listings.summaries()],
         splits=SCORED,
-        chosen={"task": task, "split": split, "search": search},
+        sizes=get_args(SizeUnit),
+        chosen=asked,
+        shown=_AXES[size],
+        link=form_link("/api/pareto", asked, candidates=True),
     )
+
+
+_AXES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "parameters": ("parameters", lambda value: parameter_count(round(value))),
+    "bytes": ("bytes of the weights", lambda value: memory_size(round(value))),
+    "flops": ("FLOPs per token", flop_count),
+}
+"""Name of each kind of size, and how it is written."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, get_args
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.final_table import build_final_table
+from moevolve.search.operations.queries import selected
 from moevolve.search.report.contents import settings_text
+from moevolve.search.requests.searches import SearchesRequest, SearchOrder
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep
+from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import (
     config_of,
@@ -21,7 +25,7 @@ from moevolve.search.server.pages.views import (
     view_of_summary,
     workers_of,
 )
-from moevolve.store.records import Order
+from moevolve.store.records import SEARCH_STATUSES, Order
 
 _SEARCHES, _ROWS, _EVENTS, _MANY_EVENTS = 50, 25, 10, 500
 """Rows per page: searches, individuals, events on a page with other things, events on a page of their own."""
@@ -31,26 +35,41 @@ _MAX_INDIVIDUALS = 20_000
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
+ListDep = Annotated[SearchesRequest, Depends(from_form(SearchesRequest, sort="newest"))]
+
+
 @routes.get("/")
-def show_searches(request: Request, server: ServerDep, skip: Annotated[int, Query(ge=0, lt=2**31)] = 0) -> HTMLResponse:
-    """All searches, and the latest events."""
+def show_searches(
+    request: Request, server: ServerDep, asked: ListDep, skip: Annotated[int, Query(ge=0, lt=2**31)] = 0
+) -> HTMLResponse:
+    """The searches that were asked for, and the latest events."""
     controls = server.listings.controls()
-    found = server.listings.summaries(controls)[::-1]
-    views = [
-        view_of_summary(one, controls[one.search.id])
-        for one in found[skip : skip + _SEARCHES]
-        if one.search.id in controls
-    ]
+    every = server.listings.summaries(controls)
+    found = [one for one in selected(every, asked) if one.search.id in controls]
     return render(
         request,
         "searches.jinja",
-        views=views,
+        views=[view_of_summary(one, controls[one.search.id]) for one in found[skip : skip + _SEARCHES]],
         count=len(found),
+        total=len(every),
         skip=skip,
         next=skip + _SEARCHES if skip + _SEARCHES < len(found) else None,
         events=[] if skip else server.store.latest_events(limit=_EVENTS),
-        searches={one.search.id: one.search for one in found},
+        searches={one.search.id: one.search for one in every},
+        asked=asked,
+        link=partial(form_link, "/", asked),
+        file=form_link("/searches.csv", asked),
+        tags=sorted({tag for one in every for tag in one.search.tags}),
+        tasks=server.listings.tasks(controls),
+        statuses=SEARCH_STATUSES,
+        orders=get_args(SearchOrder),
     )
+
+
+@routes.get("/searches.csv")
+def download_searches(server: ServerDep, asked: ListDep) -> Response:
+    """The searches that were asked for as CSV."""
+    return csv_file("searches", selected(server.listings.summaries(), asked))
 
 
 @routes.get("/searches/{search}")
@@ -133,6 +152,12 @@ def show_workers(request: Request, server: ServerDep, search: SearchPath) -> HTM
     """Workers that evaluated a search's latest individuals."""
     record = server.store.search(search)
     return render(request, "workers.jinja", search=record, workers=workers_of(server.store, record))
+
+
+@routes.get("/searches/{search}/labels")
+def show_labels(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """Tags and note of a search, to be changed."""
+    return render(request, "labels.jinja", search=server.store.search(search))
 
 
 @routes.get("/searches/{search}/settings")

@@ -36,6 +36,7 @@ class SearchView:
         best: Index and fitness of the best individual on the search split; the index is None if it isn't known.
         full: Fitness of the full model.
         winner: The winner of a finished search, and whether it was picked on `dev`; None if it isn't known.
+        dev, test: The winner's scores in a listing; see `SearchSummary`.
     """
 
     search: SearchRecord
@@ -46,6 +47,8 @@ class SearchView:
     best: tuple[int | None, float] | None
     full: float | None
     winner: tuple[IndividualRecord, bool] | None = None
+    dev: float | None = None
+    test: float | None = None
 
     @property
     def total(self) -> int | None:
@@ -135,6 +138,8 @@ def view_of_summary(summary: SearchSummary, control: Control) -> SearchView:
         failed=summary.failed if progress is None else progress.failed,
         best=best if progress is None else progress.best or best,
         full=None if progress is None else progress.full,
+        dev=summary.dev,
+        test=summary.test,
     )
 
 

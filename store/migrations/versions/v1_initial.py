@@ -60,6 +60,10 @@ def _create_searches() -> None:
         sa.Column("model_facts", sa.Text(), nullable=True),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("status_reason", sa.Text(), nullable=True),
+        sa.Column("winner", sa.BigInteger(), nullable=True),
+        sa.Column("tags", sa.Text(), nullable=False),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.Column("archived", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_searches"),
@@ -207,6 +211,7 @@ def _create_evaluations() -> None:
         sa.Column("experts", sa.Integer(), nullable=True),
         sa.Column("active", sa.Integer(), nullable=True),
         sa.Column("parameters", sa.BigInteger(), nullable=True),
+        sa.Column("active_parameters", sa.BigInteger(), nullable=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.CheckConstraint(
             "(failure IS NULL AND score IS NOT NULL AND gold_logprob IS NOT NULL)"
@@ -220,6 +225,11 @@ def _create_evaluations() -> None:
         "ix_evaluations_costs",
         "evaluations",
         ["context_id", "phenotype_hash", "score", "examples_seen", "seconds", "created_at"],
+    )
+    op.create_index(
+        "ix_evaluations_active_parameters",
+        "evaluations",
+        ["context_id", "active_parameters", "score", "gold_logprob", "phenotype_hash"],
     )
     op.create_index(
         "ix_evaluations_experts",

@@ -70,6 +70,11 @@ def test_six_lines(launched: Launched, tmp_path: Path) -> None:
         assert moevolve.best(store, task="pick", experts=4) == []
         assert [row.search.name for row in moevolve.searches(store)] == ["demo"], "it was left open"
     assert run.winner in [row.ref for row in top]
+    assert list(top.to_pandas()["individual"]) == [row.ref for row in top] and run.winner in str(top)
+    assert "<svg" in run.plot()._repr_svg_()
+    frame = run.to_pandas()
+    assert list(frame["individual"])[-1] == run.winner
+    assert frame["test"].iloc[-1] == run.best.score("pick", "test").score and run.winner in run._repr_html_()
     assert top[0].dev_score == max(row.dev_score for row in top if row.dev_score is not None)
     exported = moevolve.export(url, run.winner, tmp_path / "smaller")
     assert (tmp_path / "smaller" / "config.json").exists()

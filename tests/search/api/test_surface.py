@@ -13,16 +13,17 @@ import moevolve
 
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
-    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "estimate", "evaluate"),
-    *("export", "export_coefficients", "import_eep", "launch", "lineage", "load_comparison", "load_config", "logs"),
-    *("open_reader", "open_store", "pause", "plot", "profile", "prompts", "recipe", "report", "resume", "retry"),
-    *("scale", "searches", "serve", "show", "shrink", "stop", "submit", "tasks", "write_analysis"),
+    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "contrast", "estimate"),
+    *("evaluate", "export", "export_coefficients", "genome", "import_eep", "label", "launch", "lineage"),
+    *("load_comparison", "load_config", "logs", "open_reader", "open_store", "pareto", "pause", "plot", "profile"),
+    *("prompts", "recipe", "report", "resume", "retry", "scale", "searches", "serve", "show", "shrink", "stop"),
+    *("submit", "tasks", "write_analysis"),
 }
 RECORDS = {
-    *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Entry", "Control", "Estimate"),
-    *("Evaluation", "ExportReport", "Imported", "IndividualDetail", "LineageGraph", "Observer", "ProfileReport"),
-    *("Progress", "Recipe", "RunConfig", "Score", "SearchSummary", "FinalTable", "Store", "StoreReader", "Submitted"),
-    *("ShrinkPlan", "Shrunk", "TaskConfig"),
+    *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Contrast", "Control", "Entry"),
+    *("Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported", "IndividualDetail"),
+    *("LineageGraph", "Observer", "Pareto", "ProfileReport", "Progress", "Recipe", "RunConfig", "Score"),
+    *("SearchSummary", "ShrinkPlan", "Shrunk", "Store", "StoreReader", "Submitted", "TaskConfig"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}
 ERRORS = {"ExportError", "PoolError", "ProfileError", "StoreError", "UserError"}

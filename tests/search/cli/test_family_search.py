@@ -102,7 +102,7 @@ def test_a_launch_accepts_every_family(tiny: Any, tmp_path: Path, variant: str) 
         config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases[:1]})
     found = describe_search(config)
     assert found.facts.experts in (6, 8) and len(found.facts.moe_layers) >= 2
-    assert found.needed.memory.host > 0
+    assert found.needed.memory.device > 0
 
 
 @families

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,25 @@ def test_best_counts_what_there_is(store: str, in_process: Any) -> None:
         shown = heading(in_process, "best", "--store", store, "--search", f"a-{kind}")
         assert ("experts" in shown, "blocks" in shown) == (kind != "nanomoe", kind == "nanomoe")
     assert "experts or blocks" in heading(in_process, "best", "--store", store)
+
+
+def test_searches_are_labelled_filtered_and_contrasted(store: str, in_process: Any) -> None:
+    def run(*arguments: str) -> str:
+        done = in_process(*arguments, "--store", store)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    assert "tags: old worse\nnote: none\narchived" in run("label", "a-eep", "--tags", "old worse", "--archive")
+    assert "a-eep" not in run("searches") and "old worse" in run("searches", "--archived")
+    assert "archived" not in run("label", "a-eep", "--restore")
+    rows = list(csv.DictReader(io.StringIO(run("searches", "--text", "WORSE", "--csv"))))
+    assert [(row["search"], row["tags"]) for row in rows] == [("a-eep", "old worse")]
+    best = list(csv.DictReader(io.StringIO(run("best", "--csv"))))
+    assert {row["individual"] for row in best} == {f"a-{kind}:0" for kind in KINDS}
+    refused = in_process("label", "a-eep", "--store", store)
+    assert refused.returncode == 2 and "say which tags" in refused.stderr
+    shown = run("contrast", "a-eep", "a-nanomoe")
+    assert "evaluations" in shown and "50.0" in shown, "both begin and end with one individual"
 
 
 def test_parts_are_named_once() -> None:

@@ -166,6 +166,11 @@ def test_listings_say_how_it_is_repaired(best: str, folder: Path, in_process: An
     shown = in_process("show", best, cwd=folder)
     assert shown.returncode == 0 and "repaired, " in shown.stdout
     assert json.loads(in_process("show", best, "--json", cwd=folder).stdout)["individual"]["summary"]
+    columns = in_process("show", best, "--against", "mended:0", cwd=folder)
+    assert columns.returncode == 0, columns.stderr
+    assert "ridge lambda" in columns.stdout and f"+ only {best}, - only mended:0" in columns.stdout
+    outline = json.loads(in_process("show", best, "--genome", "--json", cwd=folder).stdout)["outline"]
+    assert len(outline["layers"]) > 1 and all(len(layer["experts"]) == 2 for layer in outline["layers"])
     last = json.loads(in_process("lineage", f"mended:{TOTAL - 1}", "--json", cwd=folder).stdout)
     assert {"repair"} < {node["operator"] for node in last["nodes"]}
     assert "repaired, " in in_process("lineage", f"mended:{TOTAL - 1}", cwd=folder).stdout

@@ -165,12 +165,10 @@ def test_descriptions_say_how() -> None:
     plain = inner.describe(base)
     found = space.describe(space.repaired(base, RepairRecipe(neurons=NeuronRecipe(0.5, shared=False))))
     assert replace(found, summary="") == replace(plain, summary="")
-    filled = "neurons apart by 0.5/2/2 of 4 times as many, router fitted"
-    expected = f"repaired, global, ridge, lambda 0.001 to 1, 16384 tokens, answers times 8, {filled}"
-    assert found.summary == f"{plain.summary}, {expected}"
+    assert found.summary == f"{plain.summary}, repaired, global, ridge, lambda 0.001 to 1, neurons of all experts"
     assert space.describe(base) == plain
     short = RepairRecipe((0.05,), "local", 8, 1.0, gate=True)
-    assert recipe_summary(short) == "repaired, local, gated, lambda 0.05, 8 tokens, answers times 1"
+    assert recipe_summary(short) == "repaired, local, gated, up to ridge, lambda 0.05"
 
 
 def test_a_phase_that_repairs_nothing_brings_forth_bare_genomes() -> None:

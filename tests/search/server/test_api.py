@@ -16,6 +16,9 @@ from starlette.testclient import TestClient
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable, build_final_table
+from moevolve.search.operations.pareto import pareto
+from moevolve.search.requests.answers import Pareto
+from moevolve.search.requests.searches import ParetoRequest
 from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
@@ -41,7 +44,7 @@ READS: dict[str, tuple[Any, Callable[[Store], Any]]] = {
     "/api/individuals/lab:50/lineage?depth=2": (LineageGraph, lambda store: store.ancestors("lab:50", 2)),
     "/api/individuals/lab:1/lineage?descendants=true": (LineageGraph, lambda store: store.descendants("lab:1")),
     "/api/best?task=rte&limit=4&by=search": (list[BestRow], lambda store: store.best("rte", limit=4, by="search")),
-    "/api/pareto?task=rte": (list[BestRow], lambda store: store.pareto("rte")),
+    "/api/pareto?task=rte&candidates=1": (Pareto, lambda store: pareto(store, ParetoRequest("rte", candidates=True))),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,7 +16,9 @@ from search_lab import reranked_search
 from served_pages import check, page_of
 from starlette.testclient import TestClient
 
+from moevolve.search.genomes.contract.outline import ranges
 from moevolve.search.loop.scores import interval
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.rendering import clock, handle
 from moevolve.search.server.app import make_app
 from moevolve.search.server.fitness_curves import FitnessCurve
@@ -74,11 +78,49 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
         seen.add(key)
         answer = client.get(path)
         assert answer.status_code == 200, (path, answer.text[-300:])
-        if where.path.startswith(("/static/", "/api/")) or where.path.endswith(".svg"):
+        if where.path.startswith(("/static/", "/api/")) or where.path.endswith((".svg", ".csv")):
             continue
         left += [urljoin(path, link) for link in check(answer.text, whole="part=1" not in path).links]
     kinds = {re.sub(r"/[^/]*$", "", key.partition("?")[0]) for key in seen}
     assert len(seen) > 80 and "/searches/eep" in kinds and "/individuals/nanomoe:N" in kinds
+
+
+def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, store: Store) -> None:
+    def listed(query: str) -> list[str]:
+        page = page_of(client, f"/?{query}")
+        ticks = [found for found in page.all("input") if found.get("name") == "searches"]
+        return [found["value"] for found in ticks]
+
+    try:
+        headers = {"x-moevolve": "1", "accept": "*/*"}
+        marked = client.post("/api/searches/tomoe/label", json={"tags": "zebra =2", "note": EVIL}, headers=headers)
+        assert marked.json()["tags"] == ["zebra", "=2"]
+        assert client.post("/api/searches/tomoe/label", json={}, headers=headers).status_code == 422
+        assert client.post("/api/searches/tomoe/label", json={"tags": "\u0007"}, headers=headers).status_code == 422
+        assert listed("tag=zebra") == listed("text=ZEBRA") == listed("task=&text=zebra&status=finished") == ["tomoe"]
+        assert listed("text=nanomoe&sort=name") == ["nanomoe"] and listed("status=running") == []
+        tests = {one.search.name: one.test for one in store.searches() if one.test is not None}
+        assert listed("sort=test")[:4] == sorted(tests, key=lambda name: -tests[name]) and len(tests) == 4
+        page = page_of(client, "/")
+        assert (
+            f"{100 * tests['eep']:.1f}" in page.text
+            and EVIL in page.text
+            and EVIL in page_of(client, "/searches/tomoe").text
+        )
+        winner = store.search("eep").winner
+        assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
+        rows = list(csv.DictReader(io.StringIO(client.get("/searches.csv?tag=zebra").text)))
+        assert [(row["search"], row["tags"], row["note"]) for row in rows] == [("tomoe", "zebra =2", EVIL)]
+        assert float(rows[0]["test"]) == tests["tomoe"]
+        client.post("/api/searches/tomoe/label", json={"tags": "", "note": "=1+1", "archived": "true"}, headers=headers)
+        assert "tomoe" not in listed("") and listed("archived=1") == ["tomoe"], "it is a listing of its own"
+        assert "'=1+1" in client.get("/searches.csv?archived=1").text, "a spreadsheet would compute it"
+        assert "Restore from the archive" in page_of(client, "/searches/tomoe/labels").text
+    finally:
+        store.label(store.search("tomoe").id, [], "", False)
+    task = store.search_tasks(store.search("eep").id)[0].task
+    best = list(csv.DictReader(io.StringIO(client.get(f"/best.csv?task={task}&search=eep").text)))
+    assert [row["individual"] for row in best] == [row.ref for row in store.best(task, search="eep", limit=1000)]
 
 
 def test_all_searches(client: TestClient, store: Store) -> None:
@@ -99,7 +141,8 @@ def test_a_search_shows_its_progress_and_its_best(client: TestClient, store: Sto
     assert "24 of 24 individuals are complete" in page.text
     (figure,) = [found for found in page.all("figure") if "data-course" in found]
     assert figure["data-spans"].count("kind") == 2 and "merge" in figure["data-spans"]
-    assert not page.all("button"), "nothing can be asked of a finished search"
+    asked = [found.get("id") for found in page.all("button")]
+    assert asked == ["do-label", "do-archive"], "nothing else can be asked of a finished search"
     for path, said in (
         ("standings", "best found"),
         ("costs", "worker time"),
@@ -201,8 +244,19 @@ def test_two_individuals_are_compared(client: TestClient, store: Store) -> None:
         f"{expected:.3g}" in page.text
         and f"{100 * (right.mean() - left.mean()):+.1f}".replace("-", "\N{MINUS SIGN}") in page.text
     )
-    assert "only" in page_of(client, f"/compare/experts?a={one.ref}&b={other.ref}").text
-    assert "no experts in common groups" in page_of(client, f"/compare/experts?a={one.ref}&b=nanomoe:1").text
+    genomes = page_of(client, f"/compare/genomes?a={one.ref}&b={other.ref}")
+    kept = [
+        np.flatnonzero(find_subject(store, each.ref, weights=False).genome.express().expert_merging[0].any(axis=0))
+        for each in (one, other)
+    ]
+    expected = "; ".join(
+        f"only the {name}: {ranges(set(mine) - set(theirs))}"
+        for name, mine, theirs in (("first", *kept), ("second", *kept[::-1]))
+    )
+    assert genomes.all("svg")[0]["aria-label"] == expected
+    assert len(genomes.all("tr")) > 1 and f"only {one.ref} keeps" in genomes.text
+    mixed = page_of(client, "/compare/genomes?a=tomoe:1&b=nanomoe:1").text
+    assert "neurons per expert" in mixed and "mixing differs - II, 4 blocks" in mixed
     assert page_of(client, "/compare?a=eep:1").all("input")[0]["value"] == "eep:1"
 
 
@@ -212,11 +266,30 @@ def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> 
     best = store.best(task, search="eep", by="search", limit=1)[0]
     assert best.ref in page.text and "nanomoe:" not in page.text
     assert "No configuration matches" in page_of(client, f"/best?task={task}&experts=77").text
-    front = store.pareto(task, "search")
-    page = page_of(client, f"/pareto?task={task}&split=search&search=")
-    assert [found["data-x"] for found in page.all("tr") if "data-x" in found] == [
-        str(row.parameters / 1e6) for row in front
-    ]
+    task = store.search_tasks(store.search("tomoe").id)[0].task
+    for size, each in (("parameters", 1), ("bytes", 4), ("flops", 2)):
+        front = store.pareto(task, "search", "tomoe", "active_parameters" if size == "flops" else "parameters")
+        page = page_of(client, f"/pareto?task={task}&split=search&search=tomoe&size={size}")
+        rows = [found for found in page.all("tr") if "data-y" in found]
+        sizes = [row.active_parameters if size == "flops" else row.parameters for row in front]
+        assert [float(row["data-x"]) for row in rows if "data-kind" not in row] == [each * value for value in sizes]
+        assert {row["data-kind"] for row in rows if "data-kind" in row} == {"full", "random", "method"}
+    (figure,) = [found for found in page.all("figure") if "data-candidates" in found]
+    cells = client.get(figure["data-candidates"], headers={"accept": "*/*"}).json()["candidates"]
+    history = {row.phenotype_hash for row in store.history(store.search("tomoe").id) if row.status == "ok"}
+    assert sum(cell["candidates"] for cell in cells) == len(history)
+
+
+def test_searches_are_compared(client: TestClient, store: Store) -> None:
+    page = page_of(client, "/contrast?searches=eep&searches=tomoe&by=hours")
+    course = store.course(store.search("eep").id)
+    assert f"{course.hours:.2f}" in page.text and "genome.kind" in page.text
+    winner = store.search("eep").winner
+    assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
+    best = next(one.best_fitness for one in store.searches() if one.search.name == "eep")
+    assert course.steps[-1].fitness == best
+    page_of(client, "/contrast?searches=evil")
+    assert "no search 'nix'" in page_of(client, "/contrast?searches=nix", 404).text
 
 
 def test_stored_texts_are_escaped(client: TestClient) -> None:

@@ -14,15 +14,21 @@ from server_tokens import WRITE
 from store_samples import scored, search, split
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.operations import plot
+from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
+from moevolve.search.operations import genome, plot
+from moevolve.search.requests.answers import GenomeView
 from moevolve.search.requests.models import EvaluateRequest
 from moevolve.search.requests.record import Request, one_line_errors
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
 from moevolve.search.requests.searches import (
     BestRequest,
+    ContrastRequest,
     ControlRequest,
     FinalTableRequest,
+    GenomeRequest,
+    LabelRequest,
     LineageRequest,
+    ParetoRequest,
     PlotRequest,
     ReportRequest,
     SearchesRequest,
@@ -40,12 +46,16 @@ from moevolve.store.repository import Store
 
 QUESTIONS: list[Request[Any]] = [
     SearchesRequest(),
+    SearchesRequest(text="ALP", status="created", sort="best"),
     SearchRequest("lab"),
     ControlRequest("lab"),
     FinalTableRequest("lab-1"),
     BestRequest(task="rte", limit=2),
     BestRequest(search="alpha", by="search"),
+    ContrastRequest(["lab", "alpha"], by="hours"),
+    ParetoRequest("rte", size="flops", candidates=True),
     ShowRequest("lab:7"),
+    GenomeRequest("lab:7", against="lab:8"),
     LineageRequest("lab:50", depth=2),
     LineageRequest("lab:1", descendants=True),
     PlotRequest("lab", form="png"),
@@ -54,6 +64,8 @@ QUESTIONS: list[Request[Any]] = [
     StopRequest("beta"),
     ScaleRequest("beta", 3, priority=1),
     CancelRequest("beta"),
+    LabelRequest("beta", tags="base  first", note="of seed 2", archived=True),
+    SearchesRequest(archived=True, tag="first", text="SEED 2"),
 ]
 
 
@@ -75,6 +87,13 @@ def picture(store: StoreReader, request: PlotRequest) -> bytes:
     return f"{request} of {store.search(request.search).id}".encode()
 
 
+def view(store: StoreReader, request: GenomeRequest) -> GenomeView:
+    """In the place of a genome, for which the search's model would have to be there."""
+    layers = (LayerOutline(3, (1, 2), (96,)),)
+    outline = GenomeOutline((("of", store.individual(request.individual).ref),), 8, (("neurons", 128),), layers)
+    return GenomeView(request.individual, outline, request.against, outline)
+
+
 @pytest.fixture(scope="module")
 def served(store: Store) -> Iterator[RemoteService]:
     """The service of a server of this store, which runs in this process."""
@@ -82,6 +101,7 @@ def served(store: Store) -> Iterator[RemoteService]:
         patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
         patch.setenv("MOEVOLVE_TOKEN", WRITE)
         patch.setattr(plot, "picture", picture)
+        patch.setattr(genome, "genome", view)
         app = make_app(store, ServerSettings.model_validate({"store": store.url}))
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         thread = threading.Thread(target=server.run, daemon=True)

@@ -49,12 +49,14 @@ document.addEventListener("htmx:beforeSwap", ({ detail }) => {
   kept = {
     typed: active instanceof HTMLInputElement ? active : null,
     open: [...target.querySelectorAll("details[open][id]")].map((each) => each.id),
+    ticked: [...target.querySelectorAll("input[type=checkbox][id]:checked")].map((each) => each.id),
     scrolled: [...target.querySelectorAll(".wide")].map((each) => each.scrollLeft),
     state: state(target),
   };
 });
 document.addEventListener("htmx:afterSwap", ({ detail, target }) => {
   if (kept.typed?.id && byId(kept.typed.id)) byId(kept.typed.id).value = kept.typed.value;
+  for (const id of kept.ticked) if (byId(id)) byId(id).checked = true;
   for (const id of kept.open) byId(id)?.setAttribute("open", "");
   [...target.querySelectorAll(".wide")].forEach((each, place) => (each.scrollLeft = kept.scrolled[place] ?? 0));
   // Screen readers announce a change of state once, not every time the part is replaced.
@@ -86,7 +88,8 @@ document.addEventListener("htmx:afterOnLoad", (event) => {
   else setText("said", answer?.desired_state && answer.alive ? "asked; the driver does so within seconds" : "done");
 });
 
-for (const [selector, module] of [["[data-course]", "./fitness_chart.js"], ["[data-pareto]", "./pareto_chart.js"]]) {
+const charts = [["[data-course]", "./fitness_chart.js"], ["[data-pareto]", "./pareto_chart.js"], ["[data-contrast]", "./contrast_chart.js"]];
+for (const [selector, module] of charts) {
   const figure = document.querySelector(selector);
   if (figure) (await import(module)).draw(figure);
 }

@@ -1,0 +1,86 @@
+"""Prints a genome in columns: the experts it keeps as strips, sizes as bars, and its settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moevolve.search.cli.output.console import output, print_table
+from moevolve.search.genomes.contract.outline import (
+    LayerOutline,
+    OutlineRow,
+    outline_rows,
+    outline_settings,
+    ranges,
+)
+
+if TYPE_CHECKING:
+    from moevolve import GenomeView
+
+_STRIP = 64
+"""Largest number of experts that are shown as a strip."""
+_BAR = 16
+"""Characters of the bar of an unedited layer's size."""
+
+
+def print_genome(view: GenomeView) -> None:
+    """Print a genome, or two beside each other."""
+    two = view.other is not None
+    refs = [view.ref, *([view.against or ""] if two else [])]
+    settings = outline_settings(view.outline, view.other)
+    if settings:
+        rows = [[label, one, *([other, "*" if one != other else ""] if two else [])] for label, one, other in settings]
+        columns = [("setting", False), *((ref, False) for ref in refs), *([("differs", False)] if two else [])]
+        print_table(None, columns, rows)
+    kept = next((each for each in (view.outline, view.other) if each is not None and each.experts), None)
+    sizes = max((view.outline, view.other or view.outline), key=lambda each: len(each.sizes)).sizes
+    columns = [("layers", False)]
+    if kept is not None:
+        columns += [("experts", False), ("kept", True)]
+    for label, full in sizes:
+        columns += [(f"{label}\n(of {full:,})", False)]
+    rows = [
+        _row(row, kept.experts if kept else 0, [full for _, full in sizes])
+        for row in outline_rows(view.outline, view.other)
+    ]
+    if rows:
+        print_table(None, columns, rows)
+    if rows and (two or kept is not None):
+        output.print(_legend(view.ref, view.against, kept is not None and kept.experts <= _STRIP), soft_wrap=True)
+
+
+def _row(row: OutlineRow, experts: int, full: list[int]) -> list[str]:
+    cells = [row.layers + (" *" if row.differs else "")]
+    if experts:
+        cells += [_strip(row.one, row.other, experts), _counts(row)]
+    return cells + [_size(row, place, whole) for place, whole in enumerate(full)]
+
+
+def _strip(one: LayerOutline | None, other: LayerOutline | None, experts: int) -> str:
+    mine, theirs = (set(each.experts) if each else set() for each in (one, other))
+    if experts <= _STRIP:
+        marks = {(True, True): "#", (True, False): "+", (False, True): "-", (False, False): "."}
+        alone = other is None
+        return "".join(marks[each in mine, each in mine if alone else each in theirs] for each in range(experts))
+    if other is None:
+        return ranges(mine)
+    parts = {"both": mine & theirs, "+": mine - theirs, "-": theirs - mine}
+    return "; ".join(f"{name} {ranges(found)}" for name, found in parts.items() if found)
+
+
+def _counts(row: OutlineRow) -> str:
+    return " / ".join(str(len(each.experts)) for each in (row.one, row.other) if each is not None)
+
+
+def _size(row: OutlineRow, place: int, full: int) -> str:
+    found = [each.sizes[place] for each in (row.one, row.other) if each is not None and len(each.sizes) > place]
+    if not found:
+        return "-"
+    bar = "=" * round(_BAR * min(1.0, found[0] / full))
+    return f"{bar:<{_BAR}} " + " / ".join(f"{size:,}" for size in found)
+
+
+def _legend(ref: str, against: str | None, strips: bool) -> str:
+    if against is None:
+        return "experts: # kept, . left out" if strips else "experts: those that are kept"
+    marks = "# both keep it, " if strips else ""
+    return f"experts: {marks}+ only {ref}, - only {against}; numbers: {ref} / {against}; * the layers differ"

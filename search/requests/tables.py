@@ -1,0 +1,157 @@
+"""Listings as flat tables: the columns of each kind of record, as CSV, data frames, HTML and text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from html import escape
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from moevolve.evaluators.errors import UserError
+from moevolve.store.records import SearchSummary
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula."""
+
+
+_SHOWN = (
+    *("search", "individual", "status", "tags", "task", "search_score", "dev_score", "test_score", "experts", "active"),
+    *("individuals", "best", "dev", "test", "parameters", "summary", "created"),
+)
+"""Columns of a printed listing; data frames and CSV have all."""
+
+
+class Rows(list[T]):
+    """A listing's records: a list that notebooks show, and `print` prints, as a table."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The records as a data frame with all their columns.
+
+        Raises:
+            UserError: pandas isn't installed.
+        """
+        return data_frame(list(map(flat, self)))
+
+    def _repr_html_(self) -> str:
+        return html_table(self._shown())
+
+    def __str__(self) -> str:
+        return text_table(self._shown())
+
+    def _shown(self) -> list[dict[str, Any]]:
+        rows = list(map(flat, self))
+        return [{name: row[name] for name in _SHOWN if name in row} for row in rows]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(cls, handler(list[get_args(source)[0]]))  # type: ignore[misc]
+
+
+def flat(record: Any) -> dict[str, Any]:
+    """A record's columns: plain values by name, without bytes; several words are joined by blanks."""
+    if isinstance(record, SearchSummary):
+        return _flat_search(record)
+    names = [one.name for one in fields(record)]
+    own = {name: getattr(record, name) for name in names}
+    ref = {"individual": record.ref} if hasattr(record, "ref") else {}
+    return ref | {name: _plain(value) for name, value in own.items() if not isinstance(value, bytes)}
+
+
+def _flat_search(row: SearchSummary) -> dict[str, Any]:
+    search = row.search
+    return {
+        "search": search.name,
+        "status": search.status,
+        "status_reason": search.status_reason,
+        "tags": _plain(search.tags),
+        "note": search.note,
+        "tasks": _plain(row.tasks),
+        "genome": search.genome_kind,
+        "model": search.model_path,
+        "seed": search.seed,
+        "individuals": row.individuals,
+        "failed": row.failed,
+        "best": row.best_fitness,
+        "winner": search.winner,
+        "dev": row.dev,
+        "test": row.test,
+        "created": search.created_at,
+        "updated": search.updated_at,
+        "id": search.id,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows with the same columns as CSV with a heading; times in ISO 8601, and no cell that a spreadsheet would run."""
+    written, writer = io.StringIO(), None
+    for row in rows:
+        if writer is None:
+            writer = csv.DictWriter(written, list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow({name: _cell(value) for name, value in row.items()})
+    return written.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="seconds")
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows with the same columns as a data frame.
+
+    Raises:
+        UserError: pandas isn't installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise UserError("pandas isn't installed: pip install pandas") from None
+    return pd.DataFrame.from_records(list(rows))
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same columns as an HTML table, without columns in which nothing stands."""
+    names = _filled(rows)
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(_written(row[name]))}</td>" for name in names) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same as lines of text with aligned columns."""
+    names = _filled(rows)
+    lines = [names, *([_written(row[name]) for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _filled(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "") for row in rows)]
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "".join(each if each.isprintable() else " " for each in text)

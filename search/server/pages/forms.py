@@ -1,0 +1,44 @@
+"""Forms that ask for a listing: their fields are those of a request, and links keep what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import Request, Response
+
+from moevolve.search.requests import record
+from moevolve.search.requests.tables import csv_text, flat
+
+R = TypeVar("R", bound="record.Request[Any]")
+
+
+def from_form(kind: type[R], **defaults: Any) -> Callable[[Request], R]:
+    """A dependency that makes a request from the query of a form.
+
+    Args:
+        kind: Record of the request.
+        defaults: Values of fields that were left empty, where they differ from the record's.
+    """
+
+    def made(request: Request) -> R:
+        # A form also sends the fields that were left empty.
+        typed = {name: request.query_params.get(name, "").strip() for name in record.fields_of(kind)}
+        with record.one_line_errors():
+            return kind(**defaults | {name: text for name, text in typed.items() if text})
+
+    return made
+
+
+def form_link(path: str, asked: record.Request[Any], **changes: Any) -> str:
+    """A link to a listing as it was asked for, with some parameters changed; None removes one."""
+    chosen = asked.arguments() | changes
+    query = urlencode({name: value for name, value in chosen.items() if value not in (None, False)})
+    return f"{path}?{query}" if query else path
+
+
+def csv_file(name: str, rows: Iterable[Any]) -> Response:
+    """A listing's records as a CSV file to download."""
+    headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
+    return Response(csv_text(map(flat, rows)), media_type="text/csv; charset=utf-8", headers=headers)

@@ -1,0 +1,33 @@
+// Chart of several searches' courses: per group the mean of the best so far, and a band between the lowest and the highest.
+import { axis, chart, phaseColour } from "./charts.js";
+
+/** @param {HTMLElement} figure with `data-contrast`, the URL of the courses */
+export async function draw(figure) {
+  const place = figure.querySelector(".plot");
+  place.setAttribute("aria-busy", "true");
+  const answer = await fetch(figure.dataset.contrast).catch(() => null);
+  place.removeAttribute("aria-busy");
+  if (!answer?.ok) return;
+  const { x, by, groups } = await answer.json();
+  const percent = (values) => values.map((value) => (value === null ? null : 100 * value));
+  const stepped = uPlot.paths.stepped({ align: 1 });
+  const edge = (label, colour) => ({ label, stroke: colour, width: 0, paths: stepped, points: { show: false } });
+  const series = (group) => {
+    const colour = phaseColour(group.place);
+    const name = group.searches.join(", ");
+    const line = { label: name, stroke: colour, width: 2, dash: group.place < 4 ? [] : [8, 4], paths: stepped, points: { show: false } };
+    return [line, edge(`${name}, highest`, colour), edge(`${name}, lowest`, colour)];
+  };
+  chart(
+    place,
+    () => ({
+      scales: { x: { time: false } },
+      cursor: { y: false },
+      axes: [axis(by === "hours" ? "hours" : "individuals", { size: 34 }), axis("best so far [%]", { size: 46 })],
+      series: [{ label: by === "hours" ? "hours" : "individuals" }, ...groups.flatMap(series)],
+      bands: groups.map((group, at) => ({ series: [3 * at + 2, 3 * at + 3], fill: `color-mix(in srgb, ${phaseColour(group.place)} 18%, transparent)` })),
+    }),
+    () => [x, ...groups.flatMap((group) => [group.mean, group.high, group.low].map(percent))],
+  );
+  figure.dataset.drawn = String(groups.length);
+}

@@ -1,0 +1,146 @@
+"""Scores against sizes: Pareto fronts, all candidates in cells of a chart, and marks to compare them with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, Integer, and_, cast, func, select
+
+from moevolve.store.errors import StoreError
+from moevolve.store.queries import Filter, task_contexts, top
+from moevolve.store.records import FULL_MODEL, SCORED, BestRow, SearchRecord, Split
+from moevolve.store.tables import evaluations, individuals, search_tasks, searches
+
+Size = Literal["parameters", "active_parameters"]
+_CELLS = 200
+"""Cells of a chart along either axis."""
+_SEARCHES, _EARLIEST = 20, 64
+"""Newest searches that marks are taken from, and the number of their first individuals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A model that wasn't searched.
+
+    Attributes:
+        label: `full model`, or the operator that made it: `random`, or the name of a one-shot method.
+        ref: The individual as SEARCH:INDEX; None for a full model.
+        score: Score on the split.
+        parameters, active_parameters: Its size; None where the store doesn't know it.
+    """
+
+    label: str
+    ref: str | None
+    score: float
+    parameters: int | None
+    active_parameters: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Candidates of about the same size and score, with their means."""
+
+    size: float
+    score: float
+    candidates: int
+
+
+def read_front(
+    connection: Connection, task: str, split: Split, search: SearchRecord | None, size: Size
+) -> list[BestRow]:
+    """The best score for each size, kept where the score rises; see `StoreReader.pareto`."""
+    here = _scored_contexts(connection, task, split, search)
+    sizes = evaluations.c[size]
+    tops: dict[int, float] = {}
+    for context in here:
+        if context.split == split:
+            query = select(sizes, func.max(evaluations.c.score)).where(*_sized(context, sizes)).group_by(sizes)
+            for value, score in connection.execute(query):
+                tops[value] = max(score, tops.get(value, score))
+    found: list[BestRow] = []
+    for value in sorted(tops):
+        if not found or tops[value] > found[-1].score:
+            rows = top(connection, here, split, Filter(search=search), 1, only=sizes == value)
+            found += [row for row in rows if not found or row.score > found[-1].score]
+    return found
+
+
+def read_cells(connection: Connection, task: str, split: Split, search: SearchRecord | None, size: Size) -> list[Cell]:
+    """All candidates, counted in cells of a chart; see `StoreReader.candidate_cells`."""
+    here = [one for one in _scored_contexts(connection, task, split, search) if one.split == split]
+    sizes, scores = evaluations.c[size], evaluations.c.score
+    low, high = _range(connection, here, sizes)
+    counted: dict[tuple[int, int], list[float]] = {}
+    for context in here:
+        column = (sizes - low) * (_CELLS - 1) // max(1, high - low)
+        row = cast(scores * _CELLS, Integer)
+        query = select(column, row, func.avg(sizes), func.avg(scores), func.count()).where(*_sized(context, sizes))
+        if search is not None:
+            # From the search's own phenotypes: there may be many times as many evaluations of others.
+            i = individuals.c
+            own = select(i.phenotype_hash).where(i.search_id == search.id, i.status == "ok").distinct().subquery()
+            query = query.select_from(own).join(evaluations, evaluations.c.phenotype_hash == own.c.phenotype_hash)
+        for x, y, mean_size, mean_score, count in connection.execute(query.group_by(column, row)):
+            cell = counted.setdefault((x, y), [0.0, 0.0, 0])
+            for place, value in enumerate((float(mean_size) * count, mean_score * count, count)):
+                cell[place] += value
+    return [
+        Cell(sizes_sum / count, scores_sum / count, int(count))
+        for _, (sizes_sum, scores_sum, count) in sorted(counted.items())
+    ]
+
+
+def read_marks(
+    connection: Connection, task: str, split: Split, search: SearchRecord | None, operators: Collection[str]
+) -> list[Mark]:
+    """The full models, and the first individuals of some operators; see `StoreReader.marks`."""
+    here = [one for one in _scored_contexts(connection, task, split, search) if one.split == split]
+    s, t, i, e = searches.c, search_tasks.c, individuals.c, evaluations.c
+    columns = s.id, s.name, s.model_fingerprint, s.engine_fingerprint, s.created_at
+    query = select(*columns).join(search_tasks, t.search_id == s.id)
+    query = query.where(t.task == task).distinct().order_by(s.created_at.desc(), s.id).limit(_SEARCHES)
+    if search is not None:
+        query = query.where(s.id == search.id)
+    whole = dict[tuple[str, str], Mark]()
+    found: list[Mark] = []
+    for row in connection.execute(query):
+        model = row.model_fingerprint, row.engine_fingerprint
+        ids = [one.id for one in here if (one.model_fingerprint, one.engine_fingerprint) == model]
+        mine = and_(i.search_id == row.id, i.idx < _EARLIEST, i.depth == 0, i.status == "ok", i.operator.in_(operators))
+        first = (
+            select(i.idx, i.operator, i.parameters, i.active_parameters, e.score)
+            .join(evaluations, and_(e.context_id.in_(ids), e.phenotype_hash == i.phenotype_hash, e.score.is_not(None)))
+            .where(mine)
+            .order_by(i.idx)
+        )
+        found += [Mark(one[1], f"{row.name}:{one[0]}", one[4], one[2], one[3]) for one in connection.execute(first)]
+        if model not in whole:
+            full = select(e.score).where(e.context_id.in_(ids), e.phenotype_hash == FULL_MODEL, e.score.is_not(None))
+            size = select(i.parameters_full).where(i.search_id == row.id, i.idx == 0)
+            for score in connection.execute(full.order_by(e.context_id.desc()).limit(1)).scalars():
+                parameters = connection.execute(size).scalar()
+                whole[model] = Mark("full model", None, score, parameters, None)
+    return [*whole.values(), *found]
+
+
+def _scored_contexts(connection: Connection, task: str, split: Split, search: SearchRecord | None) -> list[Any]:
+    if split not in SCORED:
+        raise StoreError(f"a Pareto front needs a split of {', '.join(SCORED)}, got {split!r}")
+    return task_contexts(connection, task, search)
+
+
+def _sized(context: Any, sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:
+    """Matches the scored candidates of a context."""
+    return evaluations.c.context_id == context.id, evaluations.c.score.is_not(None), sizes.is_not(None)
+
+
+def _range(connection: Connection, here: Sequence[Any], sizes: ColumnElement[int | None]) -> tuple[int, int]:
+    """The smallest and the largest size of a candidate."""
+    ends: list[int] = []
+    for context in here:
+        for order in (sizes.asc(), sizes.desc()):
+            query = select(sizes).where(*_sized(context, sizes)).order_by(order).limit(1)
+            ends += [end for end in connection.execute(query).scalars() if end is not None]
+    return min(ends, default=0), max(ends, default=0)

@@ -1,0 +1,81 @@
+"""Genomes in columns, as pages and commands show them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from factorllm_samples import factorllm_space
+from search_samples import PRUNE, TUNE, continuous, dense_model, eep_space
+from tomoe_samples import tomoe_space
+
+from moevolve.search.genomes.contract.outline import (
+    GenomeOutline,
+    LayerOutline,
+    outline_rows,
+    outline_settings,
+    ranges,
+    runs,
+)
+from moevolve.search.genomes.registry import outline_of
+from moevolve.search.genomes.repaired import RepairedSpace
+from moevolve.workers.contract.fitting import NeuronRecipe
+from moevolve.workers.methods.repair.edit import RepairRecipe
+
+
+def test_runs_of_numbers() -> None:
+    assert list(runs([7, 0, 1, 2, 4])) == [(0, 2), (4, 4), (7, 7)]
+    assert ranges([7, 0, 1, 2, 4]) == "0-2, 4, 7" and ranges([]) == "none"
+
+
+def test_neighbouring_layers_that_are_alike_are_one_row() -> None:
+    one = GenomeOutline(
+        (("a", "1"), ("b", "2")), 4, (("width", 8),), tuple(LayerOutline(n, (0, 1), (8,)) for n in (1, 2, 4))
+    )
+    other = replace(one, settings=(("b", "3"),), layers=(*one.layers[:1], LayerOutline(2, (0, 2), (8,))))
+    assert [row.layers for row in outline_rows(one)] == ["layers 1-2", "layer 4"]
+    rows = outline_rows(one, other)
+    assert [(row.layers, row.differs) for row in rows] == [("layer 1", False), ("layer 2", True), ("layer 4", False)]
+    assert rows[-1].other is None
+    assert outline_settings(one, other) == [("a", "1", "-"), ("b", "2", "3")]
+
+
+def test_an_eep_candidate_keeps_experts_of_each_layer() -> None:
+    space = eep_space(4, 4)
+    genome = space.sample(np.random.default_rng(1), PRUNE).genome
+    outline = outline_of(genome)
+    assert (
+        outline.experts == space.experts and outline.sizes == () and outline.settings == (("kept experts", "4 of 8"),)
+    )
+    edit = genome.express()
+    for layer in outline.layers:
+        assert layer.experts == tuple(np.flatnonzero(edit.expert_merging[layer.layer].any(axis=0)))
+    assert [row.layers for row in outline_rows(outline)] == [
+        "layers 0-7",
+        "layers 8-15",
+        "layers 16-23",
+        "layers 24-31",
+    ]
+    merged = continuous(space)
+    assert ("experts are", "merged") in outline_of(merged).settings
+
+
+def test_a_repair_is_labelled_value_by_value() -> None:
+    space = eep_space(4, 2)
+    genome = continuous(space)
+    recipe = RepairRecipe((0.05,), "local", 800, 2.0, NeuronRecipe(0.5, shared=True), gate=True)
+    found = dict(outline_of(RepairedSpace(space, 800, True).repaired(genome, recipe)).settings)
+    assert found["repair"] == "gated, up to ridge" and found["ridge lambda"] == "0.05"
+    assert found["importance of neurons"] == "routing^0.5 activation^2 output^2"
+    assert found["neurons"] == "of all experts, each in any number of experts"
+    assert found["neurons on the shortlist"] == "4 times those kept" and found["fitted on"] == "800 tokens"
+
+
+def test_dense_kinds_have_widths_or_settings() -> None:
+    space = tomoe_space()
+    genome = space.genome()
+    outline = outline_of(genome)
+    assert [layer.sizes[0] for layer in outline.layers] == genome.widths[:, 0].tolist()
+    assert outline.sizes[0] == ("neurons per expert", space.dense.width)
+    divided = factorllm_space(dense_model()).sample(np.random.default_rng(1), TUNE).genome
+    assert outline_of(divided).settings[0][0] == "configuration"

@@ -1,0 +1,30 @@
+"""Listings as tables: what strangers wrote into them does nothing to a browser, a spreadsheet or a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+
+from store_samples import search
+
+from moevolve.search.requests.tables import Rows, csv_text, flat
+from moevolve.store.records import SearchSummary
+
+EVIL = "=<b>\x1b]0;x\x07"
+
+
+def test_a_listing_is_a_list_that_prints_itself() -> None:
+    row = SearchSummary(search("one", note=EVIL, tags=("a", "b")), 3, 2, 1, 0.75, None, None, ("rte", "cb"), None)
+    rows = Rows([row, replace(row, search=search(EVIL), best_fitness=None)])
+    assert rows == [row, rows[1]]
+    shown = rows._repr_html_()
+    assert "<td>=&lt;b&gt; ]0;x </td>" in shown and "<td>0.75</td>" in shown and "<th>dev</th>" not in shown
+    lines = str(rows).splitlines()
+    assert lines[0].split() == ["search", "status", "tags", "individuals", "best"] and "\x1b" not in str(rows)
+    assert lines[1].split() == ["one", "created", "a", "b", "3", "0.75"]
+    first, second = csv.DictReader(io.StringIO(csv_text(map(flat, rows))))
+    assert (first["note"], first["tasks"], first["test"], second["search"]) == (f"'{EVIL}", "rte cb", "", f"'{EVIL}")
+    frame = rows.to_pandas()
+    assert frame["best"][0] == 0.75 and list(frame["individuals"]) == [3, 3] and frame["note"][0] == EVIL
+    assert str(Rows()) == ""
