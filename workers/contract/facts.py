@@ -119,8 +119,8 @@ def parameters_after(facts: ModelFacts, retained: int, native: bool = False) -> 
     Args:
         facts: Facts about the unedited model.
         retained: Number n' of experts per MoE layer.
-        native: Count the form that keeps the router's n rows and adds an [n', n] mapping (for continuous mappings of the
-            softmax) instead of a router with n' rows.
+        native: Count the form that keeps the router's n rows and adds an [n', n] mapping (for continuous mappings of
+            the softmax) instead of a router with n' rows.
     """
     dropped = facts.experts - retained
     per_layer = -dropped * facts.expert_parameters
