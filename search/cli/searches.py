@@ -153,7 +153,7 @@ def pareto(request: ParetoRequest, store: StoreOption = DEFAULT_STORE, as_json: 
 def show(
     request: ShowRequest,
     genome: Annotated[
-        bool, typer.Option("--genome", help="Show what it keeps of each layer, and its settings; reads config.json.")
+        bool, typer.Option("--genome", help="Show what it keeps of each layer, and its settings.")
     ] = False,
     against: Annotated[str | None, option(GenomeRequest, "against")] = None,
     store: StoreOption = DEFAULT_STORE,

@@ -1,8 +1,7 @@
-"""Genomes in columns. Apart from `queries.py`, because it reads the config of the search's model."""
+"""What an individual keeps of each layer, alone or beside another one."""
 
 from __future__ import annotations
 
-from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
 from moevolve.search.operations.subject import find_subject
@@ -21,9 +20,6 @@ def genome(store: StoreReader, request: GenomeRequest) -> GenomeView:
 
 
 def _outline(store: StoreReader, ref: str) -> GenomeOutline:
-    try:
-        found = find_subject(store, ref, weights=False).genome
-    except OSError as error:
-        raise UserError(f"{ref}: its model's config can't be read: {' '.join(str(error).split())}") from None
+    found = find_subject(store, ref, weights=False).genome
     assert found is not None
     return outline_of(found)

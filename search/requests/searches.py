@@ -201,7 +201,7 @@ class GenomeRequest(Request["GenomeView"]):
 
     Raises:
         StoreError: there is no such store or individual.
-        UserError: the config.json of the search's model can't be read.
+        UserError: the search was stored without the facts of its model.
     """
 
     individual: IndividualRef
