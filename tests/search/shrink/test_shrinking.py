@@ -17,6 +17,7 @@ from waiting import PATIENT_S
 import moevolve
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.final_table import build_final_table
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.guard import check_winner
 from moevolve.workers.checkpoints.loading import load_model
@@ -139,7 +140,8 @@ def test_what_is_beyond_the_limits_is_a_fault(shrunk: tuple[Path, dict[str, Any]
         record = store.search("small")
         config = load_run_config(folder / "small.shrink" / "run.yaml")
         table = build_final_table(store, record, config, store.history(record.id))
-        check, *_ = check_winner(store, table, request)
+        assert table.winner is not None
+        check, *_ = check_winner(find_subject(store, table.winner), table, request)
     assert check.prompts == 2 and check.recovery is not None
     assert check.faults == (f"keeps {100 * check.recovery:.0f} % of the full model's score, less than 200%",)
 
