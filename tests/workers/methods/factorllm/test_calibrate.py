@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -12,10 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.edits import Calibration, Tokens
-from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.families.layers import DenseLayer
@@ -239,8 +237,3 @@ def test_it_is_found_by_its_recipe(resident: Any) -> None:
     assert start["directions"].shape == (LAYERS, 5, HIDDEN)
     assert start["router_weight"].shape == (LAYERS, 1, 6, HIDDEN)
     assert all(np.isfinite(array).all() for array in start.values())
-
-
-def test_a_mixture_of_experts_is_refused(model_config: Callable[..., ModelConfig]) -> None:
-    with pytest.raises(UserError, match=r"genome\.kind"):
-        calibrate_factorllm(ResidentModel.load(model_config("mixtral")), SEQUENCES, RECIPE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -13,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.factorllm.calibrate_baselines import (
     SHARED_BIAS,
     calibrate_cmoe,
@@ -150,10 +147,3 @@ def test_neurons_that_fire_together_are_one_expert() -> None:
     for one, two in combinations(range(16), 2):
         if order[one] >= 4 and order[two] >= 4:
             assert (labels[one] == labels[two]) == (groups[order[one] - 4] == groups[order[two] - 4])
-
-
-@pytest.mark.parametrize("calibrate", [(calibrate_moefication, MOEFICATION), (calibrate_cmoe, CMOE)])
-def test_a_mixture_of_experts_is_refused(calibrate: Any, model_config: Callable[..., ModelConfig]) -> None:
-    measure, recipe = calibrate
-    with pytest.raises(UserError, match=r"genome.kind: factorllm needs dense"):
-        measure(ResidentModel.load(model_config("mixtral")), SEQUENCES, recipe)

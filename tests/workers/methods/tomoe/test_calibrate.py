@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe, input_directions
@@ -126,8 +125,3 @@ def test_inputs_that_hardly_vary_have_fewer_directions() -> None:
     assert not directions[1:].any()
     silent = input_directions(torch.zeros_like(constant), torch.diag(constant.new_tensor([4.0, 1.0, 0.0])), 3)
     np.testing.assert_allclose(silent, [[0, 0, 0], [0.5, 0, 0], [0, 1, 0], [0, 0, 0]])
-
-
-def test_a_mixture_of_experts_is_refused(model_config: Callable[..., ModelConfig]) -> None:
-    with pytest.raises(UserError, match=r"genome.kind: tomoe needs dense"):
-        calibrate_tomoe(ResidentModel.load(model_config("mixtral")), SEQUENCES, RECIPE)
