@@ -140,10 +140,9 @@ class FirstWorker:
         Raises:
             PoolError: Ray can't be started, or the cluster can't be reached.
         """
-        if "torch" in sys.modules and config.workers.address is None:
-            import torch
-
-            return torch.cuda.device_count()
+        torch = sys.modules.get("torch")
+        if torch is not None and config.workers.address is None:
+            return int(torch.cuda.device_count())
         start_ray(config.workers, self)
         return int(ray.cluster_resources().get("GPU", 0))
 

@@ -49,7 +49,7 @@ def local_pool(setup: SearchSetup) -> Pool:
     return LocalPool(CheapWorker, setup.all_prepared)
 
 
-def slow_pool(setup: SearchSetup, first: object = None) -> Pool:
+def slow_pool(setup: SearchSetup, **_: object) -> Pool:
     """The same with evaluations that take long enough for a search to be stopped in the middle."""
     return LocalPool(lambda: CheapWorker(seconds=0.2), setup.all_prepared)
 

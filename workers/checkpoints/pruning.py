@@ -209,10 +209,10 @@ class Pruning:
         """Return the beginning of the decoder layers' names, up to the index."""
         found = (_LAYER.fullmatch(name) for name in self._tensors if self._family.stores_experts(name))
         counts = Counter(match["stem"] for match in found if match and not _MTP_STEM.search(match["stem"]))
-        if len(counts) > 1:  # a multimodal checkpoint can have experts outside the text model
-            counts = Counter({stem: count for stem, count in counts.items() if text_name(stem) is not None})
-        if len(counts) == 1:
-            return next(iter(counts))
+        # A multimodal checkpoint can have experts outside the text model.
+        stems = [stem for stem in counts if text_name(stem) is not None] if len(counts) > 1 else list(counts)
+        if len(stems) == 1:
+            return stems[0]
         what = f"under {' and '.join(sorted(counts))}" if counts else "nowhere"
         raise UserError(
             f"the checkpoint's tensors named experts are {what}, and one list of decoder layers is expected; "

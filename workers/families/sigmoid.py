@@ -99,5 +99,6 @@ AFMOE = ExpertFamily(
     correction="expert_bias",
     correction_in_block=True,
     takes_sequences=True,
+    packs=False,  # it builds attention masks without position ids
     unrepairable=lambda config: OUTPUT_NORM,
 )

@@ -35,7 +35,7 @@ from moevolve.workers.methods.repair.edit import RepairRecipe
 def write(tiny: Any, folder: Path, **changes: Any) -> Path:
     """A comparison of two budgets and two methods on the tiny model, with two seeds."""
     base = tiny.run_data("unused")
-    del base["name"], base["engine"]
+    del base["name"]
     base["phases"][0] |= {"evaluations": 6, "initial": 4}
     base["phases"][1] |= {"evaluations": 4}
     base["final"] = {"rerank": 2, "random_baselines": 3}

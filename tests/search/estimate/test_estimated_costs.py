@@ -95,6 +95,8 @@ class Seen:
         self.passes: list[tuple[int, int]] = []
 
     def __call__(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        if "attention_mask" not in kwargs:
+            return  # the output head by itself
         rows, columns = kwargs["input_ids"].shape
         mask = kwargs["attention_mask"]
         self.passes.append((rows * columns, 0 if mask is None else rows * (mask.shape[1] - columns)))

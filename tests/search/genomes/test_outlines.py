@@ -63,7 +63,7 @@ def test_an_eep_candidate_keeps_experts_of_each_layer() -> None:
 def test_a_repair_is_labelled_value_by_value() -> None:
     space = eep_space(4, 2)
     genome = continuous(space)
-    recipe = RepairRecipe((0.05,), "local", 800, 2.0, NeuronRecipe(0.5, shared=True), gate=True)
+    recipe = RepairRecipe((0.05,), "local", 800, 2.0, neurons=NeuronRecipe(0.5, shared=True), gate=True)
     found = dict(outline_of(RepairedSpace(space, 800, True).repaired(genome, recipe)).settings)
     assert found["repair"] == "gated, up to ridge" and found["ridge lambda"] == "0.05"
     assert found["importance of neurons"] == "routing^0.5 activation^2 output^2"

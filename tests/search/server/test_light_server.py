@@ -33,10 +33,10 @@ with Store.open(url) as store:
     paths = [path for path, methods in app.openapi()["paths"].items() if "get" in methods]
     paths += ["/", "/searches/{search}", "/individuals/{ref}", "/individuals/{ref}/lineage", "/health", "/best"]
     paths += ["/individuals/{ref}/genome", "/individuals/{ref}/genome.svg", "/launch?configuration=small", "/metrics"]
-    paths += ["/searches/{search}/standings", "/compare?a={a}&b={b}", "/compare/experts?a={a}&b={b}"]
+    paths += ["/searches/{search}/standings", "/compare?a={a}&b={b}", "/compare/genomes?a={a}&b={b}"]
     for path in paths:
         if path != "/api/news":  # which has no end
-            path += "?task=one" if path.endswith("/pareto") else ""
+            path += {"/api/pareto": "?task=one", "/api/contrast": "?searches=lab"}.get(path, "")
             answers[path] = client.get(path.format(**here)).status_code
     before = megabytes()
     check = client.post("/api/searches/check", json={"configuration": "small"})
