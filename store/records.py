@@ -208,6 +208,10 @@ class Event:
     at: datetime
 
 
+CourseAxis = Literal["evaluations", "hours"]
+"""What a course is drawn over: evaluated individuals, or hours in which the search ran."""
+
+
 @dataclass(frozen=True, slots=True)
 class CourseStep:
     """An individual that was the best of its search when it was recorded.

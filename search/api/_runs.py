@@ -66,7 +66,7 @@ class Run(FinalTable):
             individual: Draw this individual's genome (SEARCH:INDEX) instead of the winner's.
 
         Raises:
-            UserError: nothing was evaluated, or the model's config can't be read.
+            UserError: nothing was evaluated, or the search was stored without the facts of its model.
         """
         return Picture(ask(self._store, PlotRequest(self.search, individual=individual)).decode())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -160,7 +159,6 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     if genome or against is not None:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it needs a model's config, and must not download it
         view = moevolve.genome(store, request.individual, against=against)
         (print_json if as_json else print_genome)(view)
         return

@@ -19,7 +19,7 @@ def plot(request: PlotFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
 
 @takes(ReportFileRequest)
 def report(request: ReportFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
-    # A report needs at most a model's config, for the searched matrices, and must not download it.
+    # Notes on rows that were set aside need the tasks' data, which must not be downloaded for them.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
     found = moevolve.report(store, **request.arguments())

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from moevolve.evaluators.types import Split
 from moevolve.search.compare.significance import Significance
 from moevolve.search.loop.final_table import Score
-from moevolve.search.requests.searches import CourseAxis
-from moevolve.store.records import SearchStatus
+from moevolve.store.records import CourseAxis, SearchStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Scores against sizes. Apart from `queries.py`, because it needs the names of one-shot methods."""
+"""Scores of candidates against their sizes, and of models that weren't searched."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def picture(store: StoreReader, request: PlotRequest) -> bytes:
     """See `PlotRequest`.
 
     Raises:
-        UserError: as `plot_search`, or the model's config can't be read.
+        UserError: as `plot_search`, or the search was stored without the facts of its model.
         StoreError: there is no such search or individual.
     """
     record = store.search(request.search)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.outline import GenomeOutline
+from moevolve.search.genomes.registry import outline_of
+from moevolve.search.operations.subject import find_subject
+from moevolve.search.requests.answers import GenomeView
 from moevolve.search.requests.searches import (
     BestRequest,
     ControlRequest,
+    GenomeRequest,
     LabelRequest,
     LineageRequest,
     SearchesRequest,
@@ -94,3 +99,18 @@ def lineage(store: StoreReader, request: LineageRequest) -> LineageGraph:
     """See `LineageRequest`."""
     follow = store.descendants if request.descendants else store.ancestors
     return follow(request.individual, request.depth)
+
+
+def genome(store: StoreReader, request: GenomeRequest) -> GenomeView:
+    """See `GenomeRequest`."""
+    ref = store.individual(request.individual).ref
+    if request.against is None:
+        return GenomeView(ref, _outline(store, ref))
+    against = store.individual(request.against).ref
+    return GenomeView(ref, _outline(store, ref), against, _outline(store, against))
+
+
+def _outline(store: StoreReader, ref: str) -> GenomeOutline:
+    found = find_subject(store, ref, weights=False).genome
+    assert found is not None
+    return outline_of(found)

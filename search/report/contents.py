@@ -76,7 +76,7 @@ class ReportContents:
         line: Main line of these ancestors, oldest first.
         failures: Failed individuals by reason, the most frequent first.
         costs: Number and duration of evaluations.
-        subject: The best individual with its genome; None if there is no best, or its model's config can't be read.
+        subject: The best individual with its genome; None if there is no best, or it can't be read.
         start: Genome that the method starts from, if any.
         notes: Remarks on what is missing or special.
         commands: Purpose and text of commands that continue from here.
@@ -163,7 +163,7 @@ def _subject(
         return None, None, []
     try:
         subject = find_subject(store, ref, weights=False)
-    except (UserError, OSError) as error:
+    except UserError as error:
         return None, None, [f"The searched matrices are left out: {' '.join(str(error).split())}"]
     return subject, start_of(subject, history), []
 

@@ -13,7 +13,7 @@ from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.requests.answers import Analysis
 from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef, SizeUnit
 from moevolve.search.requests.record import Flag, Request, record
-from moevolve.store.records import SearchStatus
+from moevolve.store.records import CourseAxis, SearchStatus
 
 if TYPE_CHECKING:  # the answers
     from moevolve.search.compare.contrasted import Contrast
@@ -105,9 +105,6 @@ class FinalTableRequest(Request["FinalTable"]):
     """Look up a search's winner and its final table, as far as they are measured."""
 
     search: SearchRef
-
-
-CourseAxis = Literal["evaluations", "hours"]
 
 
 @record

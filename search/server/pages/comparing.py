@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.search.compare.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.loop.final_table import Score, score_of
-from moevolve.search.operations.genome import genome
+from moevolve.search.operations.queries import genome
 from moevolve.search.requests.searches import GenomeRequest
 from moevolve.search.server.dependencies import ServerDep
 from moevolve.search.server.pages.individuals import outlined, size_words

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.compare.contrast import contrast
 from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.operations.contrast import contrast
 from moevolve.search.requests.record import one_line_errors
-from moevolve.search.requests.searches import ContrastRequest, CourseAxis
+from moevolve.search.requests.searches import ContrastRequest
 from moevolve.search.server.dependencies import ServerDep
 from moevolve.search.server.pages.rendering import render
+from moevolve.store.records import CourseAxis
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 

@@ -75,7 +75,7 @@ def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespon
         figures = figures_for(genome)
         caption = figures.subject if figures.has_figure(genome, start) else ""
         matrices = figures.matrices(genome)
-    except (UserError, OSError) as error:
+    except UserError as error:
         note = f"It can't be drawn: {' '.join(str(error).split())}"
     shown = outlined([detail.ref], outlines)
     return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices, **shown)
@@ -147,7 +147,7 @@ def _genome_and_start(store: StoreReader, ref: str) -> tuple[Subject, Genome, Ge
     """An individual, its genome without its repair, and the genome that its search's method started from, if any.
 
     Raises:
-        UserError, OSError: the model's config can't be read.
+        UserError: the search was stored without the facts of its model.
     """
     subject = find_subject(store, ref, weights=False)
     assert subject.genome is not None

@@ -15,7 +15,7 @@ from store_samples import scored, search, split
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.operations import genome, plot
+from moevolve.search.operations import plot, queries
 from moevolve.search.requests.answers import GenomeView
 from moevolve.search.requests.models import EvaluateRequest
 from moevolve.search.requests.record import Request, one_line_errors
@@ -101,7 +101,7 @@ def served(store: Store) -> Iterator[RemoteService]:
         patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
         patch.setenv("MOEVOLVE_TOKEN", WRITE)
         patch.setattr(plot, "picture", picture)
-        patch.setattr(genome, "genome", view)
+        patch.setattr(queries, "genome", view)
         app = make_app(store, ServerSettings.model_validate({"store": store.url}))
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         thread = threading.Thread(target=server.run, daemon=True)

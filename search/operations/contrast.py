@@ -24,9 +24,9 @@ from moevolve.search.compare.contrasted import (
 )
 from moevolve.search.compare.significance import Significance, TaskOutcomes, holm, paired_test, score_interval
 from moevolve.search.loop.final_table import FULL_LABEL, Score
-from moevolve.search.requests.searches import ContrastRequest, CourseAxis
+from moevolve.search.requests.searches import ContrastRequest
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, Course, EvaluationRecord, SearchRecord
+from moevolve.store.records import FULL_MODEL, Course, CourseAxis, EvaluationRecord, SearchRecord
 
 _NEVER = ("name", "store")
 """Settings that say where a search is, not what it does."""
