@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+T = TypeVar("T")
 Split = Literal["calibration", "search", "dev", "test"]
 Positions = Literal["text", "answer", "greedy"]
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
@@ -154,10 +156,18 @@ class PreparedSplit:
 
     def head(self, rows: int) -> PreparedSplit:
         """Return a split of the first `rows` examples."""
-        judged = self.harness
+        return self.only(range(min(rows, len(self.examples))))
+
+    def only(self, rows: Iterable[int]) -> PreparedSplit:
+        """Return a split of the examples at some places, in the order of the places."""
+
+        def chosen(values: tuple[T, ...]) -> tuple[T, ...]:
+            return tuple(values[row] for row in places)
+
+        places, judged = tuple(rows), self.harness
         if judged is not None:
-            judged = replace(judged, documents=judged.documents[:rows], contexts=judged.contexts[:rows])
-        return replace(self, examples=self.examples[:rows], harness=judged)
+            judged = replace(judged, documents=chosen(judged.documents), contexts=chosen(judged.contexts))
+        return replace(self, examples=chosen(self.examples), harness=judged)
 
     @cached_property
     def fingerprint(self) -> str:

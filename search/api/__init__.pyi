@@ -13,6 +13,7 @@ from ._asking import label as label
 from ._asking import lineage as lineage
 from ._asking import open_reader as open_reader
 from ._asking import open_store as open_store
+from ._asking import outcomes as outcomes
 from ._asking import pareto as pareto
 from ._asking import pause as pause
 from ._asking import profile as profile
@@ -58,6 +59,7 @@ from .search.requests.answers import AskedRow as AskedRow
 from .search.requests.answers import Evaluation as Evaluation
 from .search.requests.answers import GenomeView as GenomeView
 from .search.requests.answers import Imported as Imported
+from .search.requests.answers import Outcomes as Outcomes
 from .search.requests.answers import Pareto as Pareto
 from .search.requests.recipes import Recipe as Recipe
 from .search.running.observer import Observer as Observer

@@ -15,6 +15,7 @@ from moevolve.search.requests.models import (
     EvaluateRequest,
     ExportRequest,
     ImportEepRequest,
+    OutcomesRequest,
     ProfileRequest,
     PromptsRequest,
 )
@@ -167,6 +168,7 @@ answers = asks(AnswersRequest)
 evaluate = asks(EvaluateRequest)
 export = asks(ExportRequest)
 import_eep = asks(ImportEepRequest)
+outcomes = asks(OutcomesRequest)
 profile = asks(ProfileRequest)
 prompts = asks(PromptsRequest)
 recipe = asks(RecipeRequest)

@@ -49,7 +49,7 @@ COMMANDS = {
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
     **dict.fromkeys(("plan", "compare"), "planning"),
     **dict.fromkeys(("searches", "label", "contrast", "best", "pareto", "show", "lineage", "tasks"), "searches"),
-    **dict.fromkeys(("evaluate", "answers"), "models"),
+    **dict.fromkeys(("evaluate", "answers", "outcomes"), "models"),
     **dict.fromkeys(("export", "recipe", "apply", "import_eep", "profile"), "checkpoints"),
     "plot": "sharing",
     "analyse": "models",

@@ -12,14 +12,21 @@ from rich.text import Text
 import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
-from moevolve.search.requests.models import AnalyseRequest, AnswersRequest, EvaluateRequest, PromptsRequest
+from moevolve.search.requests.models import (
+    AnalyseRequest,
+    AnswersRequest,
+    EvaluateRequest,
+    OutcomesRequest,
+    PromptsRequest,
+)
 from moevolve.search.text import percent
 
 if TYPE_CHECKING:
-    from moevolve import Analysis, Answers, AskedRow
+    from moevolve import Analysis, Answers, AskedRow, Outcomes
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.requests.answers import AnsweredRow
 
+WholeOption = Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")]
 _LONGEST = 480
 """Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
 
@@ -53,7 +60,7 @@ def evaluate(request: EvaluateRequest, store: StoreOption = DEFAULT_STORE, as_js
 @takes(AnswersRequest)
 def answers(
     request: AnswersRequest,
-    whole: Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")] = False,
+    whole: WholeOption = False,
     prompts: Annotated[
         bool,
         typer.Option(
@@ -84,14 +91,28 @@ def answers(
         print_json(found)
         return
     scores = ", ".join(f"{name} {percent(value)}" for name, value in zip(found.models, found.scores, strict=True))
-    title = f"{found.task} ({found.split}), {found.fitness}, first {found.examined} rows: {scores}"
+    title = f"{found.task} ({found.split}), {found.fitness}, {found.examined} rows: {scores}"
     if not found.rows:
         output.print(f"{title}; no row is {request.only}", soft_wrap=True)
         return
-    cells = [list(_row(row, found, whole)) for row in found.rows]
-    ends = [sum(map(len, cells[: place + 1])) - 1 for place in range(len(cells))]
-    columns = [("row", True), ("", False), ("", False), ("text", False)]
-    print_table(title, columns, [line for lines in cells for line in lines], ends)
+    _print_answered(title, found, whole)
+
+
+@takes(OutcomesRequest)
+def outcomes(
+    request: OutcomesRequest,
+    whole: WholeOption = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    found = moevolve.ask(store, request)
+    if as_json:
+        print_json(found)
+        return
+    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.counts.items())
+    _print_answered(f"{found.task} ({found.split}), {found.examples:,} rows: {counts}", found, whole)
+    if found.note:
+        output.print(found.note, soft_wrap=True)
 
 
 @takes(AnalyseRequest)
@@ -126,7 +147,14 @@ def _print_prompts(asked: PromptsRequest, found: list[AskedRow], whole: bool) ->
     )
 
 
-def _row(row: AnsweredRow, found: Answers, whole: bool) -> Iterator[list[str | Text]]:
+def _print_answered(title: str, found: Answers | Outcomes, whole: bool) -> None:
+    cells = [list(_row(row, found, whole)) for row in found.rows]
+    ends = [sum(map(len, cells[: place + 1])) - 1 for place in range(len(cells))]
+    columns = [("row", True), ("", False), ("", False), ("text", False)]
+    print_table(title, columns, [line for lines in cells for line in lines], ends)
+
+
+def _row(row: AnsweredRow, found: Answers | Outcomes, whole: bool) -> Iterator[list[str | Text]]:
     """Make a row's lines: the prompt, the accepted answers, and one per model."""
     yield [str(row.row), "prompt", "", row.prompt if whole else _abridged(row.prompt)]
     yield ["", "right", "", " | ".join(row.references) or "-"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moevolve.evaluators.metrics import confidence_interval, weighted_mean
 from moevolve.search.config.run import RunConfig
@@ -38,10 +39,14 @@ def weighted_means(evaluations: Sequence[EvaluationRecord], weights: Sequence[fl
     )
 
 
+def outcomes_of(record: EvaluationRecord) -> NDArray[np.float64]:
+    """Per-example outcomes of a stored evaluation: float64 [examples]; empty if they were not kept."""
+    return np.frombuffer(record.outcomes or b"", dtype="<f4").astype(np.float64)
+
+
 def interval(record: EvaluationRecord) -> tuple[float, float]:
     """95 % confidence interval of a stored evaluation's score, from its per-example outcomes."""
-    outcomes = np.frombuffer(record.outcomes or b"", dtype="<f4")
-    return confidence_interval(outcomes, metric=record.metric)
+    return confidence_interval(outcomes_of(record), metric=record.metric)
 
 
 def with_outcomes(store: StoreReader, record: EvaluationRecord) -> EvaluationRecord:

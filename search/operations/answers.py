@@ -1,19 +1,23 @@
-"""A task's prompts as a model reads them, and what individuals and their full model answer."""
+"""A task's prompts as a model reads them, what models answer, and on which rows they are right."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.evaluators.metrics import score
-from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.loop.scores import FULL
+from moevolve.evaluators.types import Example
+from moevolve.search.loop.scores import FULL, outcomes_of
 from moevolve.search.operations.evaluate import prepared_split
 from moevolve.search.operations.subject import Subject, find_subject
-from moevolve.search.requests.answers import AnsweredRow, Answers, AskedRow
-from moevolve.search.requests.models import AnswerFilter, AnswersRequest, PromptsRequest
+from moevolve.search.requests.answers import AnsweredRow, Answers, AskedRow, Outcomes
+from moevolve.search.requests.models import AnswerFilter, AnswersRequest, OutcomesRequest, PromptsRequest
 from moevolve.store.reader import StoreReader
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualDetail
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import engine_fingerprint
 
@@ -23,6 +27,9 @@ def answers(store: StoreReader, request: AnswersRequest) -> Answers:
 
     Without `only`, no more rows than `limit` are run. Batches then differ from those of the whole split, and so may the
     last digits of log-probabilities.
+
+    Raises:
+        UserError: as there; or `rows` names one that the split doesn't have.
     """
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
@@ -34,8 +41,8 @@ def answers(store: StoreReader, request: AnswersRequest) -> Answers:
     if prepared.window is not None:
         raise UserError(f"{prepared.task} is running text, which is read in windows: there are no answers to show")
     only = request.only
-    if request.limit is not None and only is None:
-        prepared = prepared.head(request.limit)
+    places = _places(request, len(prepared.examples))
+    prepared = prepared.only(places)
     # One resident model, to which the edits are applied one after the other.
     worker = EvaluationWorker(placed(first.config.model, request.device, request.dtype), first.config.engine)
     edits: dict[str, Edit] = {FULL: IdentityEdit()} | {name: subject.edit for name, subject in subjects.items()}
@@ -45,7 +52,8 @@ def answers(store: StoreReader, request: AnswersRequest) -> Answers:
             found += worker.answer(edit, prepared)
         except CandidateError as error:
             raise UserError(f"{name} can't be run: {error}") from None
-    rows = [row for row in _rows(prepared, found) if only is None or _matches(row, only)]
+    answered = map(_row, places, prepared.examples, zip(*found, strict=True))
+    rows = [row for row in answered if only is None or _matches(row, only)]
     scores = [score(prepared.metric, [answer.outcome for answer in each]) for each in found]
     return Answers(
         task=prepared.task,
@@ -54,7 +62,30 @@ def answers(store: StoreReader, request: AnswersRequest) -> Answers:
         models=tuple(edits),
         examined=len(prepared.examples),
         scores=tuple(scores),
-        rows=tuple(rows[: request.limit]),
+        rows=tuple(rows if request.rows else rows[: request.limit]),
+    )
+
+
+def outcomes(store: StoreReader, request: OutcomesRequest) -> Outcomes:
+    """See `OutcomesRequest`."""
+    detail = store.individual(request.individual)
+    mine, theirs = _stored_pair(store, detail, request)
+    pair = np.stack([outcomes_of(theirs), outcomes_of(mine)])
+    chosen = {name: np.flatnonzero(selects(*pair)) for name, selects in _SELECTS.items()}
+    places = np.arange(pair.shape[1]) if request.only is None else chosen[request.only]
+    shown = places[request.offset : request.offset + request.limit].tolist()
+    examples, note = _examples(store, detail.ref, mine)
+    answered = [tuple(Answer(None, (), outcome) for outcome in pair[:, row].tolist()) for row in shown]
+    asked = [Example("", ()) if examples is None else examples[row] for row in shown]
+    return Outcomes(
+        task=mine.task,
+        split=request.split,
+        models=(request.against, detail.ref),
+        examples=pair.shape[1],
+        counts={name: len(rows) for name, rows in chosen.items()},
+        found=len(places),
+        rows=tuple(map(_row, shown, asked, answered)),
+        note=note,
     )
 
 
@@ -84,19 +115,77 @@ def _model_and_engine(subject: Subject) -> tuple[str, str]:
     return subject.facts.fingerprint, engine_fingerprint(subject.config.model, subject.config.engine)
 
 
-def _rows(split: PreparedSplit, found: Sequence[Sequence[Answer]]) -> Iterator[AnsweredRow]:
-    for row, (example, given) in enumerate(zip(split.examples, zip(*found, strict=True), strict=True)):
-        yield AnsweredRow(row, example.prompt, example.references, example.choices, given)
+def _places(request: AnswersRequest, examples: int) -> Sequence[int]:
+    """The rows to run, of a split with so many examples."""
+    beyond = [row for row in request.rows if row >= examples]
+    if beyond:
+        raise UserError(
+            f"rows: {request.task} ({request.split}) has {examples} rows, counted from 0; {beyond[0]} isn't one"
+        )
+    if request.rows:
+        return sorted(set(request.rows))
+    return range(examples if request.only or request.limit is None else min(request.limit, examples))
+
+
+_SELECTS: Mapping[AnswerFilter, Callable[[Any, Any], Any]] = {
+    "differing": lambda full, other: other != full,
+    "lost": lambda full, other: other < full,
+    "gained": lambda full, other: other > full,
+    "wrong": lambda full, other: other < 1,
+    "both_wrong": lambda full, other: (full < 1) & (other < 1),
+}
+"""Which pairs of outcomes a filter selects, given as numbers or as arrays."""
 
 
 def _matches(row: AnsweredRow, only: AnswerFilter) -> bool:
     full, *others = row.answers
-    match only:
-        case "differing":
-            return any((other.text, other.outcome) != (full.text, full.outcome) for other in others)
-        case "wrong":
-            return any(answer.outcome < 1 for answer in others or [full])
-        case "lost":
-            return any(other.outcome < full.outcome for other in others)
-        case "gained":
-            return any(other.outcome > full.outcome for other in others)
+    return any(
+        _SELECTS[only](full.outcome, other.outcome) or (only == "differing" and other.text != full.text)
+        for other in others or [full]
+    )
+
+
+def _row(row: int, example: Example, answers: tuple[Answer, ...]) -> AnsweredRow:
+    return AnsweredRow(row, example.prompt, example.references, example.choices, answers)
+
+
+def _stored_pair(
+    store: StoreReader, detail: IndividualDetail, request: OutcomesRequest
+) -> tuple[EvaluationRecord, EvaluationRecord]:
+    """The evaluations of an individual and of the model that it is compared with, on the same rows.
+
+    Raises:
+        UserError: one of them isn't stored, or is without outcomes.
+    """
+
+    def kept(found: Sequence[EvaluationRecord], name: str) -> EvaluationRecord:
+        with_outcomes = [one for one in found if one.outcomes]
+        if not with_outcomes:
+            command = f"moevolve evaluate {name} --task {request.task} --split {request.split}"
+            raise UserError(
+                f"{name} has no stored outcomes on {request.task} ({request.split}): `{command}` stores them"
+            )
+        return with_outcomes[-1]
+
+    wanted = [one for one in detail.evaluations if (one.task, one.split) == (request.task, request.split)]
+    mine = kept(wanted, detail.ref)
+    if request.against == FULL:
+        search, phenotype = detail.search, FULL_MODEL
+    else:
+        other = store.individual(request.against)
+        search, phenotype = other.search, other.individual.phenotype_hash
+    found = store.evaluations(phenotype, search.model_fingerprint, search.engine_fingerprint, [mine.task_fingerprint])
+    return mine, kept(found, request.against)
+
+
+def _examples(store: StoreReader, ref: str, evaluation: EvaluationRecord) -> tuple[Sequence[Example] | None, str]:
+    """The examples that an evaluation was about; or None, and why they can't be had."""
+    try:
+        prepared = prepared_split(find_subject(store, ref, weights=False), evaluation.task, evaluation.split)
+    except UserError as error:
+        return None, f"The prompts can't be read: {error}"
+    if prepared.window is not None:
+        return None, "Outcomes are of windows of running text, which have no prompts."
+    if prepared.fingerprint != evaluation.task_fingerprint:
+        return None, "The task's data is another one now than that which was scored."
+    return prepared.examples, ""

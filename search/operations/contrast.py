@@ -24,6 +24,7 @@ from moevolve.search.compare.contrasted import (
 )
 from moevolve.search.compare.significance import Significance, TaskOutcomes, holm, paired_test, score_interval
 from moevolve.search.loop.final_table import FULL_LABEL, Score
+from moevolve.search.loop.scores import outcomes_of
 from moevolve.search.requests.searches import ContrastRequest
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, Course, CourseAxis, EvaluationRecord, SearchRecord
@@ -227,7 +228,7 @@ def _outcomes(
         if of != split:
             continue
         rows = [each[task, split] for each in found if (task, split) in each]
-        values = [np.frombuffer(row.outcomes or b"", dtype="<f4").astype(np.float64) for row in rows]
+        values = [outcomes_of(row) for row in rows]
         same = {one.fingerprints.get((task, split)) for one in members}
         if len(rows) < len(found) or len(same) > 1 or not values[0].size or len({each.size for each in values}) > 1:
             return []

@@ -111,7 +111,7 @@ class Answers:
     Attributes:
         fitness: Fitness kind that reads the answers.
         models: `full`, then the individuals.
-        examined: Number of rows that were run, counted from the split's first.
+        examined: Number of rows that were run.
         scores: Score of every model on these rows, in [0, 1].
         rows: The rows that the request selects.
     """
@@ -123,6 +123,29 @@ class Answers:
     examined: int
     scores: tuple[float, ...]
     rows: tuple[AnsweredRow, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """On which rows of a split two models are right.
+
+    Attributes:
+        models: The model that the individual is compared with, and the individual.
+        examples: Number of rows of the split.
+        counts: Number of rows by what `only` may be.
+        found: Number of rows that the request selects, of which `rows` are shown.
+        rows: Rows with outcomes and without answers' texts.
+        note: Why there are no prompts; empty if there are.
+    """
+
+    task: str
+    split: Split
+    models: tuple[str, str]
+    examples: int
+    counts: dict[str, int]
+    found: int
+    rows: tuple[AnsweredRow, ...] = field(repr=False)
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.requests.parameters import (
     SETTINGS,
     Device,
@@ -31,11 +32,19 @@ from moevolve.search.requests.parameters import (
 from moevolve.search.requests.record import Flag, Request, record
 
 if TYPE_CHECKING:  # the answers
-    from moevolve.search.requests.answers import Analysis, Answers, AskedRow, Evaluation, Imported
+    from moevolve.search.requests.answers import Analysis, Answers, AskedRow, Evaluation, Imported, Outcomes
     from moevolve.workers.contract.card import ExportReport
     from moevolve.workers.profiling.report import ProfileReport
 
-AnswerFilter = Literal["differing", "wrong", "lost", "gained"]
+AnswerFilter = Literal["differing", "lost", "gained", "wrong", "both_wrong"]
+Only = Annotated[
+    AnswerFilter | None,
+    Field(
+        description="Only rows where an individual answers otherwise than the model it is compared with "
+        "(`differing`), scores below (`lost`) or above it (`gained`), isn't fully right (`wrong`), or neither is "
+        "(`both_wrong`). `answers` then runs the whole split, unless rows are named."
+    ),
+]
 
 
 @record
@@ -78,17 +87,45 @@ class AnswersRequest(Request["Answers"]):
     limit: Annotated[
         int | None, Field(ge=1, description="Show at most this many rows. Without `only`, no more than these are run.")
     ] = 10
-    only: Annotated[
-        AnswerFilter | None,
+    only: Only = None
+    rows: Annotated[
+        Sequence[Annotated[int, Field(ge=0)]],
         Field(
-            description="Run the whole split, and show only rows where an individual answers otherwise than the full "
-            "model (`differing`), isn't fully right (`wrong`), or scores below (`lost`) or above it (`gained`)."
+            description="Run these rows of the split, counted from 0, and all of them; repeatable."
         ),
-    ] = None
+        Flag("--row", "N", list[int]),
+    ] = ()
     search: SearchOfFull = None
     model: ModelPath = None
     device: ModelDevice = None
     dtype: ModelDtype = None
+
+
+@record
+class OutcomesRequest(Request["Outcomes"]):
+    """Show on which rows an individual and another model are right, from stored evaluations. Nothing is run.
+
+    Prompts and right answers are read from the task's data; where those can't be had, only the outcomes are shown.
+
+    Raises:
+        UserError: one of the two wasn't scored on the split, or its outcomes weren't kept.
+        StoreError: there is no such store or individual.
+    """
+
+    individual: IndividualRef
+    _: KW_ONLY
+    task: Task
+    split: Split = "test"
+    against: Annotated[
+        str,
+        Field(
+            max_length=LONGEST_NAME + 20,
+            description="The model to compare with: `full`, or another individual as SEARCH:INDEX.",
+        ),
+    ] = "full"
+    only: Only = None
+    limit: Annotated[int, Field(ge=1, le=1000, description="Show at most this many rows.")] = 25
+    offset: Annotated[int, Field(ge=0, description="Leave this many of the rows out that would come first.")] = 0
 
 
 @record

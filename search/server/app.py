@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from moevolve.search.server import metrics
+from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
@@ -41,6 +42,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     Raises:
         UserError: the key of a webhook isn't in the environment.
     """
+    processes = ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks)
     server = ServerState(
         writer=store,
         settings=settings,
@@ -48,7 +50,8 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         drawings=Turns("drawings"),
         previews=Turns("checks of launches"),
         feed=Feed(store),
-        processes=ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks),
+        processes=processes,
+        answers=AnswerRunner(processes),
         listings=Listings(store),
     )
 
@@ -56,6 +59,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await server.feed.close()
+        server.answers.close()
 
     app = FastAPI(
         title="moevolve",

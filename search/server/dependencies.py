@@ -11,6 +11,7 @@ from fastapi import Depends, Header, HTTPException, Path, Query, Request
 from fastapi.security import HTTPBearer
 
 from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.listings import Listings
@@ -34,6 +35,7 @@ class ServerState:
     previews: Turns
     feed: Feed
     processes: ProcessRunner
+    answers: AnswerRunner
     listings: Listings
 
     @property

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-import numpy as np
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
-from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.compare.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.loop.final_table import Score, score_of
+from moevolve.search.loop.scores import outcomes_of
 from moevolve.search.operations.queries import genome
 from moevolve.search.requests.searches import GenomeRequest
 from moevolve.search.server.dependencies import ServerDep
@@ -91,7 +90,7 @@ def _pair(first: EvaluationRecord | None, second: EvaluationRecord | None) -> Pa
     if first is None or second is None or first.score is None or second.score is None:
         return row
     row = replace(row, difference=second.score - first.score)
-    left, right = _outcomes(first), _outcomes(second)
+    left, right = outcomes_of(first), outcomes_of(second)
     if not left.size or left.size != right.size:
         return row
     return replace(
@@ -100,7 +99,3 @@ def _pair(first: EvaluationRecord | None, second: EvaluationRecord | None) -> Pa
         first_better=int((left > right).sum()),
         second_better=int((right > left).sum()),
     )
-
-
-def _outcomes(record: EvaluationRecord) -> NDArray[np.float64]:
-    return np.frombuffer(record.outcomes or b"", dtype="<f4").astype(np.float64)

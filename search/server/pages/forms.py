@@ -15,7 +15,7 @@ R = TypeVar("R", bound="record.Request[Any]")
 
 
 def from_form(kind: type[R], **defaults: Any) -> Callable[[Request], R]:
-    """A dependency that makes a request from the query of a form.
+    """A dependency that makes a request from the path and from the query of a form.
 
     Args:
         kind: Record of the request.
@@ -24,7 +24,8 @@ def from_form(kind: type[R], **defaults: Any) -> Callable[[Request], R]:
 
     def made(request: Request) -> R:
         # A form also sends the fields that were left empty.
-        typed = {name: request.query_params.get(name, "").strip() for name in record.fields_of(kind)}
+        given = {**request.query_params, **request.path_params}
+        typed = {name: str(given.get(name, "")).strip() for name in record.fields_of(kind)}
         with record.one_line_errors():
             return kind(**defaults | {name: text for name, text in typed.items() if text})
 

@@ -9,7 +9,16 @@ from fastapi.responses import HTMLResponse
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from moevolve.search.server.pages import comparing, contrasting, health, individuals, launching, rankings, searches
+from moevolve.search.server.pages import (
+    answering,
+    comparing,
+    contrasting,
+    health,
+    individuals,
+    launching,
+    rankings,
+    searches,
+)
 from moevolve.search.server.pages.rendering import FOLDER, sign_in
 
 routes = APIRouter(include_in_schema=False)
@@ -26,7 +35,7 @@ class _RevalidatedFiles(StaticFiles):
 
 def add_pages(app: FastAPI) -> None:
     """Add the pages to an application, and the files they load under /static/."""
-    for module in (searches, individuals, rankings, comparing, contrasting, launching, health):
+    for module in (searches, individuals, answering, rankings, comparing, contrasting, launching, health):
         app.include_router(module.routes)
     app.include_router(routes)
     files = _RevalidatedFiles(directory=FOLDER / "static", packages=[("moevolve.search.report", "static")])

@@ -15,14 +15,27 @@ FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
     *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "contrast", "estimate"),
     *("evaluate", "export", "export_coefficients", "genome", "import_eep", "label", "launch", "lineage"),
-    *("load_comparison", "load_config", "logs", "open_reader", "open_store", "pareto", "pause", "plot", "profile"),
-    *("prompts", "recipe", "report", "resume", "retry", "scale", "searches", "serve", "show", "shrink", "stop"),
+    *("load_comparison", "load_config", "logs", "open_reader", "open_store", "outcomes", "pareto", "pause", "plot"),
+    *(
+        "profile",
+        "prompts",
+        "recipe",
+        "report",
+        "resume",
+        "retry",
+        "scale",
+        "searches",
+        "serve",
+        "show",
+        "shrink",
+        "stop",
+    ),
     *("submit", "tasks", "write_analysis"),
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Contrast", "Control", "Entry"),
     *("Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported", "IndividualDetail"),
-    *("LineageGraph", "Observer", "Pareto", "ProfileReport", "Progress", "Recipe", "RunConfig", "Score"),
+    *("LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress", "Recipe", "RunConfig", "Score"),
     *("SearchSummary", "ShrinkPlan", "Shrunk", "Store", "StoreReader", "Submitted", "TaskConfig"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}

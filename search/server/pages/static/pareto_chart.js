@@ -18,9 +18,11 @@ export function draw(figure) {
   let cells = [];
   const place = figure.querySelector(".plot");
 
-  // Marks and cells are no series, which need a common x: the ranges have to include them.
+  // Marks and cells are no series, which need a common x: the ranges have to include them. The full model has a line of
+  // its score; its size would squeeze the candidates of one budget into a corner.
   const padded = (name, floor) => () => {
-    const values = [...front, ...marks, ...cells].map((each) => each[name]).filter((value) => value !== null);
+    const candidates = [...front, ...marks.filter(({ kind }) => kind !== "full" || name === "y"), ...cells];
+    const values = candidates.map((each) => each[name]).filter((value) => value !== null);
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const margin = 0.06 * (high - low) || 0.05 * Math.abs(high) || 1;
     return [Math.max(floor, low - margin), high + margin];
