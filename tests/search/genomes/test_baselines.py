@@ -31,7 +31,7 @@ from moevolve.workers.engine.measuring import token_sequences
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
-EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 4, 150
+EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 3, 60
 PRUNING = ("frequency", "soft_activation", "reap", "naee")
 Layers = list[list[Token]]
 
@@ -188,8 +188,7 @@ def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]
     return sorted(sorted(cluster) for cluster in clusters)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-@pytest.mark.parametrize(("groups", "space"), [("per_layer", "probs"), (2, "logits")])
+@pytest.mark.parametrize(("groups", "space", "family"), [("per_layer", "probs", "mixtral"), (2, "logits", "qwen2_moe")])
 def test_hc_smoe_merges_what_is_alike(
     groups: Any, space: str, family: str, models: Any, plain: Any, tiny: Any, tmp_path: Path
 ) -> None:
