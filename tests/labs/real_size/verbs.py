@@ -119,6 +119,8 @@ class Session:
         self.worker: EvaluationWorker | None = None
         self._exported = model.with_name(f"{model.name}-exported")
         self._logits: Tensor | None = None
+        # Several verbs are planned as one and the same search.
+        self._estimates: dict[tuple[str, int], Estimate] = {}
 
     def rows(self, verbs: tuple[str, ...]) -> Iterator[Row]:
         """Do them in order, and say what each took."""
@@ -350,9 +352,12 @@ class Session:
 
     def estimate(self, config: RunConfig) -> Estimate:
         """What `plan` says of a run on this device."""
-        (card,) = find_gpus("a100-80g")
-        gpu: Device = replace(card, memory=self.device.capacity)
-        return estimate(config, (gpu,))
+        key = config.canonical_json(), self.device.capacity
+        if key not in self._estimates:
+            (card,) = find_gpus("a100-80g")
+            gpu: Device = replace(card, memory=self.device.capacity)
+            self._estimates[key] = estimate(config, (gpu,))
+        return self._estimates[key]
 
 
 def _needed(config: RunConfig) -> NeededMemory:
