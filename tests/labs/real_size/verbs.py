@@ -124,6 +124,9 @@ class Session:
 
     def rows(self, verbs: tuple[str, ...]) -> Iterator[Row]:
         """Do them in order, and say what each took."""
+        gc.collect()
+        # Modules and classes of what is imported stay: going through them again takes longer than many a verb.
+        gc.freeze()
         for verb in verbs:
             gc.collect()
             self.device.reset()
@@ -151,6 +154,7 @@ class Session:
                 failure,
                 note,
             )
+        gc.unfreeze()
         shutil.rmtree(self._exported, ignore_errors=True)
 
     def do(self, verb: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Short forms of the matrix: published layouts and vocabularies, narrow layers, on the metered device."""
+"""Short forms of the matrix: published layouts, narrow layers, small vocabularies, on the metered device."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ NARROW = {
         "num_key_value_heads": 4,
         "q_lora_rank": 128,
         "n_routed_experts": 32,
+        "vocab_size": 32_000,
     },
     "gpt-oss-20b": {
         "hidden_size": 192,
         "intermediate_size": 192,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "vocab_size": 32_000,
     },
 }
-"""Widths that a test has time for; all else is as published."""
+"""Widths and vocabularies that a test has time for; all else is as published."""
 VERBS = ("load", "full", "prune", "merge", "export", "reload")
 
 
@@ -118,6 +120,7 @@ def test_dense_kinds_start_in_the_memory_that_plan_says(tmp_path: Path, device: 
         "intermediate_size": 3584,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
+        "vocab_size": 32_000,
     }
     spec = replace(SPECS["llama-3-8b"], changes=changes)
     model, task = write_checkpoint(spec, tmp_path / "model"), write_task(tmp_path / "task", rows=3)
