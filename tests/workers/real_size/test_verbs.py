@@ -74,7 +74,9 @@ def test_what_the_meter_sees_is_what_plan_says_and_exports_give_the_same_logits(
     load, merge = rows["load"], rows["merge"]
     assert load.planned is not None and abs(load.device - load.planned) <= 0.01 * load.planned
     for verb in ("full", "prune", "merge", "export"):
-        assert rows[verb].planned is not None and rows[verb].device <= 1.1 * rows[verb].planned
+        planned = rows[verb].planned
+        # Compared beside the weights, of which logits are a small part with so small a vocabulary.
+        assert planned is not None and rows[verb].device - load.device <= 1.1 * (planned - load.planned), verb
     assert merge.device > rows["prune"].device
     # Written while it is read: never two models, and a half of one at that.
     assert rows["export"].device < load.device + 0.75 * rows["reload"].device
