@@ -16,7 +16,7 @@ from moevolve.store.records import IndividualRecord, IndividualStatus
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace
 
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=8, deadline=None)
 """Fewer examples: for tests with many parameters, or slow ones."""
 many = settings(max_examples=150, deadline=None)
 PRUNE = PrunePhase(evaluations=40)

@@ -76,8 +76,7 @@ def questions(name: str, shots: int = 0) -> dict[str, list[str]]:
 def test_splits_come_from_the_documents_and_share_none(
     write: Write, counts: dict[str, int], sizes: tuple[int, ...], sources: tuple[str, str]
 ) -> None:
-    name = write(counts)
-    found = questions(name)
+    found = questions(write(counts))
     assert tuple(len(found.get(split, ())) for split in SPLITS) == sizes
     assert all(question.startswith("training ") for question in found.get("calibration", ()))
     every = [question for group in found.values() for question in group]
@@ -85,6 +84,11 @@ def test_splits_come_from_the_documents_and_share_none(
     for split, source in zip(("search", "dev", "test"), (sources[0], *sources), strict=True):
         assert all(question.startswith(f"{source} ") for question in found[split])
     assert found["search"] != sorted(found["search"]), "shuffled"
+
+
+def test_splits_are_the_same_every_time(write: Write) -> None:
+    name = write()
+    found = questions(name)
     load_harness.cache_clear()
     assert questions(name) == found
 

@@ -429,7 +429,7 @@ _ANSWERS = st.lists(st.sampled_from(_PIECES), max_size=9).map("".join) | st.text
 
 
 @pytest.mark.parametrize("kind", RULES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=_ANSWERS, continuation=_ANSWERS)
 def test_answers_by_chance(kind: str, text: str, continuation: str) -> None:
     examples, theirs = RULES[kind]

@@ -195,7 +195,7 @@ def _suiting(kind: str, words: Example) -> Example:
 
 
 @pytest.mark.parametrize("kind", sorted(MATCHERS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=_TEXTS, continuation=_TEXTS, stop=_STOPS, words=_WORD_EXAMPLES)
 @case(text="answer EN", continuation="D", stop=("END",), words=WORDS)
 @case(text="no ", continuation="", stop=("\n",), words=WORDS)

@@ -49,8 +49,10 @@ class Spec:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The published config with few layers."""
-        return few_layers(self.published, self.layers, self.dense) | self.changes
+        """The published config with few layers; with fewer tokens, special ones come round to lower numbers."""
+        config = few_layers(self.published, self.layers, self.dense) | self.changes
+        ids = {name: config[name] for name in config if name.endswith("_token_id") and isinstance(config[name], int)}
+        return config | {name: place % config["vocab_size"] for name, place in ids.items()}
 
     @property
     def experts(self) -> int:

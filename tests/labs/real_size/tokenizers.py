@@ -114,6 +114,7 @@ _FORMS: dict[str, tuple[dict[str, int], dict[str, str], str | None]] = {
 def write_tokenizer(name: str, config: dict[str, Any], directory: Path) -> None:
     """Write the files of a tokenizer for a config of the lab."""
     special, roles, template = _FORMS[config["model_type"]]
+    special = {token: place % config["vocab_size"] for token, place in special.items()}
     learnt, merges = _words()
     free = iter(sorted(set(range(config["vocab_size"])) - set(special.values())))
     vocabulary = {word: next(free) for word in learnt} | special

@@ -119,9 +119,14 @@ class Session:
         self.worker: EvaluationWorker | None = None
         self._exported = model.with_name(f"{model.name}-exported")
         self._logits: Tensor | None = None
+        # Several verbs are planned as one and the same search.
+        self._estimates: dict[tuple[str, int], Estimate] = {}
 
     def rows(self, verbs: tuple[str, ...]) -> Iterator[Row]:
         """Do them in order, and say what each took."""
+        gc.collect()
+        # Modules and classes of what is imported stay: going through them again takes longer than many a verb.
+        gc.freeze()
         for verb in verbs:
             gc.collect()
             self.device.reset()
@@ -149,6 +154,7 @@ class Session:
                 failure,
                 note,
             )
+        gc.unfreeze()
         shutil.rmtree(self._exported, ignore_errors=True)
 
     def do(self, verb: str) -> str | None:
@@ -350,9 +356,12 @@ class Session:
 
     def estimate(self, config: RunConfig) -> Estimate:
         """What `plan` says of a run on this device."""
-        (card,) = find_gpus("a100-80g")
-        gpu: Device = replace(card, memory=self.device.capacity)
-        return estimate(config, (gpu,))
+        key = config.canonical_json(), self.device.capacity
+        if key not in self._estimates:
+            (card,) = find_gpus("a100-80g")
+            gpu: Device = replace(card, memory=self.device.capacity)
+            self._estimates[key] = estimate(config, (gpu,))
+        return self._estimates[key]
 
 
 def _needed(config: RunConfig) -> NeededMemory:

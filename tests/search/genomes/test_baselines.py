@@ -16,22 +16,25 @@ from local_workers import local_pool
 from numpy.typing import NDArray
 from plain_experts import Token, change, plain_tokens
 from report_lab import finished
+from search_samples import PRUNE, eep_space
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.genomes.eep.baselines import average_linkage
 from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.calibration import calibrated_setup, stored_calibration
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import token_sequences
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
-EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 4, 150
+EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 3, 60
 PRUNING = ("frequency", "soft_activation", "reap", "naee")
 Layers = list[list[Token]]
 
@@ -177,6 +180,14 @@ def test_a_pruning_baseline_is_a_search_of_one(
         assert individual.summary.endswith("(naee, exhaustive: 20 subsets)")
 
 
+def test_layers_of_a_group_count_alike_whatever_their_totals() -> None:
+    """Summed as they are, the first layer would keep expert 0."""
+    scores = np.array([[50.0, 40.0, 10.0], [0.1, 0.5, 0.4]], dtype=np.float32)
+    space = eep_space(1, 1, layers=2, experts=3).calibrated(Calibration({"saliency": scores}))
+    genome = baseline_offspring("reap", space, PRUNE).genome
+    assert isinstance(genome, EepGenome) and space.kept(genome).tolist() == [[1]]
+
+
 def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]]:
     """Average linkage by definition: the mean over all pairs, computed again at every step."""
     clusters = [[point] for point in range(len(distances))]
@@ -188,8 +199,7 @@ def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]
     return sorted(sorted(cluster) for cluster in clusters)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-@pytest.mark.parametrize(("groups", "space"), [("per_layer", "probs"), (2, "logits")])
+@pytest.mark.parametrize(("groups", "space", "family"), [("per_layer", "probs", "mixtral"), (2, "logits", "qwen2_moe")])
 def test_hc_smoe_merges_what_is_alike(
     groups: Any, space: str, family: str, models: Any, plain: Any, tiny: Any, tmp_path: Path
 ) -> None:

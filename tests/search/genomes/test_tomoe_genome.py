@@ -168,7 +168,7 @@ def test_random_masks_are_uniformly_random_whatever_saliency_says(budget: float)
     counts = {name: np.zeros((layers, size)) for name, size in sizes.items()}
     chances = {name: [] for name in sizes}  # type: ignore[var-annotated]
     overlaps, variance = 0.0, 0.0
-    for _ in range(400):
+    for _ in range(200):
         offspring = space.sample(rng, TUNE)
         edit = offspring.genome.express()
         assert offspring.operator == "random" and edit.heads is not None

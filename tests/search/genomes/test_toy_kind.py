@@ -164,7 +164,7 @@ def _leftmost(space: RunsSpace) -> Offspring[RunsGenome]:
 
 
 RUNS = GenomeKind(RunsSection, _make_space, RunsCosts, RunsFigures(), {"leftmost": Baseline(_leftmost, ("prune",))})
-PHASES = [{"kind": "prune", "evaluations": 14, "initial": 4, "init": ["leftmost"]}]
+PHASES = [{"kind": "prune", "evaluations": 8, "initial": 4, "init": ["leftmost"]}]
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def searched(config: RunConfig, url: str) -> None:
         finished(store, config)
         rows = store.history(store.search("toy").id)
         assert [row.operator for row in rows[:4]] == ["leftmost", "random", "random", "random"]
-        assert len(rows) == 14 and all(row.status == "ok" for row in rows)
+        assert len(rows) == 8 and all(row.status == "ok" for row in rows)
         genome = find_subject(store, "toy:0").genome
         assert isinstance(genome, RunsGenome) and genome.firsts == (0, 0, 0, 0)
 

@@ -68,18 +68,16 @@ def test_padded_prompts_run_as_they_do_alone(checkpoint: Callable[[str], Path], 
         torch.testing.assert_close(steps[:, row], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_two_models_are_measured_in_processes_of_their_own(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    models = [ProfiledModel(name, str(checkpoint(name))) for name in ("mixtral", "llama")]
-    report = profile_models(models, SETTINGS, tmp_path)
-    assert [model.label for model in report.models] == ["mixtral", "llama"]
-    assert report.reference.label == "mixtral"
-    for model in report.models:
-        assert (model.load.device, model.load.dtype, model.load.threads) == ("cpu", "float32", 1)
-        assert [batch.batch_size for batch in model.batches] == [1, 3]
-        for batch in model.batches:
-            assert len(batch.prefill_seconds) == len(batch.decode_seconds) == 3
-            assert min(batch.prefill_seconds + batch.decode_seconds) > 0
-            assert batch.peak_bytes is None or 0 <= batch.peak_bytes < 2**28
+def test_a_model_is_measured_in_a_process_of_its_own(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    report = profile_models([ProfiledModel("mine", str(checkpoint("mixtral")))], SETTINGS, tmp_path)
+    (model,) = report.models
+    assert report.reference is model and model.label == "mine"
+    assert (model.load.device, model.load.dtype, model.load.threads) == ("cpu", "float32", 1)
+    assert [batch.batch_size for batch in model.batches] == [1, 3]
+    for batch in model.batches:
+        assert len(batch.prefill_seconds) == len(batch.decode_seconds) == 3
+        assert min(batch.prefill_seconds + batch.decode_seconds) > 0
+        assert batch.peak_bytes is None or 0 <= batch.peak_bytes < 2**28
     assert not list(tmp_path.glob("tmp*")), "the warm-up's model is gone"
 
 
@@ -100,6 +98,7 @@ def test_models_take_turns(canned: CannedProfilees, tmp_path: Path) -> None:
 def test_apart_holds_one_model_at_a_time(canned: CannedProfilees, tmp_path: Path) -> None:
     models = [ProfiledModel("a", "one"), ProfiledModel("b", "two")]
     report = profile_models(models, replace(SETTINGS, repeats=1, apart=True), tmp_path)
+    assert [model.label for model in report.models] == ["a", "b"] and report.reference.label == "a"
     assert [event.partition(", pid")[0] for event in canned.events] == [
         "one loads beside 0",
         *["one 1"] * 2,

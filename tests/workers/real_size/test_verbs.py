@@ -1,4 +1,4 @@
-"""Short forms of the matrix: published layouts and vocabularies, narrow layers, on the metered device."""
+"""Short forms of the matrix: published layouts, narrow layers, small vocabularies, on the metered device."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ NARROW = {
         "num_key_value_heads": 4,
         "q_lora_rank": 128,
         "n_routed_experts": 32,
+        "vocab_size": 32_000,
     },
     "gpt-oss-20b": {
         "hidden_size": 192,
         "intermediate_size": 192,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "vocab_size": 32_000,
     },
 }
-"""Widths that a test has time for; all else is as published."""
+"""Widths and vocabularies that a test has time for; all else is as published."""
 VERBS = ("load", "full", "prune", "merge", "export", "reload")
 
 
@@ -72,7 +74,9 @@ def test_what_the_meter_sees_is_what_plan_says_and_exports_give_the_same_logits(
     load, merge = rows["load"], rows["merge"]
     assert load.planned is not None and abs(load.device - load.planned) <= 0.01 * load.planned
     for verb in ("full", "prune", "merge", "export"):
-        assert rows[verb].planned is not None and rows[verb].device <= 1.1 * rows[verb].planned
+        planned = rows[verb].planned
+        # Compared beside the weights, of which logits are a small part with so small a vocabulary.
+        assert planned is not None and rows[verb].device - load.device <= 1.1 * (planned - load.planned), verb
     assert merge.device > rows["prune"].device
     # Written while it is read: never two models, and a half of one at that.
     assert rows["export"].device < load.device + 0.75 * rows["reload"].device
@@ -118,6 +122,7 @@ def test_dense_kinds_start_in_the_memory_that_plan_says(tmp_path: Path, device: 
         "intermediate_size": 3584,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
+        "vocab_size": 32_000,
     }
     spec = replace(SPECS["llama-3-8b"], changes=changes)
     model, task = write_checkpoint(spec, tmp_path / "model"), write_task(tmp_path / "task", rows=3)
