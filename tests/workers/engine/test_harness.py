@@ -153,13 +153,15 @@ def by_lm_eval(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, name:
     files = config["dataset_kwargs"]["data_files"]
     config["dataset_kwargs"]["data_files"] = {key: str(Path(path).parent / file) for key, file in files.items()}
     theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, device="cpu", add_bos_token=True)
-    found = lm_eval.simple_evaluate(
-        model=theirs,
-        tasks=[config],
-        task_manager=TaskManager(include_defaults=False),
-        log_samples=True,
-        bootstrap_iters=0,
-    )
+    with pytest.MonkeyPatch.context() as patch:  # it would describe the machine, by programs that take a second
+        patch.setattr("lm_eval.evaluator.add_env_info", lambda _: None)
+        found = lm_eval.simple_evaluate(
+            model=theirs,
+            tasks=[config],
+            task_manager=TaskManager(include_defaults=False),
+            log_samples=True,
+            bootstrap_iters=0,
+        )
     return found["samples"][config["task"]]
 
 
