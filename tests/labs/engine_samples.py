@@ -47,11 +47,15 @@ def answers(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
     return [made.texts, made.gold_logprobs.tolist()]
 
 
+def ranks(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
+    """Log-probabilities of every prompt's choices."""
+    return [[each.tolist() for each in engine.rank(split)]]
+
+
 def others(engine: GenerationEngine, split: PreparedSplit) -> Numbers:
     """All else that an engine can be asked of a split that it remembers."""
-    ranks = [each.tolist() for each in engine.rank(split)]
     texts = [engine.text_logprobs(split), engine.divergences(split), engine.agreements(split)]
-    return [ranks, *(each.tolist() for each in texts)]
+    return [*ranks(engine, split), *(each.tolist() for each in texts)]
 
 
 def edit_of_family(make_edit: Callable[..., EepEdit], family: str, kind: str, seed: int = 0) -> EepEdit:

@@ -1,7 +1,8 @@
 """Whether candidates come out the same in every way that they can be asked, under one instruction set after the other.
 
-Libraries read their settings when a process starts, so every setting has a process of its own, which scores candidates
-of the demo's model: with all shortcuts and without any, all prompts together, backwards, and each by itself. By hand:
+Libraries read their settings when a process first computes something, so every setting has a process of its own, forked
+from one that has imported everything and computed nothing. It scores candidates of the demo's model: with all shortcuts
+and without any, all prompts together, backwards, and each by itself. By hand:
 
     python tests/labs/instruction_sets.py        # the whole grid
 """
@@ -9,14 +10,27 @@ of the demo's model: with all shortcuts and without any, all prompts together, b
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.kernels import products as kernel
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.model.resident import ResidentModel
 
 ROOT = Path(__file__).parents[2]
 Settings = dict[str, str]
@@ -42,50 +56,38 @@ def grid() -> list[Settings]:
     return [each for each in found if not ("mkldnn" in each and "ONEDNN_MAX_CPU_ISA" in each)]
 
 
-def checked(settings: Settings) -> str:
-    """Score in all ways under settings, in a process of its own.
+def checked(settings: Sequence[Settings]) -> Iterator[list[str]]:
+    """Score in all ways under each of the settings, in a process of its own.
 
     Args:
         settings: environment variables; `mkldnn` is off or on in torch instead.
 
-    Returns:
-        A digest of the numbers by each product library, which may be another one under other settings.
-
-    Raises:
-        AssertionError: a number depends on the way.
+    Yields:
+        Of each of the settings, a digest of the numbers by each product library, which may be another one under other
+        settings; or what was wrong, after `FAILED`: a number depends on the way.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _VALUES} | settings
-    done = subprocess.run(
-        [sys.executable, __file__, "child"], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{settings}: {done.stderr}"
-    return done.stdout.strip()
+    environment = {name: value for name, value in os.environ.items() if name not in _VALUES}
+    command = [sys.executable, __file__, json.dumps(settings)]
+    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield from (line.split(maxsplit=1) if "FAILED" in line else line.split() for line in process.stdout)
 
 
-def _child() -> None:
-    import torch
-
-    from moevolve.kernels import products as kernel
-
+def _child(settings: Settings) -> None:
+    """Score in a process that has computed nothing yet, and print the digests."""
+    os.environ.update(settings)
     # The demo's matrices are small, and both libraries are to be tried.
     kernel.ONEDNN_LEAST = 1
     torch.set_num_threads(1)
-    off = os.environ.get("mkldnn") == "off"  # noqa: SIM112 - no setting of a library
+    wanted = settings.get("ATEN_CPU_CAPABILITY", "")
+    assert wanted.upper() in ("", torch.backends.cpu.get_cpu_capability()), "something was computed before"
+    off = settings.get("mkldnn") == "off"
     libraries = ("torch", "onednn") if kernel.onednn_available() and not off else ("torch",)
     with torch.backends.mkldnn.flags(enabled=False) if off else nullcontext():
-        print(*map(_digest, libraries))
+        print(*map(_digest, libraries), flush=True)
 
 
 def _digest(library: Any) -> str:
-    import numpy as np
-
-    from moevolve.evaluators.preparation.prepare import prepare_split
-    from moevolve.evaluators.preparation.registry import load_task
-    from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
-    from moevolve.workers.engine.engine import GenerationEngine
-    from moevolve.workers.methods.eep.edit import EepEdit
-    from moevolve.workers.model.resident import ResidentModel
-
     counts = {"search": 4, "dev": 2, "test": 2}
     tasks = [load_task(name).with_counts(counts) for name in ("demo-span", "demo-calendar")]
     splits = [prepare_split(task, "search") for task in tasks]
@@ -100,29 +102,35 @@ def _digest(library: Any) -> str:
         config = EngineConfig(batch_tokens=batch_tokens, matmul_backend=library)
         engine = GenerationEngine(resident.model, resident.tokenizer, config, shortcuts)
         numbers: list[Any] = []
-        for edit in edits:
+        for edit, split in zip(edits, splits, strict=True):
+            turned = replace(split, examples=split.examples[::backwards])
             with resident.edited(edit):
-                for split in splits:
-                    turned = replace(split, examples=split.examples[::backwards])
-                    made = engine.generate(turned, lambda _, text: len(text) > 12)
-                    numbers += [made.texts[::backwards], made.gold_logprobs[::backwards].tolist()]
+                made = engine.generate(turned, lambda _, text: len(text) > 12)
+            numbers += [made.texts[::backwards], made.gold_logprobs[::backwards].tolist()]
         found.append(numbers)
     assert found[1] == found[0], f"{library}: prompts in another order and other batches come out otherwise"
     assert found[2] == found[0], f"{library}: prompts by themselves and without shortcuts come out otherwise"
     return hashlib.sha256(repr(found[0]).encode()).hexdigest()[:12]
 
 
+def _each(settings: Sequence[Settings]) -> None:
+    for each in settings:
+        if os.fork() == 0:
+            try:
+                _child(each)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells it
+                print("FAILED", repr(error), flush=True)
+            os._exit(0)
+        os.wait()
+
+
 def _main() -> None:
     failed = 0
-    for settings in grid():
-        try:
-            said = checked(settings)
-        except AssertionError as error:
-            failed += 1
-            said = f"FAILED {error}"
-        print(settings, said, flush=True)
+    for settings, said in zip(grid(), checked(grid()), strict=True):
+        failed += said[0] == "FAILED"
+        print(settings, *said, flush=True)
     sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    _child() if sys.argv[1:] == ["child"] else _main()
+    _each(json.loads(sys.argv[1])) if len(sys.argv) > 1 else _main()

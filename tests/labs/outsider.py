@@ -15,6 +15,7 @@ sys.modules["moevolve"] = None
 import torch
 import transformers.dynamic_module_utils as dynamic
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import MixtralForCausalLM  # what all models need is imported with the first of them
 
 def answer(directories, tokens, prompt, modules):
     dynamic.HF_MODULES_CACHE = modules
@@ -35,6 +36,7 @@ for line in sys.stdin:
         os._exit(0)
     if os.waitpid(child, 0)[1] != 0:
         print("null", flush=True)
+os._exit(0)  # taking torch down takes a second
 """
 
 

@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import sys
 import uuid
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 def render(template: str, **values: Any) -> str:
     """Render a `*.jinja` template, given by its path below `workers/`. A missing value is an error."""
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    """The environment of all templates, which keeps what it has compiled."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[1]),
         undefined=StrictUndefined,
@@ -25,7 +32,7 @@ def render(template: str, **values: Any) -> str:
         autoescape=False,
     )
     environment.filters["cell"] = _cell
-    return environment.get_template(template).render(**values)
+    return environment
 
 
 def _cell(text: str) -> str:

@@ -28,7 +28,8 @@ from moevolve.workers.model.resident import ResidentModel
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss")
+FAMILIES = ("mixtral", "qwen2_moe", "gpt_oss")
+"""Families of which all layers have experts or not all, or whose layers have different masks."""
 ENDS = [2, *range(60, 76)]
 PLENTY = 1 << 24
 
@@ -88,7 +89,7 @@ def test_all_numbers_are_the_same(
     """Candidates have layers with one-hot matrices and layers that merge."""
     pair = Pair(resident(family), tiny_tokenizer)
     edits = offspring(make_edit_of(family, "mixed", 0), make_edit_of(family, "mixed", 1))
-    shares = pair.compare(edits, split_of(), all_numbers=True)
+    shares = pair.compare(edits, split_of(), all_numbers=family == "mixtral")
     assert shares[1] == 0, "the full model has no layer in common with an edit"
     layers = len(pair.resident.model.get_decoder().layers)
     changed = [layer.index for layer in reversed(pair.resident.layers)]
@@ -101,10 +102,8 @@ def test_little_room_changes_nothing_either(
 ) -> None:
     pair = Pair(resident("mixtral"), tiny_tokenizer, limit=8_000)
     edits = offspring(make_edit_of("mixtral", "both", 0), make_edit_of("mixtral", "prune", 1))
-    split = split_of(17, 5, 14, 11, 4)
-    shares = pair.compare(edits * 2, split)
-    full = Pair(resident("mixtral"), tiny_tokenizer).compare(edits * 2, split)
-    assert 0 < sum(shares) < sum(full)
+    shares = pair.compare(edits, split_of())
+    assert 0 < sum(shares) < 2 / 3 + 1 / 3 + 2 / 3, "less than with plenty of room"
 
 
 def test_an_unfinished_answer_gets_the_layers_that_were_left_out(
@@ -153,7 +152,7 @@ def test_repaired_layers_are_those_of_equal_beginnings(
     bases = offspring(make_edit_of("mixtral", "prune", 0), make_edit_of("mixtral", "prune", 1))
     edits = [RepairedEdit(base, RepairRecipe((0.1,)), rows) for base in bases if isinstance(base, EepEdit)]
     # Children that change the last layer, the middle one and the first.
-    shares = pair.compare(list(edits[:4]), split_of(), all_numbers=True)
+    shares = pair.compare(list(edits[:4]), split_of())
     np.testing.assert_allclose(shares, [0, 2 / 3, 1 / 3, 0])
 
 

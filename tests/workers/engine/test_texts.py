@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 MakeModel = Callable[..., "PreTrainedModel"]
 BOS = 1
-FAMILIES = ["mixtral", "qwen2_moe", "llama", "opt"]
+FAMILIES = ["mixtral", "opt"]
+WAYS = pytest.mark.parametrize(("batch_tokens", "lean"), [(1, True), (60, False), (4096, True)])
 
 
-def some_texts(count: int = 12) -> list[list[int]]:
+def some_texts(count: int = 7) -> list[list[int]]:
     """Texts of 2 to 20 tokens, without the beginning-of-sequence token."""
     rng = np.random.default_rng(8)
     return [rng.integers(4, 97, size=int(rng.integers(2, 21))).tolist() for _ in range(count)]
@@ -115,8 +116,7 @@ def test_what_a_model_does_behind_its_head_counts(tiny_model: MakeModel, engine_
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+@WAYS
 def test_logprobs_are_those_of_single_unpadded_texts(
     model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int, lean: bool
 ) -> None:
@@ -127,8 +127,7 @@ def test_logprobs_are_those_of_single_unpadded_texts(
     np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+@WAYS
 def test_divergences_are_those_of_two_models_side_by_side(
     model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int, lean: bool
 ) -> None:
@@ -144,8 +143,7 @@ def test_divergences_are_those_of_two_models_side_by_side(
     assert not engine.divergences(split).any(), "the unedited model again: not a bit is different"
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+@WAYS
 def test_agreements_are_overlaps_of_two_models_side_by_side(
     model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int, lean: bool
 ) -> None:
@@ -164,8 +162,7 @@ def test_agreements_are_overlaps_of_two_models_side_by_side(
     np.testing.assert_allclose(engine.agreements(split), 1.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
-@pytest.mark.parametrize("fitness", ["kl", "agreement"])
+@pytest.mark.parametrize(("fitness", "batch_tokens"), [("kl", 60), ("agreement", 4096)])
 def test_only_the_positions_that_predict_the_answer_count(
     model: PreTrainedModel, plain: Plain, engine_of: Engines, fitness: str, batch_tokens: int
 ) -> None:
@@ -197,11 +194,11 @@ def greedy_of(model: PreTrainedModel, prompt: list[int], limit: int) -> list[int
     return made
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
+@pytest.mark.parametrize("batch_tokens", [1, 4096])
 def test_without_labels_the_full_models_own_answer_is_the_text(
     model: PreTrainedModel, engine_of: Engines, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts = some_texts(8)
+    prompts = some_texts(4)
     examples = tuple(Example(" ".join(f"w{token}" for token in prompt), ()) for prompt in prompts)
     split = replace(split_of(prompts, "agreement"), examples=examples, positions="greedy", metric="mean")
     with torch.no_grad():  # one prompt of the model's is answered by the end token at once
@@ -256,7 +253,7 @@ def test_an_unedited_model_scores_one_and_an_edited_one_less(
     assert other.score == pytest.approx(np.exp(other.gold_logprob))
 
 
-@pytest.mark.parametrize("chunk", [1, 97 * 3, 97 * 10])
+@pytest.mark.parametrize("chunk", [1, 97 * 3])
 def test_chunks_of_positions_change_nothing(
     model: PreTrainedModel, engine_of: Engines, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
@@ -354,8 +351,7 @@ def score(worker: EvaluationWorker, edit: Edit, *splits: PreparedSplit) -> Evalu
     return worker.evaluate(EvaluationRequest(edit, tuple(s.ref for s in splits)), splits)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-@pytest.mark.parametrize("kind", ["prune", "both"])
+@pytest.mark.parametrize(("family", "kind"), [("mixtral", "prune"), ("qwen2_moe", "both")])
 def test_a_workers_divergence_of_an_edit_is_that_of_the_two_models(
     model_config: Callable[..., ModelConfig],
     make_edit: Callable[..., EepEdit],

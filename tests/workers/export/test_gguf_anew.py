@@ -56,8 +56,8 @@ def pruned(how: str = "prune") -> Any:
 
 
 def repaired(base: Any, strength: Any) -> RepairedEdit:
-    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(0.1, 1.0, 10.0, 100.0))
-    return RepairedEdit(base, recipe, rows_of(sequences_of([12] * 24)))
+    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(1.0, 100.0))
+    return RepairedEdit(base, recipe, rows_of(sequences_of([12] * 12)))
 
 
 def stored(directory: Path) -> dict[str, tuple[str, bytes]]:

@@ -20,7 +20,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 Checkpoints = Callable[[str], Path]
 Configs = Callable[..., ModelConfig]
 
-KINDS = ("prune", "crossed", "mapped", "merged", "both", "mixed")
+KINDS = ("crossed", "mapped", "mixed")
 variants = pytest.mark.parametrize("variant", list(SAMPLES))
 CONTINUOUS = ("mapped", "both", "mixed")
 
@@ -34,7 +34,7 @@ def spaces(variant: str, kind: str) -> tuple[str, ...]:
 def test_edited_logits_are_those_of_the_equations(
     variant: str, kind: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
 ) -> None:
-    found = []
+    found, tokens = [], tokens[:1]
     for space in spaces(variant, kind):
         edit = make_family_edit(variant, kind, space=space)
         found.append(logits(resident(variant), edit, tokens))
@@ -48,7 +48,7 @@ def test_edited_logits_are_those_of_the_equations(
 def test_numbers_retained_and_active(
     variant: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
 ) -> None:
-    model, count = resident(variant), SAMPLES[variant].experts
+    model, count, tokens = resident(variant), SAMPLES[variant].experts, tokens[:1]
     groups = model.layers[0].rule.groups
     tried = 0
     for retained in range(1, count + 1):
@@ -151,7 +151,7 @@ def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(variant: str, 
     assert addresses(model) == full
 
 
-@variants
+@pytest.mark.parametrize("variant", ["deepseek_v3-grouped", "gpt_oss"])
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
 def test_experts_implementations_agree(variant: str, implementation: str, resident: Residents, tokens: Tensor) -> None:
     other, model = resident(variant, experts_implementation=implementation), resident(variant)

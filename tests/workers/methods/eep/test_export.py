@@ -34,8 +34,13 @@ Configs = Callable[..., ModelConfig]
 Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 
-FAMILIES = {"mixtral": True, "qwen2_moe": True, "qwen3_moe": False, "olmoe": False}
-"""With whether they are exported in every way; the others' routing is the first one's or the second one's."""
+KINDS = {
+    "mixtral": ("prune", "mixed", "tuned", "logits", "full"),
+    "qwen2_moe": ("prune", "both", "merged"),
+    "qwen3_moe": ("prune",),
+    "olmoe": ("prune",),
+}
+"""Edits by family; the last two's routing is the first one's or the second one's."""
 CARD = ExportCard(title="A small model", base_model="someone/base", base_fingerprint="f00d")
 
 
@@ -47,8 +52,9 @@ def export_all(
     facts = describe_model(model_config(family))
     rescales = facts.renormalise
     form = "stock" if rescales else "native"
-    cases = {f"prune-{form}": make_edit(family, "prune"), "both-native": make_edit(family, "both", active=1)}
-    more = {
+    cases = {
+        f"prune-{form}": make_edit(family, "prune"),
+        "both-native": make_edit(family, "both", active=1),
         f"merged-{form}": make_edit(family, "merged", active=1),
         "mixed-native": make_edit(family, "mixed"),
         "tuned-native": make_edit(family, "both", retained=6),
@@ -56,7 +62,9 @@ def export_all(
         "full-stock": IdentityEdit(),
     }
     expected: dict[Path, Computed] = {}
-    for name, edit in (cases | more if FAMILIES[family] else cases).items():
+    for name, edit in cases.items():
+        if name.split("-")[0] not in KINDS[family]:
+            continue
         directory = folder / f"{family}-{name}"
         expected[directory] = computed(resident, edit, tokens)
         report = export_model(resident, edit, directory, CARD)
@@ -73,7 +81,7 @@ def test_exports_load_and_agree_without_moevolve(
     model_config: Configs, make_edit: Edits, tokens: Tensor, outsider: Outsider, tmp_path: Path
 ) -> None:
     expected: dict[Path, Computed] = {}
-    for family in FAMILIES:
+    for family in KINDS:
         expected |= export_all(family, model_config, make_edit, tokens, tmp_path)
     found = outsider(list(expected), tokens)
     assert_same_elsewhere(expected, found)
@@ -122,8 +130,14 @@ def test_forms() -> None:
     assert skips is not None and "leaves out second experts" in skips
 
 
-FEW = {"mixtral": 4, "qwen2_moe": 2, "deepseek_v2-grouped": 2, "deepseek_v3-grouped": 4, "gpt_oss": 2}
-"""Families by how many of the four ways of choosing experts they are exported with."""
+WAYS = {
+    "mixtral": (("prune", "probs"), ("both", "logits")),
+    "qwen2_moe": (("both", "probs"),),
+    "deepseek_v2-grouped": (("prune", "probs"),),
+    "deepseek_v3-grouped": (("both", "probs"), ("dyn", "logits")),
+    "gpt_oss": (("prune", "logits"),),
+}
+"""Kinds of edits and their router spaces by family; `dyn` keeps all experts."""
 
 
 def test_what_skips_experts_is_exported_as_it_is(
@@ -131,13 +145,11 @@ def test_what_skips_experts_is_exported_as_it_is(
 ) -> None:
     """Every family's routing, rows picked and mapped, in a process without moevolve; thresholds are in the config."""
     expected: dict[Path, Computed] = {}
-    for family, ways in FEW.items():
+    for family, ways in WAYS.items():
         resident = ResidentModel.load(model_config(family))
         layers, count = len(resident.layers), resident.layers[0].count
-        first = "logits" if family == "gpt_oss" else "probs"
-        cases = [("prune", "prune", 4, first), ("both", "both", 4, first)]
-        cases += [("both", "both", 4, "logits"), ("dyn", "prune", count, "logits")]
-        for name, kind, retained, space in cases[:ways]:
+        for name, space in ways:
+            kind, retained = ("prune", count) if name == "dyn" else (name, 4)
             plain = edit_of_kind(layers, count, kind, retained, 2, space)
             edit, directory = replace(plain, skip_rows=sample_rows()), tmp_path / f"{family}-{name}-{space}-native"
             assert edit.skip_rows is not None

@@ -208,7 +208,7 @@ def test_a_repair_fills_fits_and_takes_everything_back(
     model = ResidentModel.load(model_config(family, originals=originals))
     widths = tuple(WIDTH + spread * (layer - 1) for layer in range(len(model.layers))) if spread else None
     base = replace(edit_of_kind(len(model.layers), EXPERTS, kind, 4, space="logits"), widths=widths)
-    rows, before = rows_of(sequences_of([40] * 12)), digest(model)
+    rows, before = rows_of(sequences_of([40] * 5)), digest(model)
     plain = logits(model, None, UNSEEN)
     filled = RepairedEdit(base, replace(WHOLE, neurons=NeuronRecipe(shared=False)), rows)
     cut = logits(model, base, UNSEEN)

@@ -32,7 +32,7 @@ Configs = Callable[..., ModelConfig]
 Floats = NDArray[np.float64]
 TOKENS, HIDDEN, EXPERTS = 300, 12, 6
 GROUPS = np.array([0, 2, 1, 0, 1, 0])
-SEQUENCES = sequences_of([40] * 12)
+SEQUENCES = sequences_of([40] * 6)
 UNSEEN = torch.tensor(sequences_of([30] * 4, seed=9))
 
 
@@ -150,9 +150,7 @@ def rows_of_repair(model: ResidentModel, edit: RepairedEdit) -> list[tuple[Tenso
     ("family", "kind", "space", "fitted"),
     [
         ("mixtral", "prune", "probs", True),
-        ("mixtral", "prune", "logits", True),
         ("mixtral", "merged", "probs", True),
-        ("mixtral", "both", "probs", False),
         ("mixtral", "both", "logits", False),
         ("olmoe", "prune", "probs", False),
         ("olmoe", "prune", "logits", True),

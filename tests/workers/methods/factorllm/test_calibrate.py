@@ -85,8 +85,10 @@ def plain_labels(
     return labels
 
 
-@pytest.mark.parametrize(("family", "routers"), [("llama", 1), ("opt", 1), ("llama", 3), ("opt", 2)])
-@pytest.mark.parametrize(("bias", "scale"), [(True, 1.0), (False, 3.0)])
+@pytest.mark.parametrize(
+    ("family", "routers", "bias", "scale"),
+    [("llama", 1, True, 1.0), ("opt", 1, False, 3.0), ("llama", 3, False, 3.0), ("opt", 2, True, 1.0)],
+)
 def test_routers_are_the_ridge_regression_of_the_nearest_experts(
     family: str, routers: int, bias: bool, scale: float, resident: Any
 ) -> None:

@@ -39,8 +39,6 @@ def edit_of(active: int = 2, routers: int = 1, scale: float = 1.0, bias: bool = 
 CASES = {
     "llama-top1-stock": edit_of(1, bias=False),
     "llama-biased-native": edit_of(1),
-    "llama-top2-native": edit_of(2, bias=False),
-    "llama-scaled-native": edit_of(1, scale=6.0, bias=False),
     "llama-routers-native": edit_of(4, routers=3),
     "opt-top1-native": edit_of(1, bias=False),
     "opt-routers-native": edit_of(4, routers=2, scale=1.5),

@@ -61,8 +61,10 @@ def plain_logits(directory: Path, edit: NanoMoeEdit, ids: Tensor) -> Tensor:
         return model(ids).logits
 
 
-@pytest.mark.parametrize("family", PATTERNS)
-@pytest.mark.parametrize("variant", VARIANTS)
+# Every form in one family, and every family in one form.
+@pytest.mark.parametrize(
+    ("family", "variant"), [*(("llama", each) for each in VARIANTS), ("opt", "II"), ("phi", "III"), ("mixtral", "I")]
+)
 def test_edited_logits_are_the_dense_products(
     family: str, variant: Variant, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
 ) -> None:

@@ -31,9 +31,11 @@ Configs = Callable[..., ModelConfig]
 Seen = list[dict[str, Floats]]
 
 LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM = 3, 32, 48, 4, 8
-LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47) * 3
+LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47) * 2
 SEQUENCES = sequences_of(LENGTHS)
 CHECKED = np.repeat([each % 8 == 7 for each in range(len(LENGTHS))], LENGTHS)
+KEPT_OUT = SEQUENCES[7::8]
+"""The sequences of the tokens that are `CHECKED`."""
 UNSEEN = torch.tensor(sequences_of([40] * 6, seed=9))
 STRENGTH = 0.1
 
@@ -71,7 +73,7 @@ def outcomes_of(model: ResidentModel) -> list[FitOutcome | None]:
 
 
 @torch.no_grad()
-def streams_of(model: Any) -> Seen:
+def streams_of(model: Any, sequences: Sequence[tuple[int, ...]] = SEQUENCES) -> Seen:
     """The stream `between` attention and network, and `behind` every layer; a Llama's output projections' inputs."""
     found: list[dict[str, list[Tensor]]] = [{} for _ in range(LAYERS)]
 
@@ -91,7 +93,7 @@ def streams_of(model: Any) -> Seen:
                 modules.append((layer.mlp, "into", True))
             for module, name, given in modules:
                 stack.callback(module.register_forward_hook(note(i, name, given)).remove)
-        for each in SEQUENCES:
+        for each in sequences:
             model(torch.tensor([each]))
     return [{name: torch.cat(values).numpy() for name, values in layer.items()} for layer in found]
 
@@ -112,14 +114,14 @@ EDITS: dict[str, tuple[str, Any]] = {
 def test_what_is_left_is_told_and_less(name: str, resident: Residents) -> None:
     family, base = EDITS[name]
     model, edit = resident(family), repaired(base)
-    before, plain, reference = digest(model), logits(model, None, UNSEEN), streams_of(model.model)
+    before, plain, reference = digest(model), logits(model, None, UNSEEN), streams_of(model.model, KEPT_OUT)
     with model.edited(edit):
-        found, now = outcomes_of(model), streams_of(model.model)
+        found, now = outcomes_of(model), streams_of(model.model, KEPT_OUT)
     places = [(i, part) for i in range(LAYERS) for part in (("between", "behind") if "heads" in name else ("behind",))]
     assert len(found) == len(places) and sum(each is not None for each in found) > LAYERS / 2
     for (layer, part), outcome in zip(places, found, strict=True):
         if outcome is not None:
-            left = (reference[layer][part] - now[layer][part])[CHECKED]
+            left = reference[layer][part] - now[layer][part]
             assert (left**2).sum() == pytest.approx(outcome.after, rel=2e-3)
             assert outcome.after < outcome.before
     cut, fitted = (logits(model, each, UNSEEN) for each in (base, edit))
@@ -187,7 +189,7 @@ def test_a_first_attention_is_the_one_fitted_by_hand(target: Target, resident: R
     np.testing.assert_allclose(fitted - loaded, change.T, atol=2e-4 * np.abs(change).max())
 
 
-@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("name", ["divided, parallel", "masked, plain", "heads"])
 def test_kept_layers_are_what_a_fresh_worker_gives(name: str, resident: Residents, model_config: Configs) -> None:
     family, base = EDITS[name]
     model, edit = resident(family), repaired(base, target="local")
@@ -203,7 +205,7 @@ def test_kept_layers_are_what_a_fresh_worker_gives(name: str, resident: Resident
     assert torch.equal(logits(fresh, base, UNSEEN), logits(model, base, UNSEEN))
 
 
-@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("name", ["divided, parallel", "masked, plain", "heads with biases"])
 def test_exports_have_the_fitted_weights(name: str, model_config: Configs, tmp_path: Path) -> None:
     family, base = EDITS[name]
     model = ResidentModel.load(model_config(family))
@@ -281,12 +283,12 @@ def test_a_local_target_is_the_unedited_network_on_the_same_input(
     plain = AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval()
     model = resident(family)
     with model.edited(repaired(base, target="local")):
-        found, now = outcomes_of(model), streams_of(model.model)
+        found, now = outcomes_of(model), streams_of(model.model, KEPT_OUT)
     networks = found[1::2] if name == "heads" else found
     assert sum(each is not None for each in networks) >= 2
     for layer, seen, outcome in zip(plain.model.layers, now, networks, strict=True):
         if outcome is not None:
             with torch.no_grad():
                 given = layer.mlp(layer.post_attention_layernorm(torch.tensor(seen["between"]).float()))
-            left = (seen["between"] + given.double().numpy() - seen["behind"])[CHECKED]
+            left = seen["between"] + given.double().numpy() - seen["behind"]
             assert (left**2).sum() == pytest.approx(outcome.after, rel=2e-3)

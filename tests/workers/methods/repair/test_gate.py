@@ -115,19 +115,24 @@ def measured(model: ResidentModel, recipe: CalibrationRecipe) -> dict[str, Any]:
 def test_a_repair_on_few_tokens_that_would_do_harm_is_refused(demo: ResidentModel) -> None:
     """Kept experts' parts of an answer aren't certain on few prompts, so least squares shrink them."""
     # REAP's two experts of eight still give more than half of the right answers.
-    kept = np.argsort(-measured(demo, ExpertsRecipe(("saliency",), None, 3000))["saliency"], axis=1)[:, :2]
+    kept = np.argsort(-measured(demo, ExpertsRecipe(("saliency",), None, 1000))["saliency"], axis=1)[:, :2]
     matrices = np.eye(8, dtype=np.float32)[kept]
     base = EepEdit(matrices, matrices, 2)
-    rows, few = FitRows.of(measured(demo, RowsRecipe(3000))), 256
-    others = rows.sequences[len(rows.first(few)) :][:60]
+    rows, few = FitRows.of(measured(demo, RowsRecipe(1000))), 256
+    others = rows.sequences[len(rows.first(few)) :][:24]
+
+    prompts = [torch.tensor([tokens[:-1]]) for tokens in others]  # answers have one token
+
+    @torch.inference_mode()
+    def predicted() -> Tensor:
+        return torch.cat([demo.model(prompt).logits[0, -1:] for prompt in prompts])
+
+    expected = predicted()
 
     def off(edit: Any) -> float:
         """Divergence of the answers from the unedited model's on prompts that no repair has seen."""
-        prompts = [torch.tensor([tokens[:-1]]) for tokens in others]  # answers have one token
-        with torch.inference_mode():
-            expected = torch.cat([demo.model(prompt).logits[0, -1:] for prompt in prompts])
-            with demo.edited(edit):
-                return divergence(expected, torch.cat([demo.model(prompt).logits[0, -1:] for prompt in prompts]))
+        with demo.edited(edit):
+            return divergence(expected, predicted())
 
     plain, ridge = off(base), RepairedEdit(base, RepairRecipe(tokens=few), rows)
     with demo.edited(ridge):

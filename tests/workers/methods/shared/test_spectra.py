@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -27,11 +29,17 @@ def matrix(values: Tensor, seed: int = 0) -> Tensor:
     return basis * values @ basis.t()
 
 
+@cache
+def decomposed_matrix(spectrum: str) -> tuple[Tensor, Tensor]:
+    """A matrix with one of the spectra, and its eigenvalues as they come out of it, largest first."""
+    square = matrix(SPECTRA[spectrum])
+    return square, torch.linalg.eigvalsh(square).flip(0)
+
+
 @pytest.mark.parametrize("count", [1, 8, 90])
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_few_of_many_hold_what_the_exact_ones_hold(spectrum: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    square = matrix(SPECTRA[spectrum])
-    every = torch.linalg.eigvalsh(square).flip(0)
+    square, every = decomposed_matrix(spectrum)
     exact, rest = every[:count], float(every[count:].norm())
     whole, decomposed = torch.linalg.eigh, list[int]()
 

@@ -55,15 +55,11 @@ def edit_of(widths: tuple[int, ...] = (20, 7, 33), heads: HeadMasks | None = Non
 
 CASES = {
     "llama-networks-stock": edit_of(),
-    "llama-even-stock": edit_of((12, 12, 12)),
     "llama-whole-stock": edit_of((12, 48, 12), heads_of((4, 4, 4), (8, 8, 8))),
     "llama-heads-native": edit_of(heads=heads_of()),
     "llama-some-native": edit_of((48, 7, 48), heads_of((4, 2, 4), (8, 8, 2))),
     "llama-tied-native": replace(edit_of(), router=np.zeros((LAYERS, EXPERTS, 5))),
-    "llama-still-native": edit_of(heads=still_heads(0, 1, 2)),
-    "qwen2-heads-native": edit_of(heads=heads_of()),
     "qwen2-still-native": edit_of(heads=still_heads(1)),
-    "opt-networks-native": edit_of(),
     "opt-some-native": edit_of((48, 1, 20)),
 }
 
