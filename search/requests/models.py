@@ -90,9 +90,7 @@ class AnswersRequest(Request["Answers"]):
     only: Only = None
     rows: Annotated[
         Sequence[Annotated[int, Field(ge=0)]],
-        Field(
-            description="Run these rows of the split, counted from 0, and all of them; repeatable."
-        ),
+        Field(description="Run these rows of the split, counted from 0, and all of them; repeatable."),
         Flag("--row", "N", list[int]),
     ] = ()
     search: SearchOfFull = None
