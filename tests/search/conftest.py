@@ -170,10 +170,7 @@ def in_process(tmp_path: Path) -> Moevolve:
 @pytest.fixture(scope="session")
 def frugal() -> dict[str, Any]:
     """For a Ray head: no processes for an autoscaler, a dashboard, logs, and workers that might be wanted one day."""
-    import ray_setup_worker
-
     return {
-        "setup_worker_path": ray_setup_worker.__file__,
         "no_monitor": True,
         "include_dashboard": False,
         "include_log_monitor": False,

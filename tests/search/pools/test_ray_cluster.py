@@ -13,7 +13,6 @@ from typing import Any
 import disturbed_lab
 import pytest
 import ray
-import ray_setup_worker
 import search_lab
 from disturbed_lab import CheapWorker, population, undisturbed
 from light_workers import LightWorker, await_file
@@ -76,9 +75,7 @@ def wait_for_nodes(left: int) -> None:
 
 def add_node(cluster: Cluster, num_cpus: int = 1) -> Any:
     """With one CPU, a worker has it to itself."""
-    return cluster.add_node(
-        wait=True, num_cpus=num_cpus, include_log_monitor=False, setup_worker_path=ray_setup_worker.__file__
-    )
+    return cluster.add_node(wait=True, num_cpus=num_cpus, include_log_monitor=False)
 
 
 def light_pool(cluster: Cluster, worker: type[LightWorker] = LightWorker, **settings: Any) -> RayPool:

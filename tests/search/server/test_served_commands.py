@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,6 @@ from server_tokens import READ, WRITE
 from waiting import PATIENT_S
 
 import moevolve as api
-from moevolve.search.server.client import RemoteService
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +129,7 @@ def test_reading_commands_print_the_same_for_a_server_and_its_store(
         assert "secret" not in failed.stderr
 
 
-def test_a_search_is_launched_watched_paused_and_resumed_from_elsewhere(
+def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
     tiny: Any,
     uninterrupted: Any,
     snapshot: Any,
@@ -178,11 +178,11 @@ def test_a_search_is_launched_watched_paused_and_resumed_from_elsewhere(
         port = served.url.rpartition(":")[2]
         served = serve(tmp_path, f"sqlite:///{database}", "--settings", str(settings), "--port", port)
         assert 1 < count(database) < 24
-        resumed = in_process("resume", "calm")
+        assert in_process("stop", "calm").returncode == 0
+        until(lambda: api.searches(served.url)[0].search.status == "interrupted")
+        resumed = in_process("resume", "calm", "--json")
         assert resumed.returncode == 0, resumed.stderr
-        with RemoteService(served.url) as client:
-            winner = client.follow("calm", 0, api.Observer()).winner
-        assert winner is not None and winner.startswith("calm:")
+        assert json.loads(resumed.stdout)["winner"].startswith("calm:")
         assert snapshot(database, "calm") == uninterrupted
         other = in_process("launch", "small", "--set", "seed=9")
         assert other.returncode == 2 and "search calm has other settings" in other.stderr

@@ -47,8 +47,8 @@ def pruned(kind: str) -> Any:
 
 def repaired(base: Any, strength: Any) -> RepairedEdit:
     # The target of a local fit is what six experts give, so the factor of four isn't 1.
-    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(1.0, 100.0))
-    return RepairedEdit(base, recipe, rows_of(sequences_of([12] * 12)))
+    recipe = RepairRecipe(strength=strength, target="local", ridge_lambdas=(0.1, 1.0, 10.0, 100.0))
+    return RepairedEdit(base, recipe, rows_of(sequences_of([12] * 24)))
 
 
 def raw(file: Path) -> dict[str, bytes]:
@@ -96,17 +96,17 @@ def test_a_repair_writes_the_down_projections_anew(
         differences.append(float((one["down_proj"] - other["down_proj"]).norm() / one["down_proj"].norm()))
     # A layer whose fit doesn't help is left alone.
     assert 0 < max(differences) < (0.05 if kind == "fp8" else 0.2)
-    if not kind.startswith("mxfp4"):  # whose scales are powers of two
-        factors_in_the_scales(kind, config, copied, repaired(base, "scalar"), tmp_path / "scaled")
 
 
-def factors_in_the_scales(
-    kind: str, config: ModelConfig, copied: dict[str, bytes], edit: Edit, directory: Path
-) -> None:
-    names = changed(copied, exported(config, edit, directory))
+@pytest.mark.parametrize("kind", ["fp8", "int4", "nvfp4", "modelopt", "awq", "gptq"])
+def test_a_factor_goes_into_the_scales(kind: str, write: Callable[[str], ModelConfig], tmp_path: Path) -> None:
+    config, base = write(kind), pruned(kind)
+    edit = repaired(base, "scalar")
+    copied = exported(config, base, tmp_path / "pruned")
+    names = changed(copied, exported(config, edit, tmp_path / "out"))
     scale = {"fp8": "scale_inv", "nvfp4": "global_scale", "modelopt": "scale_2", "int4": "weight_scale"}
     assert names and all(name.endswith(scale.get(kind, "scales")) and ".down_proj." in name for name in names)
-    wanted, read = experts_of(config, edit), experts_of(replace(config, path=str(directory)), None)
+    wanted, read = experts_of(config, edit), experts_of(replace(config, path=str(tmp_path / "out")), None)
     for one, other in zip(wanted, read, strict=True):
         torch.testing.assert_close(other["down_proj"], one["down_proj"], rtol=2**-7, atol=0)
 

@@ -243,8 +243,11 @@ def decaying(outputs: int, inputs: int, power: float) -> Tensor:
     ("shape", "rank", "measured"),
     [
         ((640, 960), 20, False),
-        ((960, 640), 60, True),
-        ((640, 960), 240, True),
+        ((960, 640), 60, False),
+        ((640, 960), 240, False),
+        ((960, 640), 20, True),
+        ((640, 960), 60, True),
+        ((960, 640), 240, True),
     ],
 )
 def test_wide_layers_are_approximated_as_well_as_by_a_whole_decomposition(
