@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from moevolve import Analysis, Answers, AskedRow, Outcomes
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.requests.answers import AnsweredRow
+    from moevolve.search.requests.models import AnswerFilter
 
 WholeOption = Annotated[bool, typer.Option("--whole", help="Show long prompts from beginning to end.")]
 _LONGEST = 480
@@ -80,22 +81,20 @@ def answers(
             search=request.search,
             model=request.model,
         )
-        rows = moevolve.ask(store, asked)
+        shown = moevolve.ask(store, asked)
         if as_json:
-            print_json(rows)
+            print_json(shown)
         else:
-            _print_prompts(asked, rows, whole)
+            _print_prompts(asked, shown, whole)
         return
     found = moevolve.ask(store, request)
     if as_json:
         print_json(found)
         return
     scores = ", ".join(f"{name} {percent(value)}" for name, value in zip(found.models, found.scores, strict=True))
-    title = f"{found.task} ({found.split}), {found.fitness}, {found.examined} rows: {scores}"
-    if not found.rows:
-        output.print(f"{title}; no row is {request.only}", soft_wrap=True)
-        return
-    _print_answered(title, found, whole)
+    rows = f"{'' if request.rows else 'first '}{found.examined} rows"
+    title = f"{found.task} ({found.split}), {found.fitness}, {rows}: {scores}"
+    _print_answered(title, found, request.only, whole)
 
 
 @takes(OutcomesRequest)
@@ -110,7 +109,7 @@ def outcomes(
         print_json(found)
         return
     counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.counts.items())
-    _print_answered(f"{found.task} ({found.split}), {found.examples:,} rows: {counts}", found, whole)
+    _print_answered(f"{found.task} ({found.split}), {found.examples:,} rows: {counts}", found, request.only, whole)
     if found.note:
         output.print(found.note, soft_wrap=True)
 
@@ -147,7 +146,10 @@ def _print_prompts(asked: PromptsRequest, found: list[AskedRow], whole: bool) ->
     )
 
 
-def _print_answered(title: str, found: Answers | Outcomes, whole: bool) -> None:
+def _print_answered(title: str, found: Answers | Outcomes, only: AnswerFilter | None, whole: bool) -> None:
+    if not found.rows:
+        output.print(f"{title}; {'there are no more rows' if only is None else f'no row is {only}'}", soft_wrap=True)
+        return
     cells = [list(_row(row, found, whole)) for row in found.rows]
     ends = [sum(map(len, cells[: place + 1])) - 1 for place in range(len(cells))]
     columns = [("row", True), ("", False), ("", False), ("text", False)]

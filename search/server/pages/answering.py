@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from http import HTTPStatus
 from typing import Any, get_args
 
@@ -15,7 +16,7 @@ from moevolve.search.operations.answers import outcomes
 from moevolve.search.report.rendering import handle
 from moevolve.search.requests.answers import Answers, Outcomes
 from moevolve.search.requests.models import AnswerFilter, AnswersRequest, OutcomesRequest
-from moevolve.search.server.dependencies import RefPath, ServerDep
+from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.pages.forms import form_link, from_form
 from moevolve.search.server.pages.rendering import render
 from moevolve.store.reader import StoreReader
@@ -31,14 +32,15 @@ routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 def show_answers(request: Request, server: ServerDep, individual: RefPath) -> HTMLResponse:
     """On which rows an individual and another model are right, and their answers once those are generated."""
     detail = server.store.individual(individual)
-    asked, found, note = _asked(request, server.store, detail), None, ""
-    if asked is not None:
-        try:
-            found = outcomes(server.store, asked)
-        except UserError as error:
-            note = str(error)
-    generated = None if found is None or asked is None else server.answers.found(_generation(asked, found))
-    return render(request, "answers.jinja", **_shown(detail, asked, found, generated), note=note)
+    asked = _asked(request, server.store, detail)
+    if asked is None:
+        return render(request, "answers.jinja", detail=detail)
+    try:
+        found = _outcomes(server, asked)
+    except UserError as error:
+        return render(request, "answers.jinja", note=str(error), **_form(detail, asked))
+    generated = server.answers.found(_generation(asked, found))
+    return render(request, "answers.jinja", **_form(detail, asked), **_rows(found, generated))
 
 
 @routes.post("/individuals/{individual}/answers", status_code=HTTPStatus.ACCEPTED)
@@ -48,10 +50,10 @@ def generate_answers(request: Request, server: ServerDep, individual: RefPath) -
     asked = _asked(request, server.store, detail)
     if asked is None:
         raise UserError(f"{detail.ref} has no stored outcomes")
-    found = outcomes(server.store, asked)
+    found = _outcomes(server, asked)
     generation = _generation(asked, found)
     server.answers.start(generation)
-    context = _shown(detail, asked, found, server.answers.found(generation))
+    context = _form(detail, asked) | _rows(found, server.answers.found(generation))
     return render(request, "answers_part.jinja", HTTPStatus.ACCEPTED, **context)
 
 
@@ -60,11 +62,18 @@ def _asked(request: Request, store: StoreReader, detail: IndividualDetail) -> Ou
     scored = [each for each in detail.evaluations if each.outcomes]
     if not scored:
         return None
+    if {"task", "split"} <= request.query_params.keys():
+        return from_form(OutcomesRequest)(request)
     search, splits = detail.search, [each.task_fingerprint for each in scored]
     full = store.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, splits)
     both = {each.task_fingerprint for each in full if each.outcomes}
     first = min(scored, key=lambda each: (each.task_fingerprint not in both, _PREFERRED.index(each.split)))
     return from_form(OutcomesRequest, task=first.task, split=first.split)(request)
+
+
+def _outcomes(server: ServerState, asked: OutcomesRequest) -> Outcomes:
+    """The answer to a request, which a page asks for every two seconds while answers are generated."""
+    return server.listings.cached(repr(asked), partial(outcomes, server.store, asked))
 
 
 def _generation(asked: OutcomesRequest, found: Outcomes) -> AnswersRequest:
@@ -74,34 +83,27 @@ def _generation(asked: OutcomesRequest, found: Outcomes) -> AnswersRequest:
     return AnswersRequest((*others, asked.individual), task=asked.task, split=asked.split, rows=rows)
 
 
-def _shown(
-    detail: IndividualDetail, asked: OutcomesRequest | None, found: Outcomes | None, generated: Future[Answers] | None
-) -> dict[str, Any]:
-    """Variables of `answers.jinja`, and of the part of it that is replaced while answers are generated."""
-    running, failure, texts = False, "", {}
-    if generated is not None and not generated.done():
-        running = True
-    elif generated is not None and generated.exception():
-        failure = str(generated.exception())
-    elif generated is not None and found is not None:
-        answers = generated.result()
-        places = [answers.models.index(name) for name in found.models]
-        texts = {row.row: [row.answers[place].text for place in places] for row in answers.rows}
+def _form(detail: IndividualDetail, asked: OutcomesRequest) -> dict[str, Any]:
+    """Variables of the form that chooses rows, and of links to other rows."""
+    scored = [each for each in detail.evaluations if each.outcomes]
     here = f"/individuals/{handle(detail.search)}:{detail.individual.index}/answers"
-
-    def link(**changes: Any) -> str:
-        # The individual is in the path.
-        return here if asked is None else form_link(here, asked, individual=None, **changes)
-
     return {
         "detail": detail,
         "asked": asked,
-        "found": found,
-        "splits": sorted({each.split for each in detail.evaluations if each.outcomes}, key=_PREFERRED.index),
-        "tasks": sorted({each.task for each in detail.evaluations if each.outcomes}),
+        "tasks": sorted({each.task for each in scored}),
+        "splits": sorted({each.split for each in scored}, key=_PREFERRED.index),
         "filters": get_args(AnswerFilter),
-        "link": link,
-        "running": running,
-        "failure": failure,
-        "texts": texts,
+        "link": partial(form_link, here, asked, individual=None),  # which is in the path
     }
+
+
+def _rows(found: Outcomes, generated: Future[Answers] | None) -> dict[str, Any]:
+    """Variables of the rows that are shown, and of what becomes of their answers."""
+    running = generated is not None and not generated.done()
+    fault = generated.exception() if generated is not None and not running else None
+    texts = {}
+    if generated is not None and not running and fault is None:
+        answers = generated.result()
+        places = [answers.models.index(name) for name in found.models]
+        texts = {row.row: [row.answers[place].text for place in places] for row in answers.rows}
+    return {"found": found, "running": running, "failure": fault, "texts": texts}
