@@ -88,7 +88,7 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     ReportRequest: UseCase("moevolve.search.report.page:page_of", "/searches/{search}/report"),
     EvaluateRequest: UseCase("moevolve.search.operations.evaluate:evaluate", writes=True),
     AnswersRequest: UseCase("moevolve.search.operations.answers:answers"),
-    OutcomesRequest: UseCase("moevolve.search.operations.answers:outcomes"),
+    OutcomesRequest: UseCase("moevolve.search.operations.answers:outcomes", "/individuals/{individual}/outcomes"),
     PromptsRequest: UseCase("moevolve.search.operations.answers:prompts"),
     AnalyseRequest: UseCase("moevolve.search.operations.analyse:analyse"),
     ExportRequest: UseCase("moevolve.search.operations.export:export", writes=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any, cast
 
 import numpy as np
@@ -65,6 +66,75 @@ def test_only_the_rows_that_are_asked_for(found: Answers, all_kinds: str, tiny: 
     assert kept("lost") == np.flatnonzero((outcomes[:, 1:] < outcomes[:, :1]).any(axis=1)).tolist()
     assert kept("gained") == np.flatnonzero((outcomes[:, 1:] > outcomes[:, :1]).any(axis=1)).tolist()
     assert kept("differing") == [row for row, said in enumerate(texts) if len(said) > 1]
+
+
+def test_rows_by_number(found: Answers, all_kinds: str, tiny: Any) -> None:
+    task = f"{tiny.task}@generate"
+    some = moevolve.answers(all_kinds, ["eep:0", "eep:20"], task=task, rows=[5, 2, 5], limit=1)
+    assert some.examined == 2 and some.rows == (found.rows[2], found.rows[5])
+    beyond = found.examined
+    with pytest.raises(UserError, match=f"has {beyond} rows, counted from 0; {beyond} isn't one"):
+        moevolve.answers(all_kinds, ["eep:0"], task=task, rows=[0, beyond])
+
+
+def test_stored_outcomes_are_told_apart(all_kinds: str) -> None:
+    """By loops over the outcomes that the search stored; prompts are those of the answers."""
+    task = "pick"
+    with moevolve.open_reader(all_kinds) as store:
+        detail = store.individual("eep:20")
+        (mine,) = [one for one in detail.evaluations if one.split == "search"]
+        of = (detail.search.model_fingerprint, detail.search.engine_fingerprint, [mine.task_fingerprint])
+        (full,) = store.evaluations("full", *of)
+        (other,) = store.evaluations(store.individual("eep:0").individual.phenotype_hash, *of)
+    values = {"full": full, "eep:0": other, "eep:20": mine}
+    numbers = {name: list(struct.unpack(f"<{one.examples_seen}f", one.outcomes or b"")) for name, one in values.items()}
+    for against in ("full", "eep:0"):
+        pairs = list(zip(numbers[against], numbers["eep:20"], strict=True))
+        rows: dict[Any, list[int]] = {
+            "differing": [row for row, (theirs, ours) in enumerate(pairs) if theirs != ours],
+            "lost": [row for row, (theirs, ours) in enumerate(pairs) if ours < theirs],
+            "gained": [row for row, (theirs, ours) in enumerate(pairs) if ours > theirs],
+            "wrong": [row for row, (_, ours) in enumerate(pairs) if ours < 1],
+            "both_wrong": [row for row, (theirs, ours) in enumerate(pairs) if theirs < 1 and ours < 1],
+        }
+        for only in (None, *rows):
+            found = moevolve.outcomes(all_kinds, "eep:20", task=task, split="search", against=against, only=only)
+            expected = rows[only] if only else list(range(len(pairs)))
+            assert found.counts == {name: len(each) for name, each in rows.items()}
+            assert (found.models, found.examples, found.found) == ((against, "eep:20"), len(pairs), len(expected))
+            assert [row.row for row in found.rows] == expected[:25]
+            assert [tuple(each.outcome for each in row.answers) for row in found.rows] == [
+                pairs[i] for i in expected[:25]
+            ]
+    assert rows["wrong"], "or else nothing is shown"
+    page = moevolve.outcomes(all_kinds, "eep:20", task=task, split="search", limit=2, offset=3)
+    asked = moevolve.prompts(all_kinds, "eep:20", task=task, split="search", limit=5)
+    assert [row.row for row in page.rows] == [3, 4] and page.note == ""
+    assert all(row.prompt in each.prompt for row, each in zip(page.rows, asked[3:], strict=True))
+    with pytest.raises(UserError, match=r"eep:20 has no stored outcomes on nothing \(search\): `moevolve evaluate"):
+        moevolve.outcomes(all_kinds, "eep:20", task="nothing", split="search")
+
+
+def test_the_command_prints_stored_outcomes(all_kinds: str) -> None:
+    command = [
+        "outcomes",
+        "eep:20",
+        "--task",
+        "pick",
+        "--split",
+        "search",
+        "--store",
+        all_kinds,
+        "--limit",
+        "2",
+    ]
+    done = CliRunner().invoke(app, command)
+    found = moevolve.outcomes(all_kinds, "eep:20", task="pick", split="search", limit=2)
+    assert done.exit_code == 0, done.output
+    assert f"{found.examples} rows: {found.counts['differing']} differing, " in " ".join(done.output.split())
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout) == moevolve.as_data(found)
+    beyond = CliRunner().invoke(app, [*command, "--offset", "1000"])
+    assert beyond.exit_code == 0 and "there are no more rows" in " ".join(beyond.output.split())
 
 
 def test_without_a_condition_no_more_rows_are_run_than_shown(found: Answers, all_kinds: str, tiny: Any) -> None:

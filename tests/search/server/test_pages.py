@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
@@ -15,11 +16,14 @@ import store_samples as samples
 from search_lab import reranked_search
 from served_pages import check, page_of
 from starlette.testclient import TestClient
+from waiting import PATIENT_S
 
 from moevolve.search.genomes.contract.outline import ranges
 from moevolve.search.loop.scores import interval
+from moevolve.search.operations.answers import answers, outcomes
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.rendering import clock, handle
+from moevolve.search.requests.models import AnswersRequest, OutcomesRequest
 from moevolve.search.server.app import make_app
 from moevolve.search.server.fitness_curves import FitnessCurve
 from moevolve.search.server.listings import Listings
@@ -83,6 +87,30 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
         left += [urljoin(path, link) for link in check(answer.text, whole="part=1" not in path).links]
     kinds = {re.sub(r"/[^/]*$", "", key.partition("?")[0]) for key in seen}
     assert len(seen) > 80 and "/searches/eep" in kinds and "/individuals/nanomoe:N" in kinds
+
+
+def test_answers_are_shown_row_by_row_and_generated_on_request(client: TestClient, store: Store) -> None:
+    task = "pick"
+    found = outcomes(store, OutcomesRequest("eep:20", task=task, split="search", only="wrong", limit=3))
+    path = f"/individuals/eep:20/answers?task={task}&split=search&only=wrong&limit=3"
+    page = page_of(client, path)
+    for count, name in ((found.examples, "rows"), (found.counts["both_wrong"], "both wrong")):
+        assert f"{count} {name}" in page.text
+    prompts = [" ".join(row.prompt.split()) for row in found.rows]
+    assert len(prompts) == 3 and all(each in " ".join(page.text.split()) for each in prompts)
+    assert "no stored outcomes" in page_of(client, path.replace("search&", "test&against=eep:0&")).text
+    started = client.post(f"{path}&part=1", headers={"x-moevolve": "1"})
+    assert started.status_code == 202 and "generating answers" in started.text
+    deadline = time.monotonic() + PATIENT_S
+    while "generating answers" in client.get(path).text:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    given = answers(store, AnswersRequest(["eep:20"], task=task, split="search", rows=[row.row for row in found.rows]))
+    generated = page_of(client, path).text
+    for row in given.rows:
+        assert all(answer.text and answer.text in generated for answer in row.answers)
+    assert "Answers, row by row" in page_of(client, "/individuals/eep:20").text
+    assert "No outcomes are stored" in page_of(client, "/individuals/evil:0/answers").text
 
 
 def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, store: Store) -> None:
