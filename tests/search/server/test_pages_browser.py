@@ -39,7 +39,9 @@ PATHS = (
     "/",
     "/searches/eep",
     "/individuals/eep:23",
+    "/individuals/eep:23/answers",
     "/compare?a=eep:0&b=eep:23",
+    "/contrast?searches=eep",
     "/launch",
     "/launch?configuration=small",
     "/best",
@@ -206,7 +208,7 @@ def test_all_pages_are_visited(browse: Open, store: Store) -> None:
     assert page.evaluate("[...document.images].map(each => each.naturalWidth > 100)") == [True, True]
     page.get_by_role("link", name=f"compare with {child.parents[0]}").click()
     page.get_by_role("heading", name="Compare individuals").wait_for()
-    page.get_by_role("columnheader", name=f"only eep:{child.parents[0]}").wait_for()
+    page.get_by_text(f"only eep:{child.parents[0]} keeps").wait_for()
     settled(page)
     assert page.locator("img").count() == 2
 
@@ -256,7 +258,8 @@ def test_a_running_search_is_followed_and_controlled(browse: Open, store: Store)
         page.get_by_role("button", name="Cancel").click()
         assert "for good" in asked[0] and store.control("id-live").desired_state == "running"
     page.locator("#now").get_by_text("finished").wait_for()
-    assert page.get_by_role("button").count() == 0
+    buttons = page.get_by_role("button")
+    assert [each.get_attribute("id") for each in buttons.all()] == ["do-label", "do-archive"], "nothing to steer"
 
 
 def test_a_page_reconnects_after_a_proxy_error(browse: Open, store: Store) -> None:
@@ -401,7 +404,7 @@ def test_a_page_without_javascript_says_what_to_type(browse: Open, store: Store)
     with Driver(store, "plain"):
         page = browse("/searches/plain", java_script_enabled=False)
         assert not page.locator("#do-pause").is_visible() and not page.locator(".plot").is_visible()
-        page.get_by_text("The same on a command line").click()
+        page.locator("#commands").get_by_text("The same on a command line").click()
         assert page.get_by_text("moevolve pause plain").is_visible()
         assert page.locator("#course-summary").is_visible()
         page.get_by_role("link", name="Costs").click()

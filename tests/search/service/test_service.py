@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import uvicorn
 from search_lab import UnrulyPool, drive, run_config, start
 from server_tokens import WRITE
-from store_samples import decided, evaluation, individual, scored, search, split
+from store_samples import judged, scored, search, split
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
@@ -43,7 +42,6 @@ from moevolve.search.service.service import LocalService, Service
 from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
 
 QUESTIONS: list[Request[Any]] = [
@@ -81,11 +79,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
             opened.create_search(search(name), [split()])
         for index, score in enumerate((0.5, 0.75, 0.25)):
             scored(opened, "id-alpha", index, score)
-        opened.create_search(search("judged"), [split()])
-        outcomes = [np.array(values, dtype="<f4").tobytes() for values in ((1, 0, 0), (0, 1, 0))]
-        full = evaluation(0, 0.3, phenotype_hash=FULL_MODEL, outcomes=outcomes[0])
-        found = evaluation("judged", 0.3, outcomes=outcomes[1])
-        opened.record("id-judged", [decided(individual(0, phenotype="judged"), 0.3)], [found, full])
+        judged(opened)
         opened.acquire("id-beta", "driver", 3600)
         yield opened
 
