@@ -199,11 +199,12 @@ def recipe_settings(recipe: RepairRecipe) -> tuple[tuple[str, str], ...]:
     neurons = recipe.neurons
     if neurons is None:
         return (*settings, ("neurons", "each expert's own"))
-    exponents = f"routing^{neurons.routing:.2g} activation^{neurons.activation:.2g} output^{neurons.output:.2g}"
     return (
         *settings,
         ("neurons", f"of all experts, each in {'any number of experts' if neurons.shared else 'one expert'}"),
-        ("importance of neurons", exponents),
+        ("exponent of neurons' routing weights", f"{neurons.routing:.2g}"),
+        ("exponent of neurons' activations", f"{neurons.activation:.2g}"),
+        ("exponent of neurons' output weights", f"{neurons.output:.2g}"),
         ("neurons on the shortlist", f"{neurons.candidates:.2g} times those kept"),
         ("router rows", neurons.router),
     )

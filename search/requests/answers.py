@@ -86,6 +86,101 @@ class Pareto:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorEffect:
+    """What came of the individuals that one operator made.
+
+    Attributes:
+        operator: Name of the operator.
+        individuals: Number of individuals with a score.
+        bests: Number of them that were the search's best so far.
+        children: Number of them whose parents have scores.
+        better: Number of these children that beat all their parents.
+        gain, low, high: Mean of child's score less its best parent's, with its 95 % confidence interval; None for fewer
+            than two children.
+    """
+
+    operator: str
+    individuals: int
+    bests: int
+    children: int = 0
+    better: int = 0
+    gain: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEffect:
+    """How far one choice of genomes moved scores: the standard deviation over individuals of its part of the score.
+
+    Attributes:
+        choice: What is chosen, such as `experts of layer 3` or `ridge lambda`.
+        spread, low, high: Median and 95 % credible interval, as a share of the score's range from 0 to 1.
+    """
+
+    choice: str
+    spread: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class OptionEffect:
+    """What one option of a choice adds to scores, other choices being equal.
+
+    Attributes:
+        choice: What is chosen.
+        option: The option, such as `expert 5`, compared with the mean of the choice's options; of a number, two standard
+            deviations more, from one below the mean to one above it.
+        individuals: Number of individuals that have the option; all of them for a number.
+        effect, low, high: Median and 95 % credible interval, in [-1, 1].
+    """
+
+    choice: str
+    option: str
+    individuals: int
+    effect: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class GeneRow:
+    """The numbers and names that one individual's settings and sizes have, in the order of `Effects.genes`."""
+
+    index: int
+    score: float
+    values: tuple[float | str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What moved the score in a search.
+
+    Attributes:
+        search: Name of the search.
+        individuals: Number of individuals that were looked at: the newest ones with a score.
+        predicted: Share of the variance of their scores that a sum over choices predicts for individuals that it wasn't
+            fitted to (leave-one-out); None where there is nothing to predict. At 0 or below, choices and options say
+            nothing.
+        operators: Effects of operators, the one with most individuals first.
+        choices: Effects of choices, the largest first.
+        options: Effects of options, those farthest from 0 in standard deviations first.
+        genes: Names of the settings and sizes of layers that vary. Empty unless asked for.
+        rows: Their values. Empty unless asked for.
+    """
+
+    search: str
+    individuals: int
+    predicted: float | None
+    operators: tuple[OperatorEffect, ...]
+    choices: tuple[ChoiceEffect, ...]
+    options: tuple[OptionEffect, ...] = field(repr=False)
+    genes: tuple[str, ...] = ()
+    rows: tuple[GeneRow, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class AnsweredRow:
     """One row of a split, and what models answered.
 

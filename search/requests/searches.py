@@ -18,7 +18,7 @@ from moevolve.store.records import CourseAxis, SearchStatus
 if TYPE_CHECKING:  # the answers
     from moevolve.search.compare.contrasted import Contrast
     from moevolve.search.loop.final_table import FinalTable
-    from moevolve.search.requests.answers import GenomeView, Pareto
+    from moevolve.search.requests.answers import Effects, GenomeView, Pareto
     from moevolve.search.requests.tables import Rows
     from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
 
@@ -127,6 +127,29 @@ class ContrastRequest(Request["Contrast"]):
         CourseAxis,
         Field(description="What courses are shown over: evaluated individuals, or hours in which the search ran."),
     ] = "evaluations"
+
+
+@record
+class EffectsRequest(Request["Effects"]):
+    """Estimate what moved the score in a search: operators, layers, experts and settings, with 95 % intervals.
+
+    Scores are explained by a sum over what genomes choose, fitted by Bayesian linear regression. Nothing is evaluated.
+
+    Raises:
+        StoreError: there is no such store or search.
+        UserError: the search was stored without the facts of its model.
+    """
+
+    search: SearchRef
+    _: KW_ONLY
+    limit: Annotated[
+        int, Field(ge=1, le=1000, description="List at most this many options, the surest ones first.")
+    ] = 20
+    genes: Annotated[
+        bool,
+        Field(description="List the varying settings and sizes of each individual, too, for a chart."),
+        Flag("--genes"),
+    ] = False
 
 
 @record

@@ -73,11 +73,15 @@ class EepFigures(GenomeFigures[Any]):
         settings = [("kept experts", f"{matrices.space.retained} of {space.experts}")]
         widths: list[tuple[int, ...]] = [()] * space.layers
         if isinstance(genome, AllocationGenome):
-            routing, norm, tokens = (f"{each:.2g}" for each in genome.exponents)
-            settings.append(("importance of experts", f"routing^{routing} output^{norm} / tokens^{tokens}"))
+            names = ("routing weights", "output norms", "numbers of tokens")
+            settings.extend(
+                (f"exponent of {name}", f"{each:.2g}") for name, each in zip(names, genome.exponents, strict=True)
+            )
             if len(genome.tasks):
                 shares = genome.task_weights / genome.task_weights.max()
-                settings.append(("weights of tasks", "/".join(f"{each:.2g}" for each in shares)))
+                settings.extend(
+                    (f"weight of task {place}", f"{share:.2g}") for place, share in enumerate(shares.tolist(), start=1)
+                )
             widths = [(width,) for width in genome.widths]
         elif not genome.one_hot:
             settings.append(("experts are", "merged"))

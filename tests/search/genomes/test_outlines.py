@@ -66,7 +66,11 @@ def test_a_repair_is_labelled_value_by_value() -> None:
     recipe = RepairRecipe((0.05,), "local", 800, 2.0, neurons=NeuronRecipe(0.5, shared=True), gate=True)
     found = dict(outline_of(RepairedSpace(space, 800, True).repaired(genome, recipe)).settings)
     assert found["repair"] == "gated, up to ridge" and found["ridge lambda"] == "0.05"
-    assert found["importance of neurons"] == "routing^0.5 activation^2 output^2"
+    assert [found[f"exponent of neurons' {name}"] for name in ("routing weights", "activations", "output weights")] == [
+        "0.5",
+        "2",
+        "2",
+    ]
     assert found["neurons"] == "of all experts, each in any number of experts"
     assert found["neurons on the shortlist"] == "4 times those kept" and found["fitted on"] == "800 tokens"
 
