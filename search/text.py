@@ -25,6 +25,11 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
 
 
+def points(value: float | None) -> str:
+    """Format a difference of scores in points (hundredths) with its sign and one decimal, or `-` for None."""
+    return "-" if value is None else f"{100 * value:+.1f}"
+
+
 def quantity(text: str, units: Mapping[str, float]) -> float | None:
     """Read a number above 0 with a unit, such as `1.5 GiB`; None if it isn't one.
 

@@ -5,6 +5,7 @@ from ._asking import ask as ask
 from ._asking import best as best
 from ._asking import cancel as cancel
 from ._asking import contrast as contrast
+from ._asking import effects as effects
 from ._asking import evaluate as evaluate
 from ._asking import export as export
 from ._asking import genome as genome
@@ -56,6 +57,7 @@ from .search.pools.base import PoolError as PoolError
 from .search.requests.answers import Analysis as Analysis
 from .search.requests.answers import Answers as Answers
 from .search.requests.answers import AskedRow as AskedRow
+from .search.requests.answers import Effects as Effects
 from .search.requests.answers import Evaluation as Evaluation
 from .search.requests.answers import GenomeView as GenomeView
 from .search.requests.answers import Imported as Imported

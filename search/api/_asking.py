@@ -25,6 +25,7 @@ from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleR
 from moevolve.search.requests.searches import (
     BestRequest,
     ContrastRequest,
+    EffectsRequest,
     GenomeRequest,
     LabelRequest,
     LineageRequest,
@@ -183,4 +184,5 @@ scale = asks(ScaleRequest)
 label = asks(LabelRequest)
 genome = asks(GenomeRequest)
 contrast = asks(ContrastRequest)
+effects = asks(EffectsRequest)
 pareto = asks(ParetoRequest)

@@ -48,7 +48,9 @@ COMMANDS = {
     "shrink": "shrinking",
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
     **dict.fromkeys(("plan", "compare"), "planning"),
-    **dict.fromkeys(("searches", "label", "contrast", "best", "pareto", "show", "lineage", "tasks"), "searches"),
+    **dict.fromkeys(
+        ("searches", "label", "contrast", "effects", "best", "pareto", "show", "lineage", "tasks"), "searches"
+    ),
     **dict.fromkeys(("evaluate", "answers", "outcomes"), "models"),
     **dict.fromkeys(("export", "recipe", "apply", "import_eep", "profile"), "checkpoints"),
     "plot": "sharing",

@@ -10,11 +10,13 @@ import moevolve
 from moevolve.search.cli._requests import DEFAULT_STORE, CsvOption, JsonOption, StoreOption, option, takes
 from moevolve.search.cli.output.console import output, plain, print_csv, print_json, print_table
 from moevolve.search.cli.output.contrast import print_contrast
+from moevolve.search.cli.output.effects import print_effects
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
 from moevolve.search.requests.searches import (
     BestRequest,
     ContrastRequest,
+    EffectsRequest,
     GenomeRequest,
     LabelRequest,
     LineageRequest,
@@ -90,6 +92,11 @@ def label(request: LabelRequest, store: StoreOption = DEFAULT_STORE, as_json: Js
 @takes(ContrastRequest)
 def contrast(request: ContrastRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     (print_json if as_json else print_contrast)(moevolve.ask(store, request))
+
+
+@takes(EffectsRequest, "genes")
+def effects(request: EffectsRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    (print_json if as_json else print_effects)(moevolve.ask(store, request))
 
 
 @takes(BestRequest)

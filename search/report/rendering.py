@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moevolve.search.genomes.contract.outline import ranges
-from moevolve.search.text import memory_size, parameter_count, percent, score_lines, size_lines
+from moevolve.search.text import memory_size, parameter_count, percent, points, score_lines, size_lines
 from moevolve.store.records import BestRow, SearchRecord
 
 FOLDER = Path(__file__).parent
@@ -37,7 +37,7 @@ def environment(folder: Path | None = None) -> Environment:
     )
     found.filters |= {
         "percent": percent,
-        "points": lambda value: f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}"),
+        "points": lambda value: points(value).replace("-", "\N{MINUS SIGN}"),
         "number": lambda value: "-" if value is None else f"{value:,}",
         "size": parameter_count,
         "lines": score_lines,

@@ -130,8 +130,8 @@ class OptionEffect:
 
     Attributes:
         choice: What is chosen.
-        option: The option, such as `expert 5`, compared with the mean of the choice's options; of a number, two standard
-            deviations more, from one below the mean to one above it.
+        option: The option, such as `expert 5`, compared with the mean of the choice's options; of a number, an increase
+            by two standard deviations, from one below the mean to one above it.
         individuals: Number of individuals that have the option; all of them for a number.
         effect, low, high: Median and 95 % credible interval, in [-1, 1].
     """
@@ -178,6 +178,19 @@ class Effects:
     options: tuple[OptionEffect, ...] = field(repr=False)
     genes: tuple[str, ...] = ()
     rows: tuple[GeneRow, ...] = field(default=(), repr=False)
+
+    @property
+    def note(self) -> str:
+        """In words, what the effects are worth."""
+        if self.predicted is None:
+            return "There are too few individuals, or no choices that differ, to tell what mattered."
+        share = f"{max(self.predicted, 0):.0%} of the variance of {self.individuals:,} individuals' scores"
+        if self.predicted < 0.1:
+            return f"A sum over choices predicts {share}: take nothing from the effects of choices and options."
+        return (
+            f"A sum over choices predicts {share}, each left out of the fit in turn. Individuals are related and were "
+            "selected, so this is the most that it may predict of others."
+        )
 
 
 @dataclass(frozen=True, slots=True)

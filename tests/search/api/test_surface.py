@@ -13,7 +13,7 @@ import moevolve
 
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
-    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "contrast", "estimate"),
+    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "contrast", "effects", "estimate"),
     *("evaluate", "export", "export_coefficients", "genome", "import_eep", "label", "launch", "lineage"),
     *("load_comparison", "load_config", "logs", "open_reader", "open_store", "outcomes", "pareto", "pause", "plot"),
     *(
@@ -33,7 +33,18 @@ FUNCTIONS = {
     *("submit", "tasks", "write_analysis"),
 }
 RECORDS = {
-    *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Contrast", "Control", "Entry"),
+    *(
+        "Analysis",
+        "Answers",
+        "AskedRow",
+        "BestRow",
+        "Comparison",
+        "ComparisonRow",
+        "Contrast",
+        "Control",
+        "Effects",
+        "Entry",
+    ),
     *("Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported", "IndividualDetail"),
     *("LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress", "Recipe", "RunConfig", "Score"),
     *("SearchSummary", "ShrinkPlan", "Shrunk", "Store", "StoreReader", "Submitted", "TaskConfig"),

@@ -14,9 +14,10 @@ from server_tokens import WRITE
 from store_samples import judged, scored, search, split
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.analysis import effects
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.operations import plot, queries
-from moevolve.search.requests.answers import GenomeView
+from moevolve.search.requests.answers import ChoiceEffect, Effects, GeneRow, GenomeView
 from moevolve.search.requests.models import EvaluateRequest, OutcomesRequest
 from moevolve.search.requests.record import Request, one_line_errors
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
@@ -24,6 +25,7 @@ from moevolve.search.requests.searches import (
     BestRequest,
     ContrastRequest,
     ControlRequest,
+    EffectsRequest,
     FinalTableRequest,
     GenomeRequest,
     LabelRequest,
@@ -50,6 +52,7 @@ QUESTIONS: list[Request[Any]] = [
     SearchRequest("lab"),
     ControlRequest("lab"),
     FinalTableRequest("lab-1"),
+    EffectsRequest("lab", limit=3, genes=True),
     BestRequest(task="rte", limit=2),
     BestRequest(search="alpha", by="search"),
     ContrastRequest(["lab", "alpha"], by="hours"),
@@ -96,6 +99,12 @@ def view(store: StoreReader, request: GenomeRequest) -> GenomeView:
     return GenomeView(request.individual, outline, request.against, outline)
 
 
+def what_mattered(store: StoreReader, request: EffectsRequest) -> Effects:
+    """In the place of effects, for which the search's genomes would have to be read."""
+    rows = (GeneRow(1, 0.5, (1.5, "local", None)),)
+    return Effects(request.search, 3, None, (), (ChoiceEffect("lambda", 0.1, 0.0, 0.25),), (), ("a", "b", "c"), rows)
+
+
 @pytest.fixture(scope="module")
 def served(store: Store) -> Iterator[RemoteService]:
     """The service of a server of this store, which runs in this process."""
@@ -104,6 +113,7 @@ def served(store: Store) -> Iterator[RemoteService]:
         patch.setenv("MOEVOLVE_TOKEN", WRITE)
         patch.setattr(plot, "picture", picture)
         patch.setattr(queries, "genome", view)
+        patch.setattr(effects, "effects", what_mattered)
         app = make_app(store, ServerSettings.model_validate({"store": store.url}))
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         thread = threading.Thread(target=server.run, daemon=True)
