@@ -182,12 +182,13 @@ def _chosen(name: str, values: Values) -> Iterator[_Choice]:
     numbers = np.array(values, dtype=np.float64)  # None becomes NaN
     if not np.isfinite(numbers).any():
         return
-    logarithmic = np.nanmin(numbers) > 0 and np.nanmax(numbers) > _WIDE * np.nanmin(numbers)
+    least, most = float(np.nanmin(numbers)), float(np.nanmax(numbers))
+    logarithmic = least > 0 and most > _WIDE * least
     numbers = np.log(numbers) if logarithmic else numbers
     mean, spread = np.nanmean(numbers), np.nanstd(numbers)
     if spread > 1e-9 * max(abs(mean), 1e-9):
-        steps = np.clip((mean - spread, mean + spread), np.nanmin(numbers), np.nanmax(numbers))
-        low, high = np.exp(steps) if logarithmic else steps
+        low, high = (np.exp(each) if logarithmic else each for each in (mean - spread, mean + spread))
+        low, high = max(low, least), min(high, most)
         columns = np.nan_to_num((numbers - mean) / (2 * spread))[:, None]
         yield _Choice(name, (f"from {low:.3g} to {high:.3g}",), columns, (len(values),), contrasted=False)
 
@@ -222,7 +223,9 @@ def effects_of_choices(
     model, predicted = _regression(features, targets)
     rng = np.random.default_rng(0)
     draws = np.stack([model.draw(rng) for _ in range(_DRAWS)])
-    spreads, options, start = [], [], 0
+    spreads: list[ChoiceEffect] = []
+    options: list[tuple[float, OptionEffect]] = []
+    start = 0
     for choice in choices:
         drawn = draws[:, start : (start := start + len(choice.options))]
         moments = choice.columns.T @ choice.columns / len(scores)
