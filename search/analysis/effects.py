@@ -185,10 +185,10 @@ def _chosen(name: str, values: Values) -> Iterator[_Choice]:
     least, most = float(np.nanmin(numbers)), float(np.nanmax(numbers))
     logarithmic = least > 0 and most > _WIDE * least
     numbers = np.log(numbers) if logarithmic else numbers
-    mean, spread = np.nanmean(numbers), np.nanstd(numbers)
+    mean, spread = float(np.nanmean(numbers)), float(np.nanstd(numbers))
     if spread > 1e-9 * max(abs(mean), 1e-9):
-        low, high = (np.exp(each) if logarithmic else each for each in (mean - spread, mean + spread))
-        low, high = max(low, least), min(high, most)
+        ends = [mean - spread, mean + spread]
+        low, high = np.clip(np.exp(ends) if logarithmic else ends, least, most)
         columns = np.nan_to_num((numbers - mean) / (2 * spread))[:, None]
         yield _Choice(name, (f"from {low:.3g} to {high:.3g}",), columns, (len(values),), contrasted=False)
 
