@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
+DEMO := --set name=demo --set model.dtype=float32 --set 'tasks.0.counts={search: 400, dev: 300, test: 1000}' \
+	--set workers.count=2 --set workers.num_cpus=1 --set engine.threads=1
 STORE := sqlite:///.demo/moevolve.db
 FOLDERS := search workers evaluators store kernels tests configs
 
@@ -11,7 +13,7 @@ FOLDERS := search workers evaluators store kernels tests configs
 
 demo: $(INSTALLED)
 	@mkdir -p .demo
-	$(BIN)/moevolve launch configs/runs/demo.yaml --store $(STORE) --or-resume
+	$(BIN)/moevolve shrink configs/demo/model --task demo-span --neurons 12.5% -o .demo/small --store $(STORE) $(DEMO)
 
 test: $(STAMP) lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -36,6 +36,13 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     experts: Annotated[
         str | None, Field(description="Experts to keep in every MoE layer: a number, or a share such as 50%.")
     ] = None
+    neurons: Annotated[
+        str | None,
+        Field(
+            description="Instead of --experts, the share of all experts' neurons to keep, such as 12.5%: how many "
+            "experts have them, and how many neurons each layer gets, is searched."
+        ),
+    ] = None
     size: Annotated[
         str | None,
         Field(
@@ -69,7 +76,7 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     ] = ()
     output: Annotated[
         str | Path | None,
-        Field(description="New folder of the checkpoint; MODEL-EXPERTS or MODEL-SIZE if this is left out."),
+        Field(description="New folder of the checkpoint; MODEL and what is to be kept if this is left out."),
         Flag("--output -o", "DIR", Path),
     ] = None
     evaluations: Annotated[

@@ -1,4 +1,4 @@
-"""How many experts to keep: of a number or a share, or of a size that the weights and the KV cache must fit."""
+"""What to keep: a number or a share of experts, a share of neurons, or a size that weights and KV cache must fit."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ class Budget:
 
 
 def budget_of(request: ShrinkRequest) -> Budget | None:
-    """Read the size that a request asks for; None if it asks for a number of experts.
+    """Read the size that a request asks for; None if it asks for experts or neurons.
 
     Raises:
-        UserError: It asks for both or neither, or a size or length isn't one.
+        UserError: It asks for several or none of them, or a size or length isn't one.
     """
-    if (request.experts is None) == (request.size is None):
-        raise UserError("give one of --experts (for example 50%) and --size (for example 16GiB)")
+    if sum(each is not None for each in (request.experts, request.neurons, request.size)) != 1:
+        raise UserError(
+            "give one of --experts (for example 50%), --neurons (for example 12.5%) and --size (for example 16GiB)"
+        )
     if request.size is None:
         if request.context is not None or request.batch is not None:
-            raise UserError("--context and --batch: the KV cache counts towards --size, and --experts is given")
+            raise UserError("--context and --batch: the KV cache counts towards --size, which isn't given")
         return None
     if request.batch is not None and request.context is None:
         raise UserError("--batch: say with --context how long the sequences are")
@@ -65,6 +67,23 @@ def _length(text: str) -> int:
     return int(found[1]) * (1024 if found[2] else 1)
 
 
+def kept_share(wanted: str) -> float:
+    """Read a share of neurons such as `12.5%`, in (0, 1].
+
+    Raises:
+        UserError: It isn't one.
+    """
+    share = _share(wanted)
+    if share is None:
+        raise UserError(f"--neurons {wanted}: give a share such as 12.5%")
+    return share
+
+
+def _share(text: str) -> float | None:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    return float(found[1]) / 100 if found is not None and 0 < float(found[1]) <= 100 else None
+
+
 def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
     """The number of experts to keep that a number or a share stands for.
 
@@ -78,11 +97,10 @@ def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
     """
     possible = _possible(experts, groups, "--experts")
     numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
-    share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", wanted)
-    if share is not None and 0 < float(share[1]) <= 100:
-        aim = float(share[1]) / 100 * experts
-        return min(possible, key=lambda count: (abs(count - aim), -count))
-    if share is None and wanted.strip().isdecimal() and int(wanted) in possible:
+    share = _share(wanted)
+    if share is not None:
+        return min(possible, key=lambda count: (abs(count - share * experts), -count))
+    if wanted.strip().isdecimal() and int(wanted) in possible:
         return int(wanted)
     raise UserError(
         f"--experts {wanted}: give a share such as 50%, or one of the numbers that this model can keep: {numbers}"

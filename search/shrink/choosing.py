@@ -28,7 +28,7 @@ from moevolve.search.config.files import (
 from moevolve.search.config.run import RunConfig
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
-from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts
+from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts, kept_share
 from moevolve.search.shrink.chats import ToolChat, render_chats
 from moevolve.search.shrink.domains import read_domains, write_tasks
 from moevolve.search.shrink.timing import plan_time, shortened
@@ -83,7 +83,7 @@ def folder_of(request: ShrinkRequest) -> Path:
         return Path(request.output)
     model = Path(request.model)
     stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
-    budget = request.experts or request.size or "small"
+    budget = request.experts or request.neurons or request.size or "small"
     return Path(f"{stem}-{budget.replace('%', 'pct')}")
 
 
@@ -160,7 +160,7 @@ def _mark(request: ShrinkRequest) -> str:
     """First line of a run file, which tells the request that it was made for."""
     content = {
         "model": request.model,
-        "budget": [request.experts, request.size, request.context, request.batch],
+        "budget": [request.experts, request.neurons, request.size, request.context, request.batch],
         "data": [str(path) for path in request.data],
         "tasks": list(request.tasks),
         "weights": list(request.weights),
@@ -178,9 +178,18 @@ def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) 
     data = _base(request, tasks, first)
     sizes: Sizes = first.call(sizes_of, _parsed(data))
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
-    genome = {"kind": "eep", "experts": _experts(request, sizes), "router_space": stock_space(sizes.rule)}
-    # Only experts of the width that they have can be packed in a checkpoint's own format.
-    preset = "prune" if not repaired else "repaired" if sizes.quantised else "best"
+    genome: dict[str, Any] = {"kind": "eep", "router_space": stock_space(sizes.rule)}
+    if request.neurons is not None:
+        if not repaired or sizes.quantised:
+            raise UserError(
+                f"--neurons {request.neurons}: narrower experts need a repair, and weights that aren't quantised; give "
+                "--experts or --size"
+            )
+        genome["neuron_share"], preset = kept_share(request.neurons), "share"
+    else:
+        # Only experts of the width that they have can be packed in a checkpoint's own format.
+        preset = "prune" if not repaired else "repaired" if sizes.quantised else "best"
+        genome["experts"] = _experts(request, sizes)
     data |= {"genome": genome, "preset": preset}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)

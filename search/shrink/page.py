@@ -107,10 +107,10 @@ class Shrunk:
         timing: How the number of candidates follows from the time that was given; None if none was.
         store: URL of its store.
         table: Winner and final table of the search.
-        experts_full, experts: Experts per MoE layer before and after.
+        experts_full, experts: Experts per MoE layer before and after; the latter is None without a winner.
         layers: Number of MoE layers.
         weight_bytes: Size of the checkpoint's weight files.
-        routing: How much of each task's routing as many experts have.
+        routing: How much of each task's routing as many experts have; empty if their number is searched.
         checks: What the winner's answers are like, by task; empty without a winner.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
@@ -122,7 +122,7 @@ class Shrunk:
     store: str
     table: FinalTable = field(repr=False)
     experts_full: int
-    experts: int
+    experts: int | None
     layers: int
     weight_bytes: int
     routing: tuple[RetainedMass, ...]

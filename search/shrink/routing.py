@@ -19,11 +19,12 @@ _TOKENS = 4096
 _ADAPTER = TypeAdapter(tuple[RetainedMass, ...])
 
 
-def retained_mass(config: RunConfig, first: FirstWorker, path: Path) -> tuple[RetainedMass, ...]:
+def retained_mass(config: RunConfig, experts: int, first: FirstWorker, path: Path) -> tuple[RetainedMass, ...]:
     """Measure the full model's routing on the calibration rows of every task, once for a search.
 
     Args:
         config: The search.
+        experts: Experts per layer to keep.
         first: Calls what imports torch.
         path: File that keeps the result.
 
@@ -35,7 +36,7 @@ def retained_mass(config: RunConfig, first: FirstWorker, path: Path) -> tuple[Re
     shares = first.call(routing_shares, config)
     names = [section.task("calibration").name for section in config.tasks]
     weights = np.array([section.weight for section in config.tasks])
-    found = retained(names, shares, weights, int(config.genome.model_dump()["experts"]))
+    found = retained(names, shares, weights, experts)
     path.write_bytes(_ADAPTER.dump_json(found))
     return found
 

@@ -52,11 +52,13 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
         config = read_run(request, path)
         with opened_store(config.store if request.store is None else request.store, create=True) as store:
             _check_same(request, store, config)
-            with _timed("routing", seconds):
-                observer.on_stage("measuring the routing of every task")
-                routing = retained_mass(config, first, path.with_name("routing.json"))
-                for each in routing:
-                    observer.on_note(said_of(each))
+            routing: tuple[RetainedMass, ...] = ()
+            if (experts := config.genome.model_dump()["experts"]) is not None:  # else their number is searched
+                with _timed("routing", seconds):
+                    observer.on_stage("measuring the routing of every task")
+                    routing = retained_mass(config, experts, first, path.with_name("routing.json"))
+                    for each in routing:
+                        observer.on_note(said_of(each))
             with _timed("search", seconds):
                 setup = (
                     set_up_new(config, None, first.call) if setup is None else with_changes(setup, store=config.store)
@@ -103,7 +105,7 @@ def _page(
         store=store.url,
         table=table,
         experts_full=facts.experts,
-        experts=int(config.genome.model_dump()["experts"]),
+        experts=None if table.winner is None else store.individual(table.winner).individual.experts,
         layers=len(facts.moe_layers),
         weight_bytes=_source_bytes(config.model),
         routing=routing,

@@ -12,7 +12,7 @@ from family_samples import edit_of_kind
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts
+from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts, kept_share
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
@@ -34,6 +34,13 @@ def test_a_share_of_experts_is_rounded_to_what_the_routing_groups_allow() -> Non
         kept_experts("6", 16, grouped)
     with pytest.raises(UserError, match="dense"):
         kept_experts("50%", 0, free)
+
+
+def test_a_share_of_neurons_is_a_percentage() -> None:
+    assert [kept_share(text) for text in ("12.5%", " 100 %", "0.5%")] == [0.125, 1.0, 0.005]
+    for text in ("0%", "101%", "4", "half"):
+        with pytest.raises(UserError, match=f"--neurons {text}: give a share"):
+            kept_share(text)
 
 
 def asked(**parameters: Any) -> ShrinkRequest:
@@ -58,7 +65,8 @@ def test_the_largest_number_of_experts_that_fits_is_kept() -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({}, "one of --experts .* and --size"),
+        ({}, "one of --experts .* --neurons .* and --size"),
+        ({"experts": "4", "neurons": "50%"}, "one of --experts"),
         ({"experts": "4", "size": "1GiB"}, "one of --experts .* and --size"),
         ({"size": "16"}, "--size 16: give a number with a unit"),
         ({"size": "0GiB"}, "--size 0GiB"),
@@ -82,13 +90,17 @@ def test_files_are_as_large_as_predicted(tmp_path: Path) -> None:
         assert written <= predicted < 1.005 * written
 
 
-def test_a_size_that_is_too_small_names_the_smallest(tmp_path: Path, in_process: Any) -> None:
+def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_process: Any) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
-    command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run", "--size")
-    done = in_process(*command, "1MiB", cwd=tmp_path)
+    command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run")
+    done = in_process(*command, "--size", "1MiB", cwd=tmp_path)
     assert done.returncode == 2 and "the smallest that this model can be is 1.2 MiB, with 1 of 8" in done.stderr
-    done = in_process(*command, "3MB", cwd=tmp_path)
+    done = in_process(*command, "--size", "3MB", cwd=tmp_path)
     assert done.returncode == 0 and "experts: 4" in done.stdout
+    done = in_process(*command, "--neurons", "12.5%", cwd=tmp_path)
+    assert done.returncode == 0 and "neuron_share: 0.125" in done.stdout and "preset: share" in done.stdout
+    done = in_process(*command, "--neurons", "12.5%", "--repair", "none", cwd=tmp_path)
+    assert done.returncode == 2 and "--neurons 12.5%: narrower experts need a repair" in done.stderr
 
 
 @pytest.mark.parametrize(
