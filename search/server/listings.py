@@ -6,10 +6,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
+from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import Control, SearchSummary
+from moevolve.store.records import Control, SearchRecord, SearchSummary
 
 T = TypeVar("T")
 _CACHE_SIZE = 64
@@ -43,6 +45,10 @@ class Listings:
     def tasks(self, controls: dict[str, Control] | None = None) -> list[str]:
         """Names of the tasks in any search's fitness."""
         return sorted({task for summary in self.summaries(controls) for task in summary.tasks})
+
+    def costs(self, search: SearchRecord) -> SearchCosts:
+        """The cost of a search's evaluations; a sum over all of them."""
+        return self.cached(("costs", search.id), partial(self._store.costs, search))
 
     def cached(self, key: object, read: Callable[[], T], controls: dict[str, Control] | None = None) -> T:
         """What `read` returned last for a key, read again if it isn't valid any more."""

@@ -27,7 +27,7 @@ routes = APIRouter(responses=READS)
 @routes.get("/searches/{search}/costs", tags=["searches"])
 def read_costs(server: ServerDep, search: SearchPath) -> SearchCosts:
     """Evaluations, prompts and worker time of a search, by task and split."""
-    return server.store.costs(server.store.search(search))
+    return server.listings.costs(server.store.search(search))
 
 
 @routes.get("/searches/{search}/individuals", tags=["searches"], response_model_exclude={"__all__": {"genome"}})

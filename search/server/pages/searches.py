@@ -144,7 +144,7 @@ def show_standings(request: Request, server: ServerDep, search: SearchPath) -> H
 def show_costs(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """Costs of a search's evaluations."""
     record = server.store.search(search)
-    return render(request, "costs.jinja", search=record, costs=server.store.costs(record))
+    return render(request, "costs.jinja", search=record, costs=server.listings.costs(record))
 
 
 @routes.get("/searches/{search}/workers")
