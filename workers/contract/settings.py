@@ -119,12 +119,10 @@ class Shortcuts:
 
     Attributes:
         draft: Read greedy tokens off the pass over the gold answer instead of decoding them one by one.
-        lean: Skip feed-forward computations whose outputs aren't read (`moevolve.workers.engine.lean`).
         prefixes: Run prefixes that sequences share once (`moevolve.workers.engine.columns`).
     """
 
     draft: bool = True
-    lean: bool = True
     prefixes: bool = True
 
 
