@@ -13,7 +13,6 @@ import torch
 from published_templates import GPT_OSS, bytewise_tokenizer
 from safetensors.torch import load_file, save_file
 
-from moevolve.search.genomes.eep.coefficients import read_coefficients
 from moevolve.store.records import UNBOUND
 from moevolve.store.repository import Store
 
@@ -182,13 +181,6 @@ def test_what_needs_no_weights_asks_for_none(imported: str, in_process: Any, tmp
         assert in_process(*command).returncode == 0
     assert in_process("plot", name, "-o", tmp_path / "p.png").returncode == 0
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    assert in_process("export", imported, tmp_path / "back.pth").returncode == 0
-    for again, given in zip(
-        read_coefficients(tmp_path / "back.pth", 4, 4), read_coefficients(tmp_path / f"{name}.pth", 4, 4), strict=True
-    ):
-        # Rows are interchangeable, and stored in an order of their own.
-        for layer in range(4):
-            assert sorted(again[layer].tolist()) == sorted(given[layer].tolist())
     assert the_search(tmp_path).model_fingerprint.startswith(UNBOUND)
 
 
