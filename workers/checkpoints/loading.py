@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from moevolve.evaluators.errors import UserError, first_line
 from moevolve.workers.checkpoints.formats.gguf import gguf_parts, gguf_tensors
