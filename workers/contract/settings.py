@@ -104,10 +104,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         tail, limit = self.tail_tokens, self.max_prompt_tokens
-        if tail < 0 or (limit is not None and tail >= limit):
-            raise ValueError(
-                f"tail_tokens {tail} must be {'0 or more' if tail < 0 else f'below max_prompt_tokens {limit}'}"
-            )
+        if limit is not None and tail >= limit:
+            raise ValueError(f"tail_tokens {tail} must be below max_prompt_tokens {limit}")
 
 
 @dataclass(frozen=True, slots=True)
