@@ -26,7 +26,6 @@ from ._asking import show as show
 from ._asking import stop as stop
 from ._individuals import apply as apply
 from ._individuals import as_data as as_data
-from ._individuals import export_coefficients as export_coefficients
 from ._individuals import tasks as tasks
 from ._individuals import write_analysis as write_analysis
 from ._searching import compare as compare

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, TypeAdapter
 
 from moevolve._asking import takes
-from moevolve.search.operations.opening import opened_reader
 from moevolve.search.requests.recipes import ApplyRequest
 
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
     from moevolve.search.requests.answers import Analysis
-    from moevolve.store.reader import StoreReader
     from moevolve.workers.contract.card import ExportReport
 
 
@@ -41,19 +39,6 @@ def write_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
     from moevolve.search.operations import analyse
 
     return analyse.write_analysis(analysis, Path(folder))
-
-
-def export_coefficients(store: str | StoreReader, individual: str, path: str | Path) -> None:
-    """Write an EEP individual as a coefficient file (.pth) in the EEP authors' format.
-
-    Raises:
-        UserError: the file exists, or the individual isn't an unrepaired EEP one.
-        StoreError: there is no such store or individual.
-    """
-    from moevolve.search.operations import export
-
-    with opened_reader(store) as opened:
-        export.export_coefficients(opened, individual, Path(path))
 
 
 @takes(ApplyRequest)

@@ -16,13 +16,6 @@ from moevolve.search.requests.recipes import ApplyRequest, RecipeRequest
 
 @takes(ExportRequest)
 def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Write an individual as a checkpoint, and verify its files: copied ones byte by byte, others layer by layer.
-
-    A target that ends in .pth becomes a coefficient file of the EEP authors' instead.
-    """
-    if Path(request.directory).suffix == ".pth":
-        _export_coefficients(request, store, as_json)
-        return
     with exit_with_message("interrupted; nothing was written", moevolve.ExportError):
         report = moevolve.ask(store, request)
     if as_json:
@@ -65,22 +58,6 @@ def how_to_load(directory: Path, form: str) -> str:
         return f"load {directory / files[0]} with llama.cpp, or as model.path"
     remote = ", trust_remote_code=True" if form == "native" else ""
     return f'load it with: AutoModelForCausalLM.from_pretrained("{directory}"{remote})'
-
-
-def _export_coefficients(request: ExportRequest, store: str, as_json: bool) -> None:
-    if request.form is not None:
-        raise moevolve.UserError(f"--form {request.form}: a coefficient file has no form; leave it out")
-    for option in ("model", "device", "dtype", "mtp", "pad_experts", "requantise"):
-        given = getattr(request, option)
-        if given not in (None, False):
-            raise moevolve.UserError(
-                f"--{option.replace('_', '-')} {given}: a coefficient file needs no weights; leave it out"
-            )
-    moevolve.export_coefficients(store, request.individual, request.directory)
-    if as_json:
-        print_json({"file": request.directory})
-    else:
-        output.print(f"wrote {request.directory}")
 
 
 @takes(RecipeRequest)

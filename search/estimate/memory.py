@@ -151,8 +151,8 @@ def _way_rank(way: SmallerSettings) -> int:
 def _largest(batch_tokens: int, outline: ModelOutline) -> tuple[Pass, ...]:
     """The largest passes that a batch of this size can need: over the prompts, and of a decoding step."""
     read = max(1, batch_tokens // _TOKENS_PER_LOGITS)
-    first = Pass(batch_tokens, batch_tokens, read, 0, outline.caches, 1, batch_tokens)
-    step = Pass(read, read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
+    first = Pass(batch_tokens, read, 0, outline.caches, 1, batch_tokens)
+    step = Pass(read, read, batch_tokens, outline.caches, 1, batch_tokens, batch_tokens)
     return first, step
 
 
@@ -221,7 +221,7 @@ def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
         # A cache grows by copying one layer's keys, then its values.
         grown = outline.cache_bytes // (2 * len(outline.layers))
         attending = one.tokens * outline.attention_bytes + one.cached * (outline.repeated_bytes + grown)
-        network = one.tokens * streams + one.real * (outline.network_bytes - streams)
+        network = one.tokens * outline.network_bytes
         if one.at_once is None:
             logits = _LOGITS_AT_ONCE * (2 * size + 20)
         else:

@@ -147,7 +147,7 @@ class RepairedSpace:
         text, rest = data[_HEADER.size : _HEADER.size + length], data[_HEADER.size + length :]
         try:
             recipe = RepairRecipe.from_text(text.decode())
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except ValueError as error:
             raise ValueError(f"these bytes are no repaired genome: {error}") from None
         return RepairedGenome(self, self.inner.from_bytes(rest), recipe)
 

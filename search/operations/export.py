@@ -1,4 +1,4 @@
-"""Exporting stored individuals: as checkpoints with provenance, and as coefficient files."""
+"""Exporting stored individuals as checkpoints with provenance."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.eep.coefficients import write_coefficients
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL, interval, with_outcomes
-from moevolve.search.operations.subject import Subject, bound_subject, find_subject
+from moevolve.search.operations.subject import Subject, bound_subject
 from moevolve.search.requests.models import ExportRequest
 from moevolve.search.requests.recipes import ApplyRequest
 from moevolve.store.reader import StoreReader
@@ -108,22 +105,6 @@ def _source_plan(options: ExportRequest | ApplyRequest, model: ModelConfig, edit
         return None if changes_weights(edit) is not None else plan_source(model, edit)
     except UserError:
         return None
-
-
-def export_coefficients(store: StoreReader, reference: str, path: Path) -> None:
-    """Write an EEP individual as a coefficient file in the authors' format.
-
-    Raises:
-        UserError: the file exists, or the individual is of another kind.
-    """
-    subject = find_subject(store, reference, weights=False)
-    if isinstance(subject.genome, RepairedGenome):
-        raise UserError(f"{reference}: it is repaired, which a coefficient file can't say; export a checkpoint")
-    if not isinstance(subject.genome, EepGenome):
-        raise UserError(f"{reference}: only EEP individuals have coefficient files")
-    if path.exists():
-        raise UserError(f"{path} exists already; choose another name")
-    write_coefficients(path, subject.genome)
 
 
 def _card(store: StoreReader, detail: IndividualDetail) -> ExportCard:

@@ -21,7 +21,7 @@ from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.methods.eep.edit import EepEdit, stock_space
-from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
+from moevolve.workers.methods.repair.edit import RepairedEdit
 
 RECIPE = 1
 """Number of the form of our recipes."""
@@ -137,7 +137,7 @@ def recipe_edit(recipe: Recipe, facts: ModelFacts, rows: FitRows | None, where: 
     )
     if recipe.repair is not None:
         assert rows is not None and isinstance(edit, EepEdit)
-        edit = RepairedEdit(edit, _repair(recipe.repair, where), rows)
+        edit = RepairedEdit(edit, recipe.repair, rows)
     if edit.phenotype_hash != recipe.phenotype:
         raise UserError(f"{where}: it was changed after it was written; write the recipe anew")
     return edit
@@ -185,10 +185,3 @@ def _array(text: str, shape: tuple[int, int, int], where: str) -> NDArray[np.flo
         return np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype(np.float32).reshape(shape)
     except ValueError:
         raise UserError(f"{where}: matrices: not of shape {list(shape)}; write the recipe anew") from None
-
-
-def _repair(settings: Mapping[str, Any], where: str) -> RepairRecipe:
-    try:
-        return RepairRecipe.from_text(json.dumps(dict(settings)))
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{where}: repair: {error}; write the recipe anew") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -120,7 +120,7 @@ def _recipe(store: StoreReader, subject: Subject) -> Recipe:
         router_space=base.router_space,
         matrices=None if prunes else packed_matrices(base),
         widths=base.widths,
-        repair=None if repaired is None else asdict(repaired.recipe),
+        repair=None if repaired is None else repaired.recipe,
         rows=None if repaired is None else packed_rows(repaired.rows),
         skipping=None if base.skip_rows is None else packed_rows(base.skip_rows),
         parameters=detail.individual.parameters,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import ray
@@ -30,7 +29,7 @@ from moevolve.search.pools.ray_actor import (
 )
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
-from moevolve.workers.contract.edits import CalibrationRecipe, Edit, LayeredEdit
+from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, FailureKind, WorkerInfo
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 
@@ -51,50 +50,6 @@ _CHECK_S = 1.0
 
 _CALIBRATION = "the calibration"
 """Key of a calibration's attempts, in place of a request's ticket."""
-
-_OVERTAKEN = 4
-"""Number of later candidates that may overtake the first in the queue, for which the whole window may soon wait."""
-
-_CANDIDATES = 64
-"""Number of a worker's last candidates that are compared; the hidden states of older ones are mostly evicted."""
-
-_LOOK_AHEAD = 32
-"""Number of waiting candidates that are compared."""
-
-
-class RecentEdits:
-    """The candidates that one worker evaluated last, to choose the waiting candidate that is cheapest for it.
-
-    A worker starts a candidate from the cached hidden states of earlier ones (`moevolve.workers.engine.reuse`), so the
-    cheapest candidate shares the most leading layers with them. The choice of worker changes no result.
-    """
-
-    def __init__(self) -> None:
-        self._layers: list[tuple[str, ...]] = []
-
-    def add(self, edit: Edit) -> None:
-        """Record a candidate that is sent to the worker."""
-        if isinstance(edit, LayeredEdit):
-            self._layers = [*self._layers[1 - _CANDIDATES :], edit.layer_hashes]
-
-    def common(self, edit: Edit) -> int:
-        """Number of leading layers, except the last, that a candidate shares with any recorded one."""
-        if not isinstance(edit, LayeredEdit):
-            return 0
-        own = edit.layer_hashes[:-1]
-        return max((_shared_layers(own, other) for other in self._layers), default=0)
-
-    def best(self, waiting: Iterable[Edit]) -> int:
-        """Position of the waiting candidate, among the first few, that shares the most layers; ties go to the first."""
-        shared = [self.common(edit) for edit in islice(waiting, _LOOK_AHEAD)]
-        return shared.index(max(shared))
-
-
-def _shared_layers(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    for count, (mine, theirs) in enumerate(zip(one, other, strict=False)):
-        if mine != theirs:
-            return count
-    return min(len(one), len(other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +75,6 @@ class _Seat:
         request: Request under evaluation, if any.
         job: Calibration in progress, if any.
         since: Monotonic time at which the present call began.
-        recent: Candidates that the worker evaluated last.
     """
 
     actor: Any = None
@@ -134,7 +88,6 @@ class _Seat:
     request: EvaluationRequest | None = None
     job: _CalibrationJob | None = None
     since: float = field(default_factory=time.monotonic)
-    recent: RecentEdits = field(default_factory=RecentEdits)
 
     @property
     def busy(self) -> bool:
@@ -191,11 +144,9 @@ class RayPool:
         self._first = None if first is None else first.take()
         self._load_args: tuple[Any, ...] = (model, engine, shortcuts, workers.activation_cache_bytes, needed)
         self._queue: deque[EvaluationRequest] = deque()
-        # By ticket: workers that died or were replaced during the request, workers lost with their nodes, and later
-        # requests that overtook it.
+        # By ticket: workers that died or were replaced during the request, and workers lost with their nodes.
         self._deaths: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
-        self._overtaken: Counter[str] = Counter()
         self._failed: list[EvaluationReply] = []
         self._nodes, self._on_left_out = NodeFailures(), on_left_out
         self._starts = 0
@@ -304,25 +255,12 @@ class RayPool:
                 continue
             if not self._queue:
                 return
-            request = seat.request = self._next_for(seat)
+            request = seat.request = self._queue.popleft()
             seat.wait_for(seat.actor.evaluate_refs.remote(request, self._refs(request)))
 
     def _refs(self, request: EvaluationRequest) -> list[Any]:
         """Ray's references to the request's splits."""
         return [self._splits[key] for key in request.fingerprints]
-
-    def _next_for(self, seat: _Seat) -> EvaluationRequest:
-        """Dequeue the waiting candidate that is cheapest for a worker, see `RecentEdits`."""
-        first = self._queue[0].ticket
-        if not self._workers.activation_cache_bytes or self._overtaken[first] >= _OVERTAKEN:
-            place = 0
-        else:
-            place = seat.recent.best(request.edit for request in self._queue)
-        self._overtaken[first] += place > 0
-        request = self._queue[place]
-        del self._queue[place]
-        seat.recent.add(request.edit)
-        return request
 
     def _collect(self, seat: _Seat) -> list[EvaluationReply]:
         """Take the result of a seat's finished call, or replace its worker if the call failed.
@@ -360,9 +298,9 @@ class RayPool:
     def _replace_lost(self, seat: _Seat, error: Exception) -> None:
         """Replace a worker that is lost or at fault, and attempt its candidate or calibration again or fail it."""
         fresh = _Seat()
-        self._count_against_node(seat, error)
+        left_out = self._count_against_node(seat, error)
         if seat.info is None:
-            fresh = self._after_failed_start(seat, error)
+            fresh = self._after_failed_start(seat, error, left_out)
         elif seat.request is not None:
             self._retry_or_fail(seat.request, seat.info, error)
         elif seat.job is not None:
@@ -371,29 +309,26 @@ class RayPool:
             self._job = seat.job
         self._replace(seat, fresh)
 
-    def _count_against_node(self, seat: _Seat, error: Exception) -> None:
-        """Count a worker's failure against its node, unless it is the node that was lost."""
+    def _count_against_node(self, seat: _Seat, error: Exception) -> bool:
+        """Count a worker's failure against its node, unless the node was lost; True if that leaves it out."""
         if not seat.node or out_of_reach(error) or not node_alive(seat.node):
-            return
+            return False
         self._starts += seat.info is None
         what = seat.request.ticket if seat.request is not None else _CALIBRATION
         if not self._nodes.failed(seat.node, what if seat.info is not None else f"start {self._starts}"):
-            return
-        bad = self._nodes.left_out
-        # On several nodes it's hardly the nodes' fault.
-        if seat.info is None and len(bad) < _FAILED_STARTS and has_other_node(self._workers, bad):
-            seat.failed_starts = -1  # the next start, elsewhere, is the first one
+            return False
         told = f"{FAILURES} workers in a row failed on {seat.host}, the last by {reason_of(error)}"
         log.warning("%s: no worker starts there for %.0f s if others have room", told, LEFT_OUT_S)
         self._on_left_out(told)
+        return True
 
     def _replace(self, seat: _Seat, fresh: _Seat) -> None:
         # A worker that is at fault or out of reach must not return and hold resources; killing a dead one is harmless.
         kill(seat.actor)
         self._seats[self._seats.index(seat)] = fresh
 
-    def _after_failed_start(self, seat: _Seat, error: Exception) -> _Seat:
-        """The replacement of a worker whose model isn't loaded, after a pause.
+    def _after_failed_start(self, seat: _Seat, error: Exception, left_out: bool) -> _Seat:
+        """The replacement of a worker whose model isn't loaded, after a pause; `left_out` if this left its node out.
 
         Raises:
             NoRoomError: No worker is ready, and all that got a node have found too little memory.
@@ -401,7 +336,10 @@ class RayPool:
             PoolError: No worker is ready, and all have failed to start several times.
         """
         lost = out_of_reach(error) or (seat.node != "" and not node_alive(seat.node))
-        seat.failed_starts += not lost
+        bad = self._nodes.left_out
+        # The next start, elsewhere, is the first one; but on several nodes it's hardly the nodes' fault.
+        elsewhere = left_out and len(bad) < _FAILED_STARTS and has_other_node(self._workers, bad)
+        seat.failed_starts = 0 if elsewhere else seat.failed_starts + (not lost)
         seat.no_room = no_room(error)
         if seat.no_room is not None and not self.ready and all(each.no_room for each in self._seats if each.node):
             raise NoRoomError(str(seat.no_room)) from error
@@ -447,7 +385,6 @@ class RayPool:
 
     def _pop_attempts(self, ticket: str) -> int:
         """Number of failed attempts of a request that has ended; its counts are removed."""
-        self._overtaken.pop(ticket, None)
         return self._deaths.pop(ticket, 0) + self._losses.pop(ticket, 0)
 
     def _check_time_limits(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ from moevolve.search.requests.record import Flag, Request, record
 from moevolve.workers.contract.card import ExportReport, ExportScore
 from moevolve.workers.contract.settings import ExpertsImplementation
 from moevolve.workers.methods.eep.edit import RouterSpace
+from moevolve.workers.methods.repair.edit import RepairRecipe
 
 _STRICT = {"extra": "forbid"}
 
@@ -125,7 +126,7 @@ class Recipe:
     router_space: RouterSpace
     matrices: RecipeMatrices | None
     widths: tuple[int, ...] | None
-    repair: Mapping[str, Any] | None
+    repair: RepairRecipe | None
     rows: RecipeRows | None
     skipping: RecipeRows | None
     parameters: int | None

@@ -32,7 +32,6 @@ def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
     ways = {
         "all on": (settings.matmul_backend, ALL_SHORTCUTS),
         "no draft": (settings.matmul_backend, Shortcuts(draft=False)),
-        "no lean": (settings.matmul_backend, Shortcuts(lean=False)),
         "no common beginnings": (settings.matmul_backend, Shortcuts(prefixes=False)),
     }
     if uses_onednn(settings.matmul_backend):

@@ -97,7 +97,7 @@ def _digest(library: Any) -> str:
     kept = np.stack([np.eye(8)[rng.permutation(8)[:2]] for _ in range(5)]).astype(np.float32)
     merging = (kept + rng.normal(0, 0.1, kept.shape)).astype(np.float32)
     edits = (EepEdit(kept, kept, 2), EepEdit(merging, merging, 2))
-    none = Shortcuts(draft=False, lean=False, prefixes=False)
+    none = Shortcuts(draft=False, prefixes=False)
     found = []
     for shortcuts, batch_tokens, backwards in ((Shortcuts(), 4096, 1), (Shortcuts(), 50, -1), (none, 1, 1)):
         config = EngineConfig(batch_tokens=batch_tokens, matmul_backend=library)

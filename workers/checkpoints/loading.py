@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from moevolve.evaluators.errors import UserError, first_line
 from moevolve.workers.checkpoints.formats.gguf import gguf_parts, gguf_tensors
@@ -344,17 +343,11 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
     return model, tokenizer, experts
 
 
-def load_model(
-    config: ModelConfig, weights: Mapping[str, Tensor] | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model for inference, and its tokenizer.
 
     The weights are on `resolve_device(config)`, with a `device_map` spread over the GPUs, and with `originals="host"`
     left on the host, from where `ResidentModel` moves them. Quantised checkpoints are dequantised to `dtype_of`.
-
-    Args:
-        config: Model settings.
-        weights: State dict of the loaded model, used instead of the checkpoint's files.
 
     Raises:
         UserError: The checkpoint is missing, has no safetensors, or doesn't load with these settings.
@@ -368,12 +361,12 @@ def load_model(
     transformers_logging.disable_progress_bar()
     form = {"dtype": dtype, "device_map": config.device_map, **_backends(config, settings)}
     try:
-        if weights is None and packed is None and not _is_wrapped(config):
+        if packed is None and not _is_wrapped(config):
             model = AutoModelForCausalLM.from_pretrained(
                 _source(config), use_safetensors=True, **form, **_hub_arguments(config)
             )
         else:
-            state = _tensors(config, settings, packed, dtype) if weights is None else weights
+            state = _tensors(config, settings, packed, dtype)
             kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
             model, info = kind.from_pretrained(
                 None, config=settings, state_dict=dict(state), output_loading_info=True, **form

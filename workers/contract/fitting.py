@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -93,9 +92,6 @@ class NeuronRecipe:
         router: `fitted`: each kept expert stands for a group of experts, and its router row is fitted to the group's
             total routing weight. `kept`: router rows stay as the edit made them, as they do wherever a stock router has
             no such rows (`moevolve.workers.methods.eep.outputs`).
-
-    Raises:
-        ValueError: A setting is out of its range.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -106,11 +102,3 @@ class NeuronRecipe:
     shared: bool = False
     candidates: Annotated[float, Ge(1), Le(1e6)] = 4.0
     router: Literal["fitted", "kept"] = "fitted"
-
-    def __post_init__(self) -> None:
-        if not all(0 <= each < 100 for each in (self.routing, self.activation, self.output)):  # NaN, too
-            raise ValueError("exponents must be 0 at least, and less than 100")
-        if not 1 <= self.candidates < math.inf:
-            raise ValueError(f"candidates must be 1 at least, not {self.candidates}")
-        if self.router not in ("fitted", "kept"):
-            raise ValueError(f"router rows of neurons are fitted or kept, not {self.router!r}")

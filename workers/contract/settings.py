@@ -104,10 +104,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         tail, limit = self.tail_tokens, self.max_prompt_tokens
-        if tail < 0 or (limit is not None and tail >= limit):
-            raise ValueError(
-                f"tail_tokens {tail} must be {'0 or more' if tail < 0 else f'below max_prompt_tokens {limit}'}"
-            )
+        if limit is not None and tail >= limit:
+            raise ValueError(f"tail_tokens {tail} must be below max_prompt_tokens {limit}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +117,10 @@ class Shortcuts:
 
     Attributes:
         draft: Read greedy tokens off the pass over the gold answer instead of decoding them one by one.
-        lean: Skip feed-forward computations whose outputs aren't read (`moevolve.workers.engine.lean`).
         prefixes: Run prefixes that sequences share once (`moevolve.workers.engine.columns`).
     """
 
     draft: bool = True
-    lean: bool = True
     prefixes: bool = True
 
 

@@ -69,7 +69,7 @@ class GenerationEngine:
         reuse: LayerReuse | None = None,
     ) -> None:
         make_rows_independent(model, config.matmul_backend)
-        self._forward = Forward(model, config.batch_tokens, shortcuts.lean, reuse, shortcuts.prefixes)
+        self._forward = Forward(model, config.batch_tokens, reuse, shortcuts.prefixes)
         self._scorer = TextScorer(self._forward)
         self.tokenizer = tokenizer
         self.config = config

@@ -18,7 +18,6 @@ from moevolve.evaluators.errors import CandidateError
 from moevolve.kernels.products import logsumexp
 from moevolve.workers.engine.batches import Batcher
 from moevolve.workers.engine.columns import Attention, Columns, Layout, Masks
-from moevolve.workers.engine.lean import lean_blocks
 from moevolve.workers.engine.packed_attention import Step, packed, packs
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.families.decoder import decoder_layers, skipped
@@ -72,7 +71,6 @@ class Forward:
     Args:
         model: Model in eval mode. Edits made to it later take effect.
         batch_tokens: Upper bound on the columns of a pass.
-        lean: Skip feed-forward computations that aren't read; see `moevolve.workers.engine.lean`.
         reuse: Cache of hidden states for passes that recur; None to run all layers.
         prefixes: Run common prefixes of sequences once, if the model's attention allows packing.
 
@@ -88,12 +86,10 @@ class Forward:
         self,
         model: PreTrainedModel,
         batch_tokens: int,
-        lean: bool = True,
         reuse: LayerReuse | None = None,
         prefixes: bool = True,
     ) -> None:
         self._model = model
-        self._lean = lean
         self._reuse = reuse
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         layers = DynamicCache(config=model.config).layers
@@ -204,9 +200,6 @@ class Forward:
         with ExitStack() as stack:
             if one.attention is not None:
                 stack.enter_context(packed(self._model, one.attention))
-            if self._lean and ids.shape[1] > 1:
-                real = None if one.mask is None else one.mask[:, -ids.shape[1] :]
-                stack.enter_context(lean_blocks(self._model, ids.shape, real, one.places))
             # Caches that can't rewind hold more than keys and values, which `complete` couldn't restore.
             if self._reuse is not None and one.recurs and (cache is None or self.rewinds):
                 stack.enter_context(self._reuse.over(ids, one.mask, one.positions))

@@ -89,8 +89,6 @@ class ExpertFamily(Family):
         experts_input: Name of the module in a MoE block that makes the experts' inputs of the router's; None if both
             get the same. A block without that module has none to make.
         takes_sequences: True if the router takes hidden states [rows, columns, hidden] only.
-        mixes: True if the layers without experts have their attention, or what they have instead, in a module of the
-            name `block`.
         unrepairable: Tells why candidates can't be repaired; None if they can.
         prepare: Computes what the router multiplies with its weight from its inputs; None if they are the same.
         factors: Name of the router's factors [n] on the experts' routing weights; None if there are none.
@@ -118,7 +116,6 @@ class ExpertFamily(Family):
     output_scale: OutputScale | None = None
     experts_input: str | None = None
     takes_sequences: bool = False
-    mixes: bool = False
     unrepairable: Obstacle | None = None
     prepare: RouterInput | None = None
     factors: str | None = None

@@ -100,7 +100,6 @@ NEMOTRON_H = _deepseek(
     tensors=("up_proj", "down_proj"),
     packs=False,
     experts_input="fc1_latent_proj",
-    mixes=True,
     unrepairable=_latent,
 )
 DEEPSEEK = (

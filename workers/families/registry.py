@@ -5,7 +5,7 @@ A family with a new way of choosing or weighting experts also needs a routing ru
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
@@ -129,15 +129,6 @@ def active_experts(config: PretrainedConfig) -> int:
     """Return the number of active experts per token of a mixture of experts."""
     family = expert_family(config.model_type)
     return int(getattr(config, "num_experts_per_tok" if family is None else family.active_field))
-
-
-def feed_forward(layer: Any, model_type: str) -> Any:
-    """Return the module of a decoder layer that is its feed-forward block and nothing else; None if there is none."""
-    family = expert_family(model_type)
-    if family is None:
-        return getattr(layer, "mlp", None)
-    block = family.block_of(layer)
-    return None if block is layer or (family.mixes and not hasattr(block, "experts")) else block
 
 
 def dense_family(model_type: str) -> DenseFamily | None:

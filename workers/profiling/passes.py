@@ -82,7 +82,6 @@ class Pass:
 
     Attributes:
         tokens: Positions that are run, including padding.
-        real: Positions that hold a token; feed-forward blocks run on these only (`moevolve.workers.engine.lean`).
         at_once: Positions whose logits are computed at once; None if they are computed in chunks of a fixed size.
         cached: Positions in the KV cache before the first pass.
         kept: True if keys and values are added to the KV cache.
@@ -92,7 +91,6 @@ class Pass:
     """
 
     tokens: int
-    real: int
     at_once: int | None
     cached: int = 0
     kept: bool = False
@@ -242,13 +240,13 @@ def _generating(split: SplitTokens, batcher: Batcher, caches: bool, batch_tokens
 def _steps(lengths: Sequence[int], steps: int, retained: int = 0) -> list[Pass]:
     """Decoding steps after sequences of these lengths, and `retained` columns of another pass, in the KV cache."""
     rows, columns = len(lengths), max(lengths)
-    return [Pass(rows, rows, rows, rows * columns, True, steps, columns + steps, retained)]
+    return [Pass(rows, rows, rows * columns, True, steps, columns + steps, retained)]
 
 
 def _again(lengths: Sequence[int], steps: int) -> list[Pass]:
     """Decoding without a KV cache: prompts of these lengths run again, with an answer's first token."""
     rows, columns = len(lengths), max(lengths) + 1
-    again = Pass(rows * columns, sum(lengths) + rows, rows, 0, True, 1, columns)
+    again = Pass(rows * columns, rows, 0, True, 1, columns)
     return [again, *_steps([columns] * rows, steps - 1)] if steps > 1 else [again]
 
 
@@ -268,6 +266,4 @@ def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
 
 def _first(batch: Batch, at_once: int | None, kept: bool = False) -> Pass:
     columns = batch.columns
-    tokens = columns.ids.numel()
-    real = tokens if columns.mask is None else sum(columns.lengths)
-    return Pass(tokens, real, at_once, 0, kept, 1, max(columns.lengths))
+    return Pass(columns.ids.numel(), at_once, 0, kept, 1, max(columns.lengths))

@@ -1,4 +1,4 @@
-"""The EEP authors' coefficient files: reading and writing genomes in their format.
+"""The EEP authors' coefficient files: reading matrices in their format.
 
 Format (as released with arXiv 2407.00945): a dict of float32 tensors [n', n]. `layers.[a-b]` or `layers.l` is `W_EM` of
 those layers, `transfer.[a-b]` or `transfer.l` their `W_RM`; `others` and `others_transfer` apply to all other layers.
@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-
-if TYPE_CHECKING:
-    from moevolve.search.genomes.eep.genome import EepGenome
 
 _KEY = re.compile(r"(layers|transfer)\.(?:(\d+)|\[(\d+)-(\d+)\])")
 _OTHERS = {"layers": "others", "transfer": "others_transfer"}
@@ -52,29 +48,6 @@ def read_coefficients(path: Path, layers: int, experts: int) -> tuple[Matrices, 
     return np.stack(mapping), np.stack(merging)
 
 
-def write_coefficients(path: Path, genome: EepGenome) -> None:
-    """Write a genome in the authors' format (`torch.save` of tensors); its last group becomes `others`.
-
-    Raises:
-        UserError: The file can't be written.
-    """
-    import torch
-
-    groups = np.array(genome.space.layer_groups)
-    tensors: dict[str, torch.Tensor] = {}
-    for kind, matrices in (("layers", genome.expert_merging), ("transfer", genome.router_mapping)):
-        for group in range(genome.space.groups):
-            members = np.flatnonzero(groups == group)
-            last = group == genome.space.groups - 1
-            key = _OTHERS[kind] if last else _key(kind, int(members[0]), int(members[-1]))
-            tensors[key] = torch.from_numpy(matrices[group].copy())
-    try:
-        with path.open("wb") as file:
-            torch.save(tensors, file)
-    except OSError as error:
-        raise UserError(f"{path}: can't be written: {error.strerror or error}") from None
-
-
 def group_layers(mapping: Matrices, merging: Matrices) -> int:
     """Return the smallest number of equal contiguous groups whose layers share their matrices; `layers` if none do."""
     layers = mapping.shape[0]
@@ -85,10 +58,6 @@ def group_layers(mapping: Matrices, merging: Matrices) -> int:
         if same:
             return groups
     return layers
-
-
-def _key(kind: str, first: int, last: int) -> str:
-    return f"{kind}.{first}" if first == last else f"{kind}.[{first}-{last}]"
 
 
 def _load(path: Path) -> dict[str, NDArray[np.float32]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
-from typing import Any, get_args
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -15,7 +15,7 @@ from moevolve.search.loop.scores import FULL
 from moevolve.search.operations.answers import outcomes
 from moevolve.search.report.rendering import handle
 from moevolve.search.requests.answers import Answers, Outcomes
-from moevolve.search.requests.models import AnswerFilter, AnswersRequest, OutcomesRequest
+from moevolve.search.requests.models import AnswersRequest, OutcomesRequest
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.pages.forms import form_link, from_form
 from moevolve.search.server.pages.rendering import render
@@ -92,7 +92,6 @@ def _form(detail: IndividualDetail, asked: OutcomesRequest) -> dict[str, Any]:
         "asked": asked,
         "tasks": sorted({each.task for each in scored}),
         "splits": sorted({each.split for each in scored}, key=_PREFERRED.index),
-        "filters": get_args(AnswerFilter),
         "link": partial(form_link, here, asked, individual=None),  # which is in the path
     }
 

@@ -14,7 +14,7 @@ import moevolve
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
     *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "contrast", "effects", "estimate"),
-    *("evaluate", "export", "export_coefficients", "genome", "import_eep", "label", "launch", "lineage"),
+    *("evaluate", "export", "genome", "import_eep", "label", "launch", "lineage"),
     *("load_comparison", "load_config", "logs", "open_reader", "open_store", "outcomes", "pareto", "pause", "plot"),
     *(
         "profile",

@@ -189,7 +189,6 @@ def test_pictures(calm: Calm, tmp_path: Path) -> None:
 
 def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
     for arguments, message in (
-        (("export", calm.winner, tmp_path / "c.pth"), "only EEP"),
         (("export", "full", tmp_path / "full"), "checkpoint already"),
         (("export", calm.winner, calm.folder), "not empty"),
         (("plot", calm.kind, "-o", tmp_path / "no" / "folder.png"), "can't be written"),

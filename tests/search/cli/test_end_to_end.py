@@ -164,23 +164,7 @@ def test_export_copies_from_the_checkpoint(finished: Path, in_process: Any, tmp_
         assert done.returncode == 0, done.stderr
     one, other = (load_file(tmp_path / f"merged-{form}" / "model.safetensors") for form in ("source", "stock"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    refused = in_process("export", "calm:20", tmp_path / "no.pth", "--mtp", "drop", cwd=finished)
-    assert refused.returncode == 2 and "--mtp drop: a coefficient file" in refused.stderr
     assert sorted(each.name for each in tmp_path.iterdir()) == ["copied", "merged-source", "merged-stock", "stock"]
-
-
-def test_coefficients_go_out_and_come_back(finished: Path, in_process: Any, tmp_path: Path, tiny: Any) -> None:
-    out = tmp_path / "again.pth"
-    assert json.loads(in_process("export", "calm:20", out, "--json", cwd=finished).stdout) == {"file": str(out)}
-    imported = in_process("import-eep", out, "--experts-of", tiny.model, "--json")
-    (row,) = json.loads(imported.stdout)
-    assert row["experts"] == 2
-    back = json.loads(in_process("show", "again:0", "--json").stdout)
-    there = json.loads(in_process("show", "calm:20", "--json", cwd=finished).stdout)
-    assert back["individual"]["phenotype_hash"] == there["individual"]["phenotype_hash"]
-    again = in_process("import-eep", out, "--experts-of", tiny.model)
-    assert again.returncode == 2
-    assert "exists" in again.stderr
 
 
 def test_plot(finished: Path, in_process: Any, tmp_path: Path) -> None:

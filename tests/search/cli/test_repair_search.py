@@ -228,12 +228,6 @@ def test_an_export_is_a_stock_checkpoint_that_scores_alike(
     assert float((plain - ours).abs().max()) > 0.01
 
 
-def test_coefficients_can_not_say_it(best: str, folder: Path, in_process: Any) -> None:
-    refused = in_process("export", best, "file.pth", cwd=folder)
-    assert refused.returncode == 2 and not (folder / "file.pth").exists()
-    assert f"{best}: it is repaired, which a coefficient file can't say; export a checkpoint" in refused.stderr
-
-
 @pytest.mark.slow
 def test_a_profile_is_that_of_its_export(best: str, folder: Path, in_process: Any) -> None:
     quick = ("--batch-sizes", "1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")

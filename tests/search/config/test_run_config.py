@@ -127,7 +127,7 @@ def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
         ),
         (
             {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]},
-            "phases.0.repair: ridge_lambdas must be above",
+            "phases.0.repair.ridge_lambdas: ",
         ),
         ({"phases": [PRUNING | {"repair": {"tokens": 1}}]}, "phases.0.repair."),
         ({"phases": [PRUNING | {"repair": {"memory_mb": 0}}]}, "phases.0.repair."),

@@ -52,7 +52,7 @@ def model_of(name: str, folder: Path) -> tuple[Any, ModelOutline]:
 @torch.inference_mode()
 def measured(model: Any, prompt: int, rows: int, read: int) -> tuple[int, int]:
     """Peaks of a pass over prompts, and of a step behind it."""
-    forward = Forward(model, rows * prompt, lean=False)
+    forward = Forward(model, rows * prompt)
     forward._steps = None  # GPUs take no steps in blocks
     prompts = [(10 + row,) * prompt for row in range(rows)]
     (batch,) = forward.batcher.batches(tuple((each,) for each in prompts))

@@ -23,7 +23,7 @@ from moevolve.workers.worker import EvaluationWorker
 
 DEMO = Path(__file__).parents[3] / "configs" / "runs" / "demo.yaml"
 TASKS = ("demo-span", "demo-relation@rank", "demo-kin@perplexity", "demo-compare@kl", "demo-calendar@agreement")
-NO_SHORTCUTS = Shortcuts(draft=False, lean=False, prefixes=False)
+NO_SHORTCUTS = Shortcuts(draft=False, prefixes=False)
 Searched = tuple[list[Any], dict[str, list[float]]]
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from local_workers import local_pool
@@ -280,15 +279,13 @@ def _evaluations(folder: Path) -> int:
 
 
 def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
-    from moevolve.search.genomes.eep.coefficients import write_coefficients
-    from moevolve.search.genomes.eep.genome import EepGenome
+    import torch
+
     from moevolve.search.operations.import_eep import read_files, store_files
 
     url = f"sqlite:///{tmp_path / 'store.db'}"
-    run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "any"))
-    space = set_up_new(run).space
-    matrices = np.random.default_rng(0).random((2, 2, 4)).astype(np.float32)
-    write_coefficients(tmp_path / "c.pth", EepGenome(space, matrices, matrices))
+    matrix = torch.rand(2, 4, generator=torch.manual_seed(0))
+    torch.save({"others": matrix, "others_transfer": matrix}, tmp_path / "c.pth")
     read = read_files(ImportEepRequest([tmp_path / "c.pth"], experts_of=str(tiny.model)))
     with Store.open(url) as store:
         (imported,) = store_files(store, read)

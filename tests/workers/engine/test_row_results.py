@@ -26,7 +26,7 @@ from moevolve.workers.model.resident import ResidentModel
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-WAYS = ((Shortcuts(), 4096), (Shortcuts(draft=False, lean=False, prefixes=False), 20))
+WAYS = ((Shortcuts(), 4096), (Shortcuts(draft=False, prefixes=False), 20))
 """Shortcuts, and tokens of a batch: every prompt with the others, or by itself."""
 
 

@@ -18,7 +18,7 @@ from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
-from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine import texts as texts_module
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MakeModel = Callable[..., "PreTrainedModel"]
 BOS = 1
 FAMILIES = ["mixtral", "opt"]
-WAYS = pytest.mark.parametrize(("batch_tokens", "lean"), [(1, True), (60, False), (4096, True)])
+WAYS = pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
 
 
 def some_texts(count: int = 7) -> list[list[int]]:
@@ -100,10 +100,8 @@ Engines = Callable[..., GenerationEngine]
 
 @pytest.fixture
 def engine_of(tiny_tokenizer: PreTrainedTokenizerFast) -> Engines:
-    def make(model: PreTrainedModel, batch_tokens: int = 4096, lean: bool = True, **config: Any) -> GenerationEngine:
-        return GenerationEngine(
-            model, tiny_tokenizer, EngineConfig(batch_tokens=batch_tokens, **config), Shortcuts(lean=lean)
-        )
+    def make(model: PreTrainedModel, batch_tokens: int = 4096, **config: Any) -> GenerationEngine:
+        return GenerationEngine(model, tiny_tokenizer, EngineConfig(batch_tokens=batch_tokens, **config))
 
     return make
 
@@ -118,10 +116,10 @@ def test_what_a_model_does_behind_its_head_counts(tiny_model: MakeModel, engine_
 
 @WAYS
 def test_logprobs_are_those_of_single_unpadded_texts(
-    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int, lean: bool
+    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int
 ) -> None:
     texts = some_texts()
-    got = engine_of(model, batch_tokens, lean).text_logprobs(split_of(texts))
+    got = engine_of(model, batch_tokens).text_logprobs(split_of(texts))
     assert got.dtype == np.float64
     expected = [mean_logprob(logs, text) for logs, text in zip(plain[0], texts, strict=True)]
     np.testing.assert_allclose(got, expected, atol=2e-5)
@@ -129,10 +127,10 @@ def test_logprobs_are_those_of_single_unpadded_texts(
 
 @WAYS
 def test_divergences_are_those_of_two_models_side_by_side(
-    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int, lean: bool
+    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int
 ) -> None:
     split = split_of(some_texts(), "kl")
-    engine = engine_of(model, batch_tokens, lean)
+    engine = engine_of(model, batch_tokens)
     engine.remember(split)
     with changed(model):
         got = engine.divergences(split)
@@ -145,10 +143,10 @@ def test_divergences_are_those_of_two_models_side_by_side(
 
 @WAYS
 def test_agreements_are_overlaps_of_two_models_side_by_side(
-    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int, lean: bool
+    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int
 ) -> None:
     split = replace(split_of(some_texts(), "agreement"), metric="mean")
-    engine = engine_of(model, batch_tokens, lean)
+    engine = engine_of(model, batch_tokens)
     engine.remember(split)
     with changed(model):
         got = engine.agreements(split)

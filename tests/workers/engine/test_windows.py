@@ -99,7 +99,7 @@ def test_windows_are_the_text_without_its_rest(
     # Methods measure on windows, too, and plans count them.
     assert token_sequences(engine, [split], 3 * WINDOW) == list(windows[:3])
     planned = SplitTokens("perplexity", windows, ((),) * len(windows), ((),) * len(windows), 4)
-    assert sum(each.real for each in passes_of(planned, 100).required) == len(windows) * (WINDOW - 1)
+    assert sum(each.tokens for each in passes_of(planned, 100).required) == len(windows) * (WINDOW - 1)
 
 
 def test_predictions_on_windows_are_compared_with_the_full_models(

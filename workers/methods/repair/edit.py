@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal, get_args
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import TypeAdapter
 
 from moevolve.workers.contract.edits import LayeredEdit, prefix_hashes
 from moevolve.workers.contract.fitting import FitRows, NeuronRecipe
@@ -45,12 +45,12 @@ class RepairRecipe:
         memory_mb: MiB that the fit of a layer may take in addition to the model.
 
     Raises:
-        ValueError: A value is out of range.
+        ValueError: The recipe does nothing. Reading it, from a configuration or a text, also checks every value.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    ridge_lambdas: tuple[Annotated[float, Gt(0), Le(1e9)], ...] = RIDGE_LAMBDAS
+    ridge_lambdas: Annotated[tuple[Annotated[float, Gt(0), Le(1e9)], ...], MinLen(1)] = RIDGE_LAMBDAS
     target: Target = "global"
     tokens: Annotated[int, Ge(2), Le(1_000_000_000)] = 16384
     answer_weight: Annotated[float, Gt(0), Le(1e6)] = 8.0
@@ -61,20 +61,8 @@ class RepairRecipe:
     memory_mb: Annotated[int, Ge(1), Le(100_000_000)] = 8192
 
     def __post_init__(self) -> None:
-        if not self.ridge_lambdas or not all(math.isfinite(each) and each > 0 for each in self.ridge_lambdas):
-            raise ValueError(f"ridge_lambdas must be above 0, got {list(self.ridge_lambdas)}")
-        if self.target not in ("global", "local"):
-            raise ValueError(f"a repair's target is global or local, not {self.target!r}")
-        if not 0 < self.answer_weight < math.inf:
-            raise ValueError(f"answer_weight must be above 0, not {self.answer_weight}")
-        if self.shared_expert not in ("fitted", "kept"):
-            raise ValueError(f"a repair's shared_expert is fitted or kept, not {self.shared_expert!r}")
-        if self.strength not in STRENGTHS:
-            raise ValueError(f"a repair's strength is one of {', '.join(STRENGTHS)}, not {self.strength!r}")
         if self.strength == "none" and self.neurons is None:
             raise ValueError("a repair of strength none does nothing without neurons; leave it out, or choose another")
-        if self.tokens < 2 or self.memory_mb < 1:
-            raise ValueError("a repair needs 2 tokens and 1 MiB at least")
 
     @property
     def text(self) -> str:
@@ -83,11 +71,15 @@ class RepairRecipe:
 
     @classmethod
     def from_text(cls, text: str) -> RepairRecipe:
-        """Read a recipe from its `text`."""
-        values = json.loads(text)
-        neurons = values.pop("neurons")
-        ridge_lambdas = tuple(values.pop("ridge_lambdas"))
-        return cls(ridge_lambdas=ridge_lambdas, neurons=None if neurons is None else NeuronRecipe(**neurons), **values)
+        """Read a recipe from its `text`.
+
+        Raises:
+            ValueError: The text isn't a recipe's.
+        """
+        return _ADAPTER.validate_json(text)
+
+
+_ADAPTER = TypeAdapter(RepairRecipe)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ export async function draw(figure) {
   const { x, by, groups } = await answer.json();
   const percent = (values) => values.map((value) => (value === null ? null : 100 * value));
   const stepped = uPlot.paths.stepped({ align: 1 });
-  const edge = (label, colour) => ({ label, stroke: colour, width: 0, paths: stepped, points: { show: false } });
+  const edge = (label, colour) => ({ label, class: "edge", stroke: colour, width: 0, paths: stepped, points: { show: false } });
   const series = (group) => {
     const colour = phaseColour(group.place);
     const name = group.searches.join(", ");

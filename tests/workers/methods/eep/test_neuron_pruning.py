@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,8 +187,3 @@ def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch:
     monkeypatch.setattr(ExpertOutputs, "select_neurons", badly)
     before, after = first_layer(1.0), first_layer(6.0)
     assert after[0] < before[0] and not torch.equal(after[1][0], some.neurons)
-
-
-def test_recipes_name_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match=r"candidates must be 1 at least, not 0\.5"):
-        replace(NeuronRecipe(), candidates=0.5)

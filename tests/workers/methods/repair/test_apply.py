@@ -248,11 +248,3 @@ def test_refusals(resident: Residents) -> None:
 
 def test_repaired_edits_tell_their_layers() -> None:
     assert isinstance(repaired(pruned()), LayeredEdit)
-    with pytest.raises(ValueError, match="above 0"):
-        RepairRecipe(())
-    with pytest.raises(ValueError, match="above 0"):
-        RepairRecipe((0.1, float("nan")))
-    with pytest.raises(ValueError, match="global or local"):
-        RepairRecipe(target="all")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="2 tokens"):
-        RepairRecipe(tokens=1)

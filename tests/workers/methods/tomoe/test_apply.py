@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.engine.lean import lean_blocks
 from moevolve.workers.methods.tomoe.apply import MaskedNetwork
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
@@ -207,17 +206,6 @@ def test_cached_steps_are_one_pass(resident: Any, tokens: Tensor) -> None:
         for token in tokens[:, 7:].split(1, dim=1):
             parts += [model.model(token, past_key_values=cache, use_cache=True).logits]
     assert_close(torch.cat(parts, dim=1), whole)
-
-
-def test_positions_that_nobody_reads_can_be_left_out(resident: Any, tokens: Tensor) -> None:
-    model, mask = resident("llama"), torch.ones_like(tokens)
-    mask[0, :3] = 0
-    with torch.inference_mode(), model.edited(edit_of(heads=heads_of())):
-        plain = model.model(tokens, attention_mask=mask).logits[:, -1]
-        last = torch.arange(1, len(tokens) + 1) * tokens.shape[1] - 1
-        with lean_blocks(model.model, tokens.shape, mask, last):
-            lean = model.model(tokens, attention_mask=mask).logits[:, -1]
-    assert_close(lean, plain)
 
 
 def test_running_tokens_keeps_nothing(resident: Any, tokens: Tensor) -> None:
