@@ -1,1 +1,1 @@
-"""Analyses of what a store holds: what moved scores in a search."""
+"""Use cases that tell what stored searches found."""

@@ -36,7 +36,7 @@ def write_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
     Raises:
         UserError: the folder can't be written.
     """
-    from moevolve.search.operations import analyse
+    from moevolve.search.analysis import analyse
 
     return analyse.write_analysis(analysis, Path(folder))
 

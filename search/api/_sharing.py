@@ -40,7 +40,7 @@ def report(store: str | StoreReader, asked: ReportFileRequest) -> FinalTable:
     if asked.analysis is None:
         _write(asked.path, ask(store, ReportRequest(asked.search, limit=asked.limit)))
         return ask(store, FinalTableRequest(asked.search))
-    from moevolve.search.operations.analyse import read_analysis
+    from moevolve.search.analysis.analyse import read_analysis
     from moevolve.search.report.contents import gather
     from moevolve.search.report.page import render_page
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.types import SCORED
+from moevolve.search.analysis.analyse import figures_of
 from moevolve.search.figures.fitness import fitness_figure, size_figure
 from moevolve.search.figures.lineage import lineage_figure
 from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
-from moevolve.search.operations.analyse import figures_of
 from moevolve.search.report.contents import ReportContents, gather
 from moevolve.search.report.rendering import FOLDER, environment
 from moevolve.search.requests.searches import ReportRequest

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
+from moevolve.search.analysis.contrast import contrast
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.operations.contrast import contrast
 from moevolve.search.requests.record import one_line_errors
 from moevolve.search.requests.searches import ContrastRequest
 from moevolve.search.server.dependencies import ServerDep

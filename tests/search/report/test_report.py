@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 import moevolve
 from moevolve.evaluators.errors import UserError
+from moevolve.search.analysis.analyse import analyse
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.operations.analyse import analyse
 from moevolve.search.operations.evaluate import evaluate_subject
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.contents import ReportContents, gather, group_failures

@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 from search_lab import UnrulyPool, drive, run_config, start
 from starlette.testclient import TestClient
 
+from moevolve.search.analysis.pareto import pareto
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable, build_final_table
-from moevolve.search.operations.pareto import pareto
 from moevolve.search.requests.answers import Pareto
 from moevolve.search.requests.searches import ParetoRequest
 from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled

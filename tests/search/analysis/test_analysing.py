@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 import moevolve
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.app import app
-from moevolve.search.operations.analyse import (
+from moevolve.search.analysis.analyse import (
     analyse,
     figures_of,
     read_analysis,
     write_analysis,
 )
+from moevolve.search.cli.app import app
 from moevolve.search.requests.answers import Analysis
 from moevolve.search.requests.models import AnalyseRequest
 from moevolve.store.errors import StoreError

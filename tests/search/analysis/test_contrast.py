@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from sqlalchemy import select, update
 from store_samples import decided, evaluation, individual, search, split
 
-from moevolve.search.operations.contrast import contrast
+from moevolve.search.analysis.contrast import contrast
 from moevolve.search.requests.searches import ContrastRequest
 from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
