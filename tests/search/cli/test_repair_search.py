@@ -234,16 +234,6 @@ def test_coefficients_can_not_say_it(best: str, folder: Path, in_process: Any) -
     assert f"{best}: it is repaired, which a coefficient file can't say; export a checkpoint" in refused.stderr
 
 
-@pytest.mark.slow
-def test_a_profile_is_that_of_its_export(best: str, folder: Path, in_process: Any) -> None:
-    quick = ("--batch-sizes", "1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
-    done = in_process("profile", best, "--json", *quick, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    full, ours = (model["load"] for model in json.loads(done.stdout)["models"])
-    assert (full["model_type"], ours["model_type"]) == ("mixtral", "mixtral")
-    assert ours["parameters"] < full["parameters"]
-
-
 @pytest.mark.parametrize(
     ("genome", "repair", "message"),
     [
