@@ -16,11 +16,11 @@ MODEL = {
     "hidden_size": 1024,
     "head_dim": 32,
     "moe_intermediate_size": 64,
-    "num_experts": 64,
+    "num_experts": 32,
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
 }
-EXPERTS = 3 * 1024 * 64 * 64 * 6 * 4
+EXPERTS = 3 * 1024 * 64 * 32 * 6 * 4
 """Bytes of all experts in float32."""
 ROOM = EXPERTS * 2 // 3
 OWN_GB = 0.013

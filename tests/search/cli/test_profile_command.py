@@ -132,7 +132,9 @@ def test_a_folder_with_code_needs_trust_and_no_store(tiny: Any, in_process: Any,
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: Path) -> None:
+def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     settings = ["--search", "masks", "--batch-sizes", "2", "--repeats", "99999"]
     process = Forked(["profile", "full", *settings], folder, scratch=scratch)
     try:
