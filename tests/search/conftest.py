@@ -16,8 +16,8 @@ import yaml
 from tiny_models import MIXTRAL, WORDS, save_tiny_model
 from waiting import PATIENT_S
 
-SLOW = {"batch_tokens": 8}
-"""Engine with one prompt per forward pass: the same numbers, slowly enough for a search to be stopped on its way."""
+SLOW = {"batch_tokens": 20}
+"""Engine with two prompts per forward pass: the same numbers, slowly enough for a search to be stopped on its way."""
 
 
 @dataclass(frozen=True)
