@@ -37,7 +37,7 @@ MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibrati
 
 @pytest.fixture(scope="module")
 def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Searches `experts` (3 pruned and 2 merged individuals), `masks` (30 with masks) and `fitted` (one repaired)."""
+    """Searches `experts` (3 pruned and 2 merged individuals), `masks` (16 with masks) and `fitted` (one repaired)."""
     folder = tmp_path_factory.mktemp("profiled")
     phases = [{"kind": "prune", "evaluations": 3, "initial": 2}, {"kind": "merge", "evaluations": 2, "initial": 1}]
     experts = load_run_config(tiny.write_run(folder / "run.yaml", "experts", phases=phases))
