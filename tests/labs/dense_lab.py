@@ -33,6 +33,7 @@ def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> Run
         "model": {"path": str(directory), "device": "cpu"},
         "genome": genome,
         "phases": [{"kind": "tune", "evaluations": 16, "initial": 5, "sigma": 0.3}],
+        "window": 2,
     }
     return load_run_config(tiny.write_run(directory.parent / "run.yaml", name, **changes))
 

@@ -45,7 +45,7 @@ families = pytest.mark.parametrize("variant", list(GENOMES))
 
 
 def family_run(tiny: Any, folder: Path, variant: str, **genome: Any) -> RunConfig:
-    """A search of 12 individuals on a tiny random model."""
+    """A search of 16 individuals on a tiny random model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     directory = folder / "model"
@@ -64,8 +64,8 @@ def family_run(tiny: Any, folder: Path, variant: str, **genome: Any) -> RunConfi
     changes = {
         "model": {"path": str(directory), "device": "cpu"},
         "phases": [
-            {"kind": "prune", "evaluations": 6, "initial": 4},
-            {"kind": "merge", "evaluations": 6, "sigma": 0.2},
+            {"kind": "prune", "evaluations": 8, "initial": 6},
+            {"kind": "merge", "evaluations": 8, "sigma": 0.2},
         ],
         "genome": {"kind": "eep"} | GENOMES.get(variant, {"experts": 4, "groups": 2}) | genome,
     }
@@ -115,7 +115,7 @@ def test_a_search_runs_resumes_and_its_best_are_stock_checkpoints(tiny: Any, tmp
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
         setup = searched(run, store)
         rows = store.history("family-1")
-        assert len(rows) == 12 and {row.phase for row in rows} == {"prune", "merge"}
+        assert len(rows) == 16 and {row.phase for row in rows} == {"prune", "merge"}
         assert all(row.failure is None for row in rows)
         assert len({row.fitness for row in rows}) > 3
         space = setup.space

@@ -9,6 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -17,17 +18,22 @@ from local_workers import local_pool
 from report_lab import DENSE, finished
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.repaired import RepairedGenome, base_genome
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.operations.analyse import analyse
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.pools.local import LocalPool
+from moevolve.search.requests.models import AnalyseRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
+from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.methods.repair import fits as repair_fits
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.worker import EvaluationWorker
@@ -213,12 +219,19 @@ def test_it_is_evaluated_on_another_task(best: str, folder: Path, tiny: Any, in_
         assert json.loads(again.stdout) == json.loads(done.stdout)
 
 
-def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any, in_process: Any) -> None:
-    done = in_process("analyse", best, "--task", tiny.task, "-o", "analysis", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert (folder / "analysis" / "analysis.json").is_file()
-    with_it = in_process("report", "mended", "-o", "whole.html", "--analysis", "analysis", cwd=folder)
-    assert with_it.returncode == 0, with_it.stderr
+def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any) -> None:
+    """Repairs change nothing before the first layer's experts have answered, and everything behind them."""
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        found = analyse(store, AnalyseRequest(best, task=str(tiny.task)))
+        subject = find_subject(store, best)
+    assert isinstance(subject.genome, RepairedGenome)
+    worker = EvaluationWorker(subject.config.model, subject.config.engine)
+    split = prepare_split(load_task(str(tiny.task)), found.split)
+    plain = worker.analyse(UsageRequest(base_genome(subject.genome).express()), split)
+    alike = [
+        np.array_equal(one.weights, other.weights) for one, other in zip(found.after.routed, plain.routed, strict=True)
+    ]
+    assert alike == [True, False, False, False]
 
 
 @pytest.mark.parametrize("index", [0, TOTAL - 1])
