@@ -1,4 +1,4 @@
-"""Whole searches that repair: run, resumed, repeated with shortcuts off, and their individuals through every command."""
+"""Whole searches that repair: run, resumed, repeated with shortcuts off; and their individuals through all commands."""
 
 from __future__ import annotations
 
