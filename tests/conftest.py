@@ -79,7 +79,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outsider]:
 def outsider(outside: Outsider, tmp_path: Path) -> Callable[..., list[Any]]:
     """Logits, greedy tokens and module of exported checkpoints, from a process that can't import moevolve."""
 
-    def ask(directories: list[Path], tokens: Any, prompt: str = "the quick brown") -> list[Any]:
-        return outside.load(directories, tokens.tolist(), prompt, tmp_path / "modules")
+    def ask(directories: list[Path], tokens: Any, *prompts: str) -> list[Any]:
+        return outside.load(directories, tokens.tolist(), prompts or ("the quick brown",), tmp_path / "modules")
 
     return ask

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -92,9 +93,10 @@ def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = No
 class FirstWorker:
     """A process that describes a search's model, and then is the first worker of the search's pool.
 
-    So torch is imported once for both, and not by the driver. On a cluster that searches share, the process ends with
-    the call instead: there a worker has to wait for its share, which only a search in the store can claim. Functions
-    are called in this process if it has imported torch already, as a notebook may, or if no other one can be had.
+    So torch is imported once for both, and not by the driver. On a cluster without room for a worker, the process
+    reserves nothing and ends with the call: there a worker has to wait for its share, which only a search in the store
+    can claim. Functions are called in this process if it has imported torch already, as a notebook may, or if no other
+    one can be had.
     """
 
     def __init__(self) -> None:
@@ -149,9 +151,10 @@ class FirstWorker:
     def _begin(self, function: Callable[..., R], *args: Any) -> Any:
         """Start the call in another process, and return Ray's reference to its result."""
         workers = args[0].workers
-        if workers.address is not None:
-            return ray.remote(num_cpus=0)(function).remote(*args)
-        self._actor = self._actor or worker_actor(workers).remote()
+        if self._actor is None:
+            if workers.address is not None and not has_room_now(workers):
+                return ray.remote(num_cpus=0)(function).remote(*args)
+            self._actor = worker_actor(workers).remote()
         ray.get(self._actor.place.remote(), timeout=_ROOM_S)
         return self._actor.call.remote(function, *args)
 
@@ -192,7 +195,16 @@ def has_other_node(workers: WorkersSection, nodes: Collection[str]) -> bool:
         others = [entry["Resources"] for entry in ray.nodes() if entry["Alive"] and entry["NodeID"] not in nodes]
     except (RayError, GetTimeoutError):
         return False
-    return any(has.get("CPU", 0.0) >= workers.num_cpus and has.get("GPU", 0.0) >= workers.num_gpus for has in others)
+    return any(_suffices(has, workers) for has in others)
+
+
+def has_room_now(workers: WorkersSection) -> bool:
+    """True if a node of the cluster has enough resources for a worker that nobody has reserved."""
+    return any(_suffices(free, workers) for free in available_resources_per_node().values())
+
+
+def _suffices(resources: Mapping[str, float], workers: WorkersSection) -> bool:
+    return resources.get("CPU", 0.0) >= workers.num_cpus and resources.get("GPU", 0.0) >= workers.num_gpus
 
 
 def reason_of(error: Exception) -> str:

@@ -26,13 +26,14 @@ from moevolve.workers.contract.settings import engine_fingerprint
 
 
 def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> RunConfig:
-    """A search of 30 individuals for `genome` on a tiny random Llama."""
+    """A search of 16 individuals for `genome` on a tiny random Llama."""
     directory = folder / "model"
     save_tiny_model(directory, "llama", WORDS, seed=5, num_hidden_layers=3, intermediate_size=32)
     changes = {
         "model": {"path": str(directory), "device": "cpu"},
         "genome": genome,
-        "phases": [{"kind": "tune", "evaluations": 30, "initial": 8, "sigma": 0.3}],
+        "phases": [{"kind": "tune", "evaluations": 16, "initial": 5, "sigma": 0.3}],
+        "window": 2,
     }
     return load_run_config(tiny.write_run(directory.parent / "run.yaml", name, **changes))
 
@@ -62,10 +63,10 @@ def never(*arguments: Any) -> bytes:
 
 
 def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
-    """An interrupted search of 30 individuals, 8 of them initial, ends as an uninterrupted one does, bit for bit."""
+    """An interrupted search of 16 individuals, 5 of them initial, ends as an uninterrupted one does, bit for bit."""
     found, search_id = [], f"{run.name}-1"
     # A store each, so that no evaluation is reused.
-    for name, stop in (("whole", None), ("interrupted", 11)):
+    for name, stop in (("whole", None), ("interrupted", 8)):
         with Store.open(f"sqlite:///{folder / name}.db") as store:
             setup = set_up(run, search_id)
             register(setup, store)
@@ -77,9 +78,9 @@ def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
             search(setup, store)
             found.append(population(store, search_id))
     assert found[0] == found[1]
-    assert len(found[0]) == 30
-    assert found[0][0][1] == "start" and [row[1] for row in found[0][1:8]] == ["random"] * 7
-    assert {row[1] for row in found[0][8:]} <= {"mutation", "crossover+mutation"}
+    assert len(found[0]) == 16
+    assert found[0][0][1] == "start" and [row[1] for row in found[0][1:5]] == ["random"] * 4
+    assert {row[1] for row in found[0][5:]} <= {"mutation", "crossover+mutation"}
     fitness = [row[5] for row in found[0]]
     assert len(set(fitness)) > 3 and max(fitness) > fitness[0]
 

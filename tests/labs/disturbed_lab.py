@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +55,8 @@ def slow_pool(setup: SearchSetup, **_: object) -> Pool:
     return LocalPool(lambda: CheapWorker(seconds=0.2), setup.all_prepared)
 
 
-def setup_of(url: str, name: str = "lab", address: str | None = None) -> SearchSetup:
-    """The search: 60 individuals with a window of 6; those of one name are the same."""
-    workers = {"count": 2, "num_cpus": 0.5, "lease_s": LEASE_S, "address": address, "activation_cache_mb": 0}
-    final = {"rerank": 0, "test": False}
-    config = run_config(name=name, store=url, workers=workers, final=final, seed=sum(name.encode()))
-    return make_lab_setup(config, f"id-{name}")
-
-
-def drive(url: str, name: str, address: str | None) -> None:
-    """Launch the search or go on with it, in this process."""
-    setup = setup_of(url, name, address)
-    with Store.open(url) as store:
-        with suppress(UserError):  # it is there already
-            register(setup, store)
-        execute(setup, store, Observer(), local_pool if address is None else _ray_pool)
-
-
-def _ray_pool(setup: SearchSetup) -> Pool:
+def slow_ray_pool(setup: SearchSetup, **_: object) -> Pool:
+    """Such workers on Ray."""
     import disturbed_lab
     import ray
     import search_lab
@@ -80,18 +65,35 @@ def _ray_pool(setup: SearchSetup) -> Pool:
 
     for module in (disturbed_lab, search_lab):
         ray.cloudpickle.register_pickle_by_value(module)  # workers can't import what is the tests' own
-    config = setup.config
-    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, CheapWorker)
+    config, worker = setup.config, partial(CheapWorker, seconds=0.4)
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, worker)
+
+
+def setup_of(url: str, name: str = "lab") -> SearchSetup:
+    """The search: 60 individuals with a window of 6; those of one name are the same."""
+    workers = {"count": 2, "num_cpus": 0.5, "lease_s": LEASE_S, "activation_cache_mb": 0}
+    final = {"rerank": 0, "test": False}
+    config = run_config(name=name, store=url, workers=workers, final=final, seed=sum(name.encode()))
+    return make_lab_setup(config, f"id-{name}")
+
+
+def drive(url: str, name: str) -> None:
+    """Launch the search or go on with it, in this process."""
+    setup = setup_of(url, name)
+    with Store.open(url) as store:
+        with suppress(UserError):  # it is there already
+            register(setup, store)
+        execute(setup, store, Observer(), local_pool)
 
 
 class Drive:
     """A driver's process, forked from one that has imported everything already."""
 
-    def __init__(self, url: str, folder: Path, name: str = "lab", address: str | None = None) -> None:
+    def __init__(self, url: str, folder: Path, name: str = "lab") -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._log = folder / f"driver-{time.monotonic_ns()}.log"
-        self._process = context.Process(target=_run, args=(url, name, address, self._log))
+        self._process = context.Process(target=_run, args=(url, name, self._log))
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -119,13 +121,13 @@ class Drive:
         return self._log.read_text()
 
 
-def _run(url: str, name: str, address: str | None, log: Path) -> None:
+def _run(url: str, name: str, log: Path) -> None:
     os.setsid()
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
-        drive(url, name, address)
+        drive(url, name)
     except StoreError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         raise SystemExit(REFUSED) from None
@@ -163,7 +165,7 @@ def population(url: str, name: str = "lab") -> Population:
 def undisturbed(folder: Path, name: str = "lab") -> Population:
     """What the search comes to if nothing happens to it."""
     url = f"sqlite:///{folder / 'undisturbed.db'}"
-    drive(url, name, None)
+    drive(url, name)
     return population(url, name)
 
 

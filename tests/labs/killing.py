@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Protocol
@@ -56,15 +57,16 @@ class Forked:
     Args:
         command: Arguments of `moevolve`.
         folder: Working directory.
-        light: Whether candidates are scored by a formula in the driver's process, instead of by a model on Ray.
+        pool: Function of `disturbed_lab` that makes the pool of workers that score by a formula; None for Ray.
+        scratch: Folder for temporary files; None for the usual one.
     """
 
-    def __init__(self, command: list[str], folder: Path, light: bool = False) -> None:
+    def __init__(self, command: list[str], folder: Path, pool: str | None = None, scratch: Path | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         # Not the command line itself, which asks at its import whether it writes to a terminal.
         context.set_forkserver_preload(PRELOADED)
         self._log = folder / f"driver-{time.monotonic_ns()}.log"
-        self._process = context.Process(target=_run_command, args=(command, folder, self._log, light))
+        self._process = context.Process(target=_run_command, args=(command, folder, self._log, pool, scratch))
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -78,9 +80,11 @@ class Forked:
         return self._log.read_text(), None
 
 
-def _run_command(command: list[str], folder: Path, log: Path, light: bool) -> None:
+def _run_command(command: list[str], folder: Path, log: Path, pool: str | None, scratch: Path | None) -> None:
     os.setsid()
     os.chdir(folder)
+    if scratch is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -89,10 +93,10 @@ def _run_command(command: list[str], folder: Path, log: Path, light: bool) -> No
     from moevolve.search.cli import main
     from moevolve.search.running import execute
 
-    if light:
-        from disturbed_lab import slow_pool
+    if pool is not None:
+        import disturbed_lab
 
-        execute.ray_pool = slow_pool  # type: ignore[assignment]
+        execute.ray_pool = getattr(disturbed_lab, pool)
     main()
 
 

@@ -20,7 +20,8 @@ def search(run_file: str, folder: str, room: int | None, experts_gb: float) -> d
     Args:
         run_file: Configuration of the run, whose name is `large`.
         folder: Folder for the store.
-        room: Bytes of private memory that may be taken once the libraries are loaded; None for no limit.
+        room: Bytes of private memory that may be taken once the libraries are loaded, also by what this process does
+            after the search; None for no further limit.
         experts_gb: Memory that candidates' experts may take, in units of 10^9 bytes.
     """
     import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401 - what is loaded now doesn't count
@@ -54,6 +55,21 @@ def search(run_file: str, folder: str, room: int | None, experts_gb: float) -> d
         "best": {row.phase: row.index for row in sorted(rows, key=lambda row: row.fitness or 0.0)},
         "seconds": seconds,
     }
+
+
+def search_where_it_fits(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """Two searches in this process, with the arguments of `search`: the first one is too large for the room it has,
+    and the second one has the same room. Returns what `search` does, and why the first one was `refused`."""
+    from moevolve.evaluators.errors import UserError
+
+    try:
+        search(**there)
+    except UserError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    gc.collect()
+    return {"refused": refused, **search(**here | {"room": None})}
 
 
 def export_one(folder: str, individual: int, room: int | None, experts_gb: float) -> str:

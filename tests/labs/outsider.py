@@ -17,7 +17,7 @@ import transformers.dynamic_module_utils as dynamic
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import MixtralForCausalLM  # what all models need is imported with the first of them
 
-def answer(directories, tokens, prompt, modules):
+def answer(directories, tokens, prompts, modules):
     dynamic.HF_MODULES_CACHE = modules
     ids = torch.tensor(tokens)
     for directory in directories:
@@ -26,8 +26,11 @@ def answer(directories, tokens, prompt, modules):
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust)
         with torch.no_grad():
             logits = model(ids).logits
-            text = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=4, do_sample=False)
-        yield [logits.tolist(), text.tolist(), type(model).__module__.split(".")[0]]
+            texts = [
+                model.generate(**tokenizer(each, return_tensors="pt"), max_new_tokens=4, do_sample=False)[0].tolist()
+                for each in prompts
+            ]
+        yield [logits.tolist(), texts, type(model).__module__.split(".")[0]]
 
 for line in sys.stdin:
     child = os.fork()
@@ -60,17 +63,19 @@ class Outsider:
                 text=True,
             )
 
-    def load(self, directories: Sequence[Path], tokens: list[list[int]], prompt: str, modules: Path) -> list[Any]:
-        """Logits of the tokens, a greedy continuation of the prompt, and the model's top-level module, per checkpoint.
+    def load(
+        self, directories: Sequence[Path], tokens: list[list[int]], prompts: Sequence[str], modules: Path
+    ) -> list[Any]:
+        """Logits of the tokens, tokens of greedily continued prompts, and the model's top-level module, per checkpoint.
 
         Args:
             directories: Checkpoints; the code of those whose name ends in `native` is trusted.
             tokens: Token ids, shape (rows, length).
-            prompt: Text to continue by up to 4 tokens.
+            prompts: Texts to continue by up to 4 tokens.
             modules: Folder for the checkpoints' code.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
-        request = [[str(each) for each in directories], tokens, prompt, str(modules)]
+        request = [[str(each) for each in directories], tokens, prompts, str(modules)]
         print(json.dumps(request), file=self._process.stdin, flush=True)
         found = json.loads(self._process.stdout.readline() or "null")
         assert found is not None, self._errors.read_text()[-2000:]

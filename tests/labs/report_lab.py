@@ -11,7 +11,7 @@ from local_workers import local_pool
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.running.calibration import calibrated_setup
-from moevolve.search.running.execute import execute
+from moevolve.search.running.execute import PoolFactory, execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
@@ -24,12 +24,12 @@ DENSE: dict[str, dict[str, Any]] = {
 KINDS = ("eep", *DENSE)
 
 
-def finished(store: Store, run: RunConfig) -> None:
+def finished(store: Store, run: RunConfig, make_pool: PoolFactory = local_pool) -> None:
     """A whole search, final scores included."""
     setup = set_up_new(run)
     register(setup, store)
     calibrated_setup(setup, store, local_pool(setup).calibrate)
-    execute(setup, store, Observer(), local_pool)
+    execute(setup, store, Observer(), make_pool)
 
 
 def search_all_kinds(tiny: Any, folder: Path) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import subprocess
@@ -18,8 +16,8 @@ import yaml
 from tiny_models import MIXTRAL, WORDS, save_tiny_model
 from waiting import PATIENT_S
 
-SLOW = {"batch_tokens": 8}
-"""Engine with one prompt per forward pass: the same numbers, slowly enough for a search to be stopped on its way."""
+SLOW = {"batch_tokens": 20}
+"""Engine with two prompts per forward pass: the same numbers, slowly enough for a search to be stopped on its way."""
 
 
 @dataclass(frozen=True)
@@ -147,24 +145,22 @@ def moevolve(tmp_path: Path) -> Moevolve:
 
 @pytest.fixture
 def in_process(tmp_path: Path) -> Moevolve:
-    """The same as `moevolve`, without the seconds that a new process needs for its imports."""
-    from moevolve.search.cli import main
+    """The same as `moevolve`, in this process; see `commands_here`."""
+    from commands_here import run_command
 
     def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        command = ["moevolve", *map(str, arguments)]
-        out, err = io.StringIO(), io.StringIO()
-        with (
-            contextlib.chdir(cwd or tmp_path),
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            patch.setattr(sys, "argv", command)
-            with pytest.raises(SystemExit) as end:
-                main()
-        return subprocess.CompletedProcess(command, int(end.value.code or 0), out.getvalue(), err.getvalue())
+        return run_command(cwd or tmp_path, *arguments)
 
     return run
+
+
+@pytest.fixture
+def worker_here() -> Iterator[None]:
+    """For commands in this process: their searches have one worker, in this process too, instead of any on Ray."""
+    from commands_here import worker_here
+
+    with worker_here():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,40 +4,83 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import sqlite3
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
-from killing import MOEVOLVE
+from commands_here import run_command, worker_here
+from killing import count, start, wait_for
 from safetensors.torch import load_file
 from tiny_models import WORDS
 from waiting import PATIENT_S
+
+from moevolve.store.reader import StoreReader
 
 pytestmark = pytest.mark.slow
 
 TOTAL = 24
 
 
+@dataclass(frozen=True)
+class Calm:
+    """Search `calm`, launched as users do, interrupted, and resumed to its end.
+
+    Attributes:
+        folder: Where `moevolve.db` has it.
+        interrupted: How the launch ended.
+        left: Its status then, and how many individuals were evaluated.
+        resumed: How the other command ended.
+        stored: What the store held afterwards.
+    """
+
+    folder: Path
+    interrupted: subprocess.CompletedProcess[str]
+    left: tuple[str, int]
+    resumed: subprocess.CompletedProcess[str]
+    stored: Any
+
+
 @pytest.fixture(scope="module")
-def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted launch of search `calm`, with one worker on a Ray of its own."""
+def calm(tiny: Any, snapshot: Any, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """Launched on a Ray of its own. In a terminal, Ctrl-C reaches the whole group: the driver, and that Ray."""
     folder = tmp_path_factory.mktemp("calm")
-    run = tiny.write_run(folder / "run.yaml", "calm")
-    done = subprocess.run(
-        [MOEVOLVE, "launch", str(run)], cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    (folder / "out.txt").write_text(done.stdout)
-    return folder
+    database = folder / "moevolve.db"
+    driver = start(["launch", str(tiny.write_slow_run(folder / "run.yaml", "calm"))], folder)
+    wait_for(database, 1, driver)
+    os.killpg(driver.pid, signal.SIGINT)
+    output, _ = driver.communicate(timeout=PATIENT_S)
+    interrupted = subprocess.CompletedProcess(driver.args, driver.returncode, output)
+    with StoreReader.open(f"sqlite:///{database}") as store:
+        left = store.search("calm").status, count(database)
+    with worker_here():
+        resumed = run_command(folder, "resume", "calm")
+    return Calm(folder, interrupted, left, resumed, snapshot(database, "calm"))
 
 
-def test_launch_ends_with_the_table(finished: Path) -> None:
-    table = (finished / "out.txt").read_text()
+@pytest.fixture(scope="module")
+def finished(calm: Calm) -> Path:
+    """Its folder."""
+    assert calm.resumed.returncode == 0, calm.resumed.stderr
+    return calm.folder
+
+
+def test_ctrl_c_leaves_a_resumable_search(calm: Calm, uninterrupted: Any) -> None:
+    output = calm.interrupted.stdout
+    assert calm.interrupted.returncode == 130, output
+    assert "moevolve resume calm" in output and "Traceback" not in output
+    assert calm.left[0] == "interrupted" and calm.left[1] < TOTAL
+    assert calm.stored == uninterrupted
+
+
+def test_a_search_ends_with_the_table(calm: Calm) -> None:
+    table = calm.resumed.stdout
     for expected in (
         "full model",
         "random pruning, 4 draws",
@@ -48,7 +91,7 @@ def test_launch_ends_with_the_table(finished: Path) -> None:
         assert expected in table
 
 
-def test_best_json_has_what_is_promised(finished: Path, in_process: Any) -> None:
+def test_best_json_has_what_is_promised(calm: Calm, finished: Path, in_process: Any) -> None:
     rows = json.loads(in_process("best", "--task", "pick", "--json", "--limit", "3", cwd=finished).stdout)
     assert 1 <= len(rows) <= 3
     first = rows[0]
@@ -60,14 +103,14 @@ def test_best_json_has_what_is_promised(finished: Path, in_process: Any) -> None
     assert 0 < first["parameters"] < first["parameters_full"]
     assert first["summary"]
     assert first["depth"] >= 0
-    assert first["ref"] in (finished / "out.txt").read_text(), "the table's winner is the best on dev"
+    assert first["ref"] in calm.resumed.stdout, "the table's winner is the best on dev"
     assert json.loads(in_process("best", "--experts", "3", "--json", cwd=finished).stdout) == []
 
 
-def test_listings(finished: Path, moevolve: Any, in_process: Any) -> None:
+def test_listings(finished: Path, in_process: Any) -> None:
     (search,) = json.loads(in_process("searches", "--json", cwd=finished).stdout)
     assert (search["search"]["name"], search["search"]["status"], search["individuals"]) == ("calm", "finished", TOTAL)
-    assert "calm" in moevolve("searches", cwd=finished).stdout
+    assert "calm" in in_process("searches", cwd=finished).stdout
     shown = json.loads(in_process("show", "calm:20", "--json", cwd=finished).stdout)
     assert shown["individual"]["phase"] == "merge"
     assert shown["individual"]["status"] == "ok"
@@ -81,7 +124,7 @@ def test_listings(finished: Path, moevolve: Any, in_process: Any) -> None:
 
 
 def test_retry_ends_as_if_nothing_had_happened(
-    finished: Path, ray_address: str, in_process: Any, tmp_path: Path
+    calm: Calm, finished: Path, worker_here: None, in_process: Any, tmp_path: Path
 ) -> None:
     """One individual is made one that outran its time; those that saw it are made again without it."""
     folder = tmp_path / "copy"
@@ -92,13 +135,10 @@ def test_retry_ends_as_if_nothing_had_happened(
         expected = database.execute(population).fetchall()
         database.execute(f"update individuals set {lost} where idx = 9")
     assert "failed (timeout): outran its time" in in_process("show", "calm:9", cwd=folder).stdout
-    try:
-        done = in_process("retry", "calm", "--address", ray_address, cwd=folder)
-    finally:
-        ray.shutdown()
+    done = in_process("retry", "calm", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "calm: failures to retry: 1, later individuals to make again: " in done.stderr
-    assert done.stdout.split("Next:")[0] == (finished / "out.txt").read_text().split("Next:")[0]
+    assert done.stdout.split("Next:")[0] == calm.resumed.stdout.split("Next:")[0]
     with contextlib.closing(sqlite3.connect(folder / "moevolve.db")) as database:
         assert database.execute(population).fetchall() == expected
     again = in_process("retry", "calm", cwd=folder)

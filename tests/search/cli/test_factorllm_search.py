@@ -32,7 +32,7 @@ def test_a_stored_individual_is_expressed_from_the_stored_calibration(run: RunCo
         setup = set_up(run, "divided-1")
         register(setup, store)
         search(calibrated_setup(setup, store, local_pool(setup).calibrate), store)
-        for reference in ("divided:0", "divided:29"):
+        for reference in ("divided:0", "divided:15"):
             subject = find_subject(store, reference)
             assert subject.detail is not None
             assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash

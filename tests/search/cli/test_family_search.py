@@ -45,7 +45,7 @@ families = pytest.mark.parametrize("variant", list(GENOMES))
 
 
 def family_run(tiny: Any, folder: Path, variant: str, **genome: Any) -> RunConfig:
-    """A search of 24 individuals on a tiny random model."""
+    """A search of 16 individuals on a tiny random model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     directory = folder / "model"
@@ -63,6 +63,10 @@ def family_run(tiny: Any, folder: Path, variant: str, **genome: Any) -> RunConfi
         model.save_pretrained(directory)
     changes = {
         "model": {"path": str(directory), "device": "cpu"},
+        "phases": [
+            {"kind": "prune", "evaluations": 8, "initial": 6},
+            {"kind": "merge", "evaluations": 8, "sigma": 0.2},
+        ],
         "genome": {"kind": "eep"} | GENOMES.get(variant, {"experts": 4, "groups": 2}) | genome,
     }
     return load_run_config(tiny.write_run(folder / "run.yaml", variant, **changes))
@@ -111,7 +115,7 @@ def test_a_search_runs_resumes_and_its_best_are_stock_checkpoints(tiny: Any, tmp
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
         setup = searched(run, store)
         rows = store.history("family-1")
-        assert len(rows) == 24 and {row.phase for row in rows} == {"prune", "merge"}
+        assert len(rows) == 16 and {row.phase for row in rows} == {"prune", "merge"}
         assert all(row.failure is None for row in rows)
         assert len({row.fitness for row in rows}) > 3
         space = setup.space
@@ -212,7 +216,7 @@ def test_baselines_of_these_families(tiny: Any, tmp_path: Path, variant: str) ->
     """Calibrated starts see the families' own scores, biases and routing groups."""
     grouped = variant == "deepseek_v3-grouped"
     names = ["frequency", "soft_activation", "reap", *([] if grouped else ["naee"])]
-    phases = [{"kind": "prune", "evaluations": 8, "initial": 6, "init": names}]
+    phases = [{"kind": "prune", "evaluations": 6, "initial": 5, "init": names}]
     run = family_run(tiny, tmp_path, variant)
     run = RunConfig.model_validate(run.model_dump() | {"phases": phases})
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:

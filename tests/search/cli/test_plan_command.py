@@ -10,7 +10,6 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import ray
 import yaml
 from local_workers import local_pool
 from replies import failure
@@ -104,15 +103,10 @@ def test_a_pilot_of_what_fails_says_so(tiny: Any, tmp_path: Path) -> None:
         run_pilot(config, estimate(config), 2, lambda setup: local_pool(setup, failing))
 
 
-@pytest.mark.slow
 def test_the_command_prints_what_its_pilot_measured(
-    in_process: Any, tiny: Any, ray_address: str, tmp_path: Path
+    in_process: Any, worker_here: None, tiny: Any, tmp_path: Path
 ) -> None:
-    run = tiny.write_run(tmp_path / "run.yaml", "tiny", workers={"count": 1, "address": ray_address})
-    try:
-        done = in_process("plan", run, "--pilot", "4", cwd=tmp_path)
-    finally:
-        ray.shutdown()
+    done = in_process("plan", tiny.write_run(tmp_path / "run.yaml", "tiny"), "--pilot", "4")
     assert done.returncode == 0, done.stderr
     assert "the search takes about " in done.stdout and "pilot: 4 individuals were evaluated" in done.stdout
     assert not (tmp_path / "moevolve.db").exists()

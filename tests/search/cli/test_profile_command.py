@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 from dense_lab import dense_run, search
+from killing import Forked
 from local_workers import local_pool
 from profile_lab import export_sample, write_model
 from typer.testing import CliRunner
@@ -38,7 +37,7 @@ MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibrati
 
 @pytest.fixture(scope="module")
 def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Searches `experts` (3 pruned and 2 merged individuals), `masks` (30 with masks) and `fitted` (one repaired)."""
+    """Searches `experts` (3 pruned and 2 merged individuals), `masks` (16 with masks) and `fitted` (one repaired)."""
     folder = tmp_path_factory.mktemp("profiled")
     phases = [{"kind": "prune", "evaluations": 3, "initial": 2}, {"kind": "merge", "evaluations": 2, "initial": 1}]
     experts = load_run_config(tiny.write_run(folder / "run.yaml", "experts", phases=phases))
@@ -64,48 +63,20 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_individuals_beside_their_full_model(folder: Path, in_process: Any, scratch: Path, tmp_path: Path) -> None:
+def test_individuals_beside_their_full_model(
+    folder: Path, tiny: Any, in_process: Any, scratch: Path, tmp_path: Path
+) -> None:
+    """On prompts of a task: one that was merged, and one that was repaired."""
+
     def content() -> str:
         with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-            shown = [store.individual(f"experts:{index}") for index in (0, 4)]
+            shown = [store.individual(name) for name in ("experts:0", "experts:4", "fitted:0")]
         return hashlib.sha256(repr(shown).encode()).hexdigest()
 
     before = content()
-    done = in_process("profile", "experts:4", "--json", *QUICK, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["settings"]["batch_sizes"], found["settings"]["prompt_tokens"]) == ([1, 2], 8)
-    assert "resident set" in found["peak_memory"] or "not measured" in found["peak_memory"]
-    full, merged = (model["load"] for model in found["models"])
-    assert [model["label"] for model in found["models"]] == ["full", "experts:4"]
-    assert (full["device"], full["threads"]) == ("cpu", 1)
-    assert (full["model_type"], merged["model_type"]) == ("mixtral", "moevolve_mixtral")
-    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        record = store.individual("experts:4").individual
-    assert merged["parameters"] == record.parameters
-    assert merged["active_parameters"] == record.active_parameters
-    assert full["parameters"] == record.parameters_full
-    for model in found["models"]:
-        assert model["flops"] == model["load"]["linear_flops"] + model["load"]["attention_flops"]
-        for batch, size in zip(model["batches"], (1, 2), strict=True):
-            assert batch["batch_size"] == size
-            _check_rate(batch, "prefill", size * 8)
-            _check_rate(batch, "decode", size * 2)
-    assert content() == before, "nothing is stored"
-    assert not list(scratch.iterdir())
-    assert not (tmp_path / "hf" / "modules").exists()
-
-
-def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
-    fast, slow = sorted(batch[f"{stage}_seconds"])
-    assert tokens / slow <= batch[f"{stage}_rate"] <= tokens / fast
-
-
-@pytest.mark.slow
-def test_prompts_of_a_task(folder: Path, tiny: Any, in_process: Any, scratch: Path) -> None:
     task = ("--task", f"{tiny.task}@generate", "--split", "dev")
-    quick = ("--batch-sizes", "1,3", "--repeats", "1", "--threads", "1")
-    done = in_process("profile", "fitted:0", *task, *quick, "--new-tokens", "2", "--json", cwd=folder)
+    quick = ("--batch-sizes", "3,1", "--repeats", "2", "--new-tokens", "2", "--threads", "1")
+    done = in_process("profile", "experts:4", "fitted:0", *task, *quick, "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     rows = prepare_split(load_task(str(tiny.task)), "dev").examples
@@ -114,16 +85,38 @@ def test_prompts_of_a_task(folder: Path, tiny: Any, in_process: Any, scratch: Pa
     name = load_task(f"{tiny.task}@generate").name
     mean = round(sum(lengths) / len(lengths))
     sizes = {"count": len(rows), "shortest": lengths[0], "longest": lengths[-1], "mean": mean}
-    assert found["settings"]["prompts"] == {"task": name, "split": "dev", **sizes}
-    assert found["settings"]["prompt_tokens"] == mean
+    settings = found["settings"]
+    assert settings["prompts"] == {"task": name, "split": "dev", **sizes}
+    assert (settings["batch_sizes"], settings["prompt_tokens"]) == ([1, 3], mean)
+    assert "resident set" in found["peak_memory"] or "not measured" in found["peak_memory"]
+    full, merged, fitted = (model["load"] for model in found["models"])
+    assert [model["label"] for model in found["models"]] == ["full", "experts:4", "fitted:0"]
+    assert (full["device"], full["threads"]) == ("cpu", 1)
+    assert [load["model_type"] for load in (full, merged, fitted)] == ["mixtral", "moevolve_mixtral", "mixtral"]
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        for label, load in (("experts:4", merged), ("fitted:0", fitted)):
+            record = store.individual(label).individual
+            assert load["parameters"] == record.parameters < full["parameters"] == record.parameters_full
+            assert load["active_parameters"] == record.active_parameters
+    tokens = {1: lengths[len(lengths) // 2], 3: sum(lengths[place * len(lengths) // 6] for place in (1, 3, 5))}
     for model in found["models"]:
-        one, three = model["batches"]
-        assert one["prompt_tokens"] == lengths[len(lengths) // 2]
-        assert three["prompt_tokens"] == sum(lengths[place * len(lengths) // 6] for place in (1, 3, 5))
-        total = three["prefill_seconds"][0] + three["decode_seconds"][0]
-        assert three["answer_rate"] == pytest.approx(3 / total)
+        assert model["flops"] == model["load"]["linear_flops"] + model["load"]["attention_flops"]
+        for batch, (size, read) in zip(model["batches"], tokens.items(), strict=True):
+            assert (batch["batch_size"], batch["prompt_tokens"]) == (size, read)
+            _check_rate(batch, "prefill", read)
+            _check_rate(batch, "decode", size * 2)
+            total = sum(batch["prefill_seconds"] + batch["decode_seconds"]) / 2
+            assert batch["answer_rate"] == pytest.approx(size / total)
     (note,) = found["notes"]
     assert note.startswith("fitted:0 is repaired: to fit it, and to score it on search, took a worker ")
+    assert content() == before, "nothing is stored"
+    assert not list(scratch.iterdir())
+    assert not (tmp_path / "hf" / "modules").exists()
+
+
+def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
+    fast, slow = sorted(batch[f"{stage}_seconds"])
+    assert tokens / slow <= batch[f"{stage}_rate"] <= tokens / fast
 
 
 @pytest.mark.slow
@@ -139,17 +132,11 @@ def test_a_folder_with_code_needs_trust_and_no_store(tiny: Any, in_process: Any,
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: Path) -> None:
-    moevolve = str(Path(sys.executable).with_name("moevolve"))
+def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     settings = ["--search", "masks", "--batch-sizes", "2", "--repeats", "99999"]
-    process = subprocess.Popen(
-        [moevolve, "profile", "full", *settings],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    process = Forked(["profile", "full", *settings], folder, scratch=scratch)
     try:
         children = _wait_for_children(process, 1)
         os.killpg(process.pid, signal.SIGINT)
@@ -157,13 +144,13 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, scratch: Path) -> None:
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    assert process.returncode == 130, text
+    assert process.poll() == 130, text
     assert "interrupted" in text and "Traceback" not in text
     assert not list(scratch.iterdir())
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 
-def _wait_for_children(process: subprocess.Popen[str], count: int) -> list[str]:
+def _wait_for_children(process: Forked, count: int) -> list[str]:
     deadline = time.monotonic() + PATIENT_S
     children: list[str] = []
     while len(children) < count:

@@ -15,15 +15,14 @@ from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.capacity import CAPACITY, NoRoomError
 
 
-@pytest.mark.parametrize("calibrates", [False, True])
 def test_launch_refuses_what_does_not_fit(
-    calibrates: bool, tiny: Any, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether its workers are first wanted for a calibration or for evaluations."""
+    """Its worker is wanted for a calibration first."""
     monkeypatch.setenv(CAPACITY, "0.00005")
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    changes = {"phases": [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["naee"]}]} if calibrates else {}
-    path = tiny.write_run(tmp_path / "run.yaml", "large", store=store, **changes)
+    phases = [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["naee"]}]
+    path = tiny.write_run(tmp_path / "run.yaml", "large", store=store, phases=phases)
     try:
         result = CliRunner().invoke(app, ["launch", str(path), "--address", ray_address])
     finally:

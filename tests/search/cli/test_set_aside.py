@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +40,15 @@ def bare(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def ray_joined(ray_address: str) -> Iterator[str]:
-    """The cluster's address for a search in this process, which then leaves it: others may start a Ray of their own."""
-    import ray
-
-    yield ray_address
-    ray.shutdown()
-
-
-@pytest.mark.slow
 def test_a_search_says_which_rows_it_measures_on(
-    tiny: Any, bare: Path, ray_joined: str, in_process: Any, tmp_path: Path
+    tiny: Any, bare: Path, worker_here: None, in_process: Any, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {"tasks": [str(bare)], "phases": PHASES, "final": {"rerank": 1}}
     changes["phases"] = [{**PHASES[0], "evaluations": 8}]
     run = tiny.write_run(tmp_path / "run.yaml", "measured", **changes)
     planned = in_process("plan", run)
     assert planned.returncode == 0 and f"- {SAID}" in planned.stdout, planned.stderr
-    joined = ("--address", ray_joined)
-    launched = in_process("launch", run, "--store", "sqlite:///store.db", "--json", *joined)
+    launched = in_process("launch", run, "--store", "sqlite:///store.db", "--json")
     assert launched.returncode == 0, launched.stderr
     assert f"measured: {SAID}" in launched.stderr
     assert "measured: warning: phases.0 (prune) has 2 rounds" in launched.stderr
@@ -82,7 +70,7 @@ def test_a_search_says_which_rows_it_measures_on(
     reported = in_process("report", "measured", "-o", "page.html", "--store", url)
     assert reported.returncode == 0, reported.stderr
     assert SAID.replace("`", "") in (tmp_path / "page.html").read_text().replace("`", "")
-    resumed = in_process("resume", "measured", "--store", url, "--json", *joined)
+    resumed = in_process("resume", "measured", "--store", url, "--json")
     assert json.loads(resumed.stdout)["winner"] == winner, resumed.stderr
 
 

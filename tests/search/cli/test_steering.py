@@ -1,10 +1,13 @@
-"""Searches that are steered from another process, and drivers that come back too late; no model is evaluated."""
+"""Searches that are steered from another process or killed, and drivers that come back too late; no model is evaluated.
+
+In the end the store holds what it would have held."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import random
 import signal
 import sqlite3
 import time
@@ -13,7 +16,7 @@ from typing import Any
 
 import pytest
 from disturbed_lab import local_pool
-from killing import Forked, count, wait_for
+from killing import Forked, count, kill_at, last_worker, wait_for
 from store_samples import search
 from waiting import PATIENT_S
 
@@ -72,7 +75,7 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    asleep = Forked(["launch", str(run), "--set", "workers.lease_s=2"], tmp_path, light=True)
+    asleep = Forked(["launch", str(run), "--set", "workers.lease_s=2"], tmp_path, pool="slow_pool")
     wait_for(database, 2, asleep)
     refused = in_process("resume", "calm")
     assert refused.returncode == 2 and f"calm is being run by process {asleep.pid} on" in refused.stderr
@@ -95,12 +98,38 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
     assert snapshot(database, "calm") == uninterrupted
 
 
+def test_a_driver_killed_with_a_worker_changes_nothing(
+    uninterrupted: Any, tiny: Any, snapshot: Any, ray_address: str, tmp_path: Path
+) -> None:
+    """The first driver has started Ray itself, which ends with it; of the second, which is sent SIGTERM as a cluster
+    manager does, one of two workers is killed before; it leaves orphans on a cluster that lives on."""
+    database = tmp_path / "moevolve.db"
+    run = tiny.write_run(tmp_path / "run.yaml", "calm")
+    rng = random.Random(5)
+    first = Forked(["launch", str(run)], tmp_path, pool="slow_ray_pool")
+    kill_at(first, database, rng.randrange(1, TOTAL // 3), rng.uniform(0, 0.1))
+    assert count(database) < TOTAL - 8
+    two = ["--address", ray_address, "--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
+    driver = Forked(["resume", "calm", *two], tmp_path, pool="slow_ray_pool")
+    wait_for(database, count(database) + 2, driver)
+    os.kill(last_worker(database), signal.SIGKILL)
+    wait_for(database, count(database) + 3, driver)
+    os.kill(driver.pid, signal.SIGTERM)
+    output, _ = driver.communicate(timeout=PATIENT_S)
+    assert driver.poll() == 130 and "moevolve resume calm" in output
+    assert "Traceback" not in output and "SIGTERM" not in output
+    assert count(database) < TOTAL
+    with Store.open(f"sqlite:///{database}") as store:
+        execute(set_up_stored(store, "calm"), store, Observer(), local_pool)
+    assert snapshot(database, "calm") == uninterrupted
+
+
 def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     uninterrupted: Any, tiny: Any, snapshot: Any, in_process: Any, tmp_path: Path
 ) -> None:
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    driver = Forked(["launch", str(run)], tmp_path, light=True)
+    driver = Forked(["launch", str(run)], tmp_path, pool="slow_pool")
     wait_for(database, 1, driver)
 
     def status() -> str:
@@ -132,7 +161,7 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
 def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, tmp_path: Path) -> None:
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
     repeated = ["launch", str(run), "--or-resume"]
-    driver = Forked(repeated, tmp_path, light=True)
+    driver = Forked(repeated, tmp_path, pool="slow_pool")
     wait_for(tmp_path / "moevolve.db", 1, driver)
     assert in_process("cancel", "calm").returncode == 0
     told, _ = driver.communicate(timeout=PATIENT_S)

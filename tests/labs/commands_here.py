@@ -1,0 +1,43 @@
+"""The command line in this process, without the seconds that a new process needs for its imports."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def run_command(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `moevolve` in a folder; the result has text output."""
+    from moevolve.search.cli import main
+
+    command = ["moevolve", *map(str, arguments)]
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as end:
+            main()
+    return subprocess.CompletedProcess(command, int(end.value.code or 0), out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def worker_here() -> Iterator[None]:
+    """For commands in this process: their searches have one worker, in this process too, instead of any on Ray."""
+    from local_workers import local_pool
+
+    from moevolve.search.running import execute, pilot
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (execute, pilot):
+            patch.setattr(module, "ray_pool", lambda setup, **_: local_pool(setup))
+        yield
