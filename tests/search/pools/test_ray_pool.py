@@ -229,8 +229,9 @@ def ready_pool(address: str, worker: Any, **settings: Any) -> RayPool:
     return pool
 
 
-def test_who_waits_for_a_calibration_hears_what_is_asked(ray_address: str, tmp_path: Path) -> None:
+def test_who_waits_for_a_calibration_hears_what_is_asked(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no room for its worker."""
+    monkeypatch.setattr(ray_pool, "_CHECK_S", 0.1)
     asked = iter(["running", "running", "stopped"])
 
     def check() -> None:
