@@ -29,7 +29,7 @@ Searched = tuple[list[Any], dict[str, list[float]]]
 
 def settings(prune: int, merge: int) -> RunConfig:
     """All kinds of fitness at once, a prune and a merge phase of so many evaluations."""
-    counts = {"search": 8, "dev": 4, "test": 4}
+    counts = {"search": 6, "dev": 3, "test": 3}
     data = load_run_config(DEMO).model_dump(mode="json") | {
         "tasks": [{"name": name, "counts": counts} for name in TASKS],
         "phases": [{"kind": "prune", "evaluations": prune, "initial": 5}, {"kind": "merge", "evaluations": merge}],
@@ -46,7 +46,7 @@ def searched(
     activation_cache_bytes: int,
     shortcuts: Shortcuts = ALL_SHORTCUTS,
     library: Any = None,
-    evaluations: tuple[int, int] = (9, 5),
+    evaluations: tuple[int, int] = (7, 4),
 ) -> Searched:
     """All individuals and their evaluations, and the shares spared."""
     setup = set_up_new(settings(*evaluations))
@@ -82,7 +82,7 @@ def test_the_store_holds_the_same(tmp_path: Path) -> None:
     roomy, spared = searched(tmp_path, 1 << 26)
     tight, less = searched(tmp_path, 5 << 20)
     assert roomy == whole and tight == whole
-    assert len(whole) > 14 * 6
+    assert len(whole) > 11 * 6
     sums = [[sum(shares[task]) for task in TASKS] for shares in (nothing, less, spared)]
     assert not any(sums[0])
     assert all(sums[2]), sums
