@@ -35,24 +35,22 @@ class Started:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    """A head with one CPU and a node with two, started by the README's commands."""
+    """A head with two CPUs, started by the README's commands."""
     home = tmp_path_factory.mktemp("home")
     address = f"127.0.0.1:{free_port()}"
     with own_nodes(home) as nodes:
         token = nodes.env | {"RAY_AUTH_MODE": "token"}
         subprocess.run([RAY, "get-auth-token", "--generate"], env=nodes.env, check=True, capture_output=True)
         port = address.rpartition(":")[2]
-        nodes.start(token, "--head", "--port", port, "--num-cpus", "1", "--include-dashboard", "false")
-        nodes.start(token, "--address", address, "--num-cpus", "2")
+        nodes.start(token, "--head", "--port", port, "--num-cpus", "2", "--include-dashboard", "false")
         yield Started(address, home, nodes.env)
 
 
-def test_a_search_goes_to_the_node_with_room(
+def test_a_search_joins_and_its_driver_does_without_torch(
     started: Started, tiny: Any, moevolve: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The worker needs two CPUs, which the second node alone has; the driver does without torch."""
     _live_in({**started.env, "RAY_AUTH_MODE": "token"}, monkeypatch)
-    run = tiny.write_run(tmp_path / "run.yaml", "calm", **SMALL, workers={"count": 1, "num_cpus": 2})
+    run = tiny.write_run(tmp_path / "run.yaml", "calm", **SMALL, workers={"count": 1, "num_cpus": 0.5})
     done = moevolve("launch", run, "--address", started.address, env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert done.returncode == 0, done.stderr
     with Store.open(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:

@@ -28,7 +28,12 @@ pytestmark = pytest.mark.slow
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 BLOCK = 32
 GENERAL = ("questions", "code", "json", "german", "spanish")
-OPTIONS = ("--experts", "50%", "--time", "1s", "-o", "small", "--set", "engine.chat_template=none")
+SETTINGS = ("engine.chat_template=none", "workers.count=1", "final.random_baselines=1")
+COMMAND = (
+    *("shrink", "packed", "--data", "chats.jsonl", "--experts", "50%", "--time", "1s", "-o", "small"),
+    *("--guard-prompts", "2", "--guard-tokens", "16"),
+    *(word for setting in SETTINGS for word in ("--set", setting)),
+)
 
 
 def write_chats(path: Path, rows: int) -> None:
@@ -63,18 +68,14 @@ def write_fp8(folder: Path) -> None:
     write(model, tokenizer, folder, packed, plain, quantization_config=settings)
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [MOEVOLVE, "shrink", "packed", "--data", "chats.jsonl", *OPTIONS, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False)
-
-
 @pytest.fixture(scope="module")
 def shrunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The folder in which the command has run, and what it answered."""
     folder = tmp_path_factory.mktemp("shrunk")
     write_fp8(folder)
     write_chats(folder / "chats.jsonl", 100)
-    done = run(folder, "--json")
+    command = [MOEVOLVE, *COMMAND, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 
@@ -122,9 +123,9 @@ def test_the_run_file_is_of_the_same_search(shrunk: tuple[Path, dict[str, Any]])
     assert [task.name for task in config.tasks] == [str(folder / "small.shrink" / "tasks" / "chats.yaml")]
 
 
-def test_the_same_command_again_changes_nothing(shrunk: tuple[Path, dict[str, Any]]) -> None:
+def test_the_same_command_again_changes_nothing(shrunk: tuple[Path, dict[str, Any]], in_process: Any) -> None:
     folder, page = shrunk
-    again = run(folder)
+    again = in_process(*COMMAND, cwd=folder)
     assert again.returncode == 0, again.stderr
     assert "best found" in again.stdout and "wrote small (source checkpoint of small:" in " ".join(again.stdout.split())
     with moevolve.open_reader(f"sqlite:///{folder / 'moevolve.db'}") as store:
@@ -135,7 +136,8 @@ def test_the_same_command_again_changes_nothing(shrunk: tuple[Path, dict[str, An
 def test_what_is_beyond_the_limits_is_a_fault(shrunk: tuple[Path, dict[str, Any]], monkeypatch: Any) -> None:
     folder, _ = shrunk
     monkeypatch.chdir(folder)
-    request = ShrinkRequest("packed", experts="50%", data=["chats.jsonl"], least_recovery=2.0, guard_prompts=2)
+    limits: dict[str, Any] = {"least_recovery": 2.0, "guard_prompts": 2, "guard_tokens": 16}
+    request = ShrinkRequest("packed", experts="50%", data=["chats.jsonl"], **limits)
     with moevolve.open_reader("sqlite:///moevolve.db") as store:
         record = store.search("small")
         config = load_run_config(folder / "small.shrink" / "run.yaml")
