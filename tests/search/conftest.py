@@ -40,8 +40,8 @@ class TinyWorkspace:
     def task(self) -> Path:
         return self.folder / "pick.yaml"
 
-    def write_slow_run(self, path: Path, name: str, **changes: Any) -> Path:
-        return self.write_run(path, name, engine=SLOW, **changes)
+    def write_slow_run(self, path: Path, name: str) -> Path:
+        return self.write_run(path, name, engine=SLOW)
 
     def run_data(self, name: str, **changes: Any) -> dict[str, Any]:
         """A run of 24 individuals as plain data; `changes` replace top-level settings."""

@@ -204,12 +204,6 @@ def test_the_pool_ends_when_no_worker_gets_ready_in_time(ray_address: str, tmp_p
         poll_until(waiting, lambda: False)
 
 
-def ready_pool(address: str, worker: Any, **settings: Any) -> RayPool:
-    pool = light_pool(address, worker, **settings)
-    poll_until(pool, lambda: pool.ready == 1)
-    return pool
-
-
 def test_who_waits_for_a_calibration_hears_what_is_asked(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no room for its worker."""
     monkeypatch.setattr(ray_pool, "_CHECK_S", 0.1)
