@@ -96,8 +96,8 @@ def test_a_package_called_kernels_is_found_even_from_the_checkout(tmp_path: Path
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout, so that no stale build folder gets into what is built of it."""
-    if importlib.util.find_spec("setuptools") is None or importlib.util.find_spec("pip") is None:
-        pytest.skip("setuptools and pip are needed to build a wheel here")
+    if importlib.util.find_spec("setuptools") is None:
+        pytest.skip("setuptools is needed to build a wheel here")
     copy = tmp_path_factory.mktemp("wheel") / "checkout"
     copy.mkdir()
     for part in PARTS:
@@ -107,17 +107,21 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-@pytest.fixture(scope="module")
-def built(checkout: Path) -> Path:
-    """The wheel."""
-    folder = checkout.parent
-    command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder), "./checkout"]
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False
-    )
+def build(checkout: Path, what: str) -> Path:
+    """The wheel that the build system's function `build_{what}` makes, as pip would call it."""
+    program = f"import sys, setuptools.build_meta as backend; backend.build_{what}(sys.argv[1])"
+    folder = checkout.parent / f"built-{what}"
+    folder.mkdir()
+    command = [sys.executable, "-W", "ignore", "-c", program, str(folder)]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=PATIENT_S, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+@pytest.fixture(scope="module")
+def built(checkout: Path) -> Path:
+    return build(checkout, "wheel")
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +144,12 @@ def test_the_wheel_holds_every_file_of_the_parts(wheel: list[str]) -> None:
 @pytest.fixture(scope="module")
 def installed(built: Path) -> Path:
     """A folder into which the wheel is unpacked."""
-    folder = built.parent / "installed"
-    with zipfile.ZipFile(built) as archive:
+    return unpacked(built)
+
+
+def unpacked(wheel: Path) -> Path:
+    folder = wheel.parent / "installed"
+    with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder
 
@@ -149,16 +157,7 @@ def installed(built: Path) -> Path:
 @pytest.fixture(scope="module")
 def editable(checkout: Path) -> Path:
     """A folder into which the copy of the checkout is installed editable."""
-    program = "import sys, setuptools.build_meta as backend; print(backend.build_editable(sys.argv[1]))"
-    folder = checkout.parent / "editable"
-    folder.mkdir()
-    command = [sys.executable, "-W", "ignore", "-c", program, str(folder)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=PATIENT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
+    return unpacked(build(checkout, "editable"))
 
 
 def run_installed(folder: Path, program: str, cwd: Path | None = None) -> list[str]:
@@ -184,15 +183,6 @@ USE = (
 )
 
 
-def test_the_wheel_works_installed(installed: Path) -> None:
-    surface, kernel, app, module, tasks, refused = run_installed(installed, USE)
-    assert Path(surface) == installed / "moevolve" / "__init__.py"
-    assert Path(kernel) == installed / "moevolve" / "kernels" / "routing.py"
-    assert Path(app) == installed / "moevolve" / "search" / "cli" / "app.py"
-    assert (module, tasks) == ("moevolve.evaluators.errors", "1")
-    assert refused == "ModuleNotFoundError"
-
-
 SHRINK = (
     "import sys, torch\n"  # without torch in this process another one would describe the model, by its own moevolve
     "from moevolve.search.cli import main\n"
@@ -204,12 +194,17 @@ SHRINK = (
 )
 
 
-def test_shrink_works_from_the_wheel_alone(installed: Path, tmp_path: Path) -> None:
-    """Its command line, presets, tasks and guard, on a checkpoint and chats somewhere else."""
+def test_the_wheel_works_installed(installed: Path, tmp_path: Path) -> None:
+    """With the command line, presets, tasks and guard of `shrink`, on a checkpoint and chats somewhere else."""
     shutil.copytree(ROOT / "configs" / "demo" / "model", tmp_path / "model")
     turns = '{"messages": [{"role": "user", "content": "question %d"}, {"role": "assistant", "content": "yes"}]}\n'
     (tmp_path / "chats.jsonl").write_text("".join(turns % number for number in range(200)))
-    said = run_installed(installed, SHRINK, tmp_path)
+    surface, kernel, app, module, tasks, refused, *said = run_installed(installed, USE + SHRINK, tmp_path)
+    assert Path(surface) == installed / "moevolve" / "__init__.py"
+    assert Path(kernel) == installed / "moevolve" / "kernels" / "routing.py"
+    assert Path(app) == installed / "moevolve" / "search" / "cli" / "app.py"
+    assert (module, tasks) == ("moevolve.evaluators.errors", "1")
+    assert refused == "ModuleNotFoundError"
     assert said[0] == "5" and "--experts" in said
     run_file = tmp_path / "model-50pct.shrink" / "run.yaml"
     chats = run_file.with_name("tasks") / "chats.yaml"

@@ -171,8 +171,8 @@ class _SplitReader:
         rows = {name: select_rows(table, task.splits[name]) for name in names}
         check_disjoint(rows, f"{task.origin}: {table.name}")
         found = []
-        for number in rows[split]:
-            row, place = table.row(number), table.place(number)
+        for number, row in zip(rows[split], table.rows(rows[split]), strict=True):
+            place = table.place(number)
             example = template.example(row, place)
             found.append((place, replace(example, shots=(*self._shots.before(row, place), *example.shots))))
         left = self._shots.without(found)

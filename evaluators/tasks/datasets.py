@@ -44,6 +44,11 @@ class Table:
         """Return a row by its number from 0; missing columns are None."""
         return dict(self.data[index])
 
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Return rows by their numbers, in this order; read at once, which takes a fraction of the time."""
+        columns = self.data[list(indices)]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
     def column(self, name: str) -> list[Any]:
         """Return all values of a column.
 

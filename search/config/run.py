@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Annotated, Literal, Self
 
@@ -41,20 +42,18 @@ class TaskSection(Section):
         """
         return "calibration" not in load_task(self.name).splits
 
-    def task(self, split: Split, calibrating: bool = False) -> TaskConfig:
-        """The task with this section's number of examples for one split, or for all splits if it is `calibration`.
+    def task(self, calibrating: bool = False) -> TaskConfig:
+        """The task with this section's numbers of examples, which hold for all of its splits whichever is prepared.
 
         Args:
-            split: The split that the task will be prepared for.
             calibrating: Set rows of `search` aside if the task has no `calibration` split.
 
         Raises:
-            UserError: There is no such task or split, or the task's file is invalid.
+            UserError: There is no such task, it has no such split, or the task's file is invalid.
         """
+        # Splits are compared with each other, and rows of `calibration` may be those that `search` leaves over.
         task = load_task(self.name)
-        # Calibration rows are compared with the rows of all other splits, and may be those that `search` leaves over.
-        counts = {name: n for name, n in self.counts.items() if split in (name, "calibration")}
-        task = task.with_counts(counts) if counts else task
+        task = task.with_counts(self.counts) if self.counts else task
         return task.with_calibration() if calibrating else task
 
     def prepared(self, split: Split, calibrating: bool = False) -> PreparedSplit:
@@ -63,9 +62,17 @@ class TaskSection(Section):
         Raises:
             UserError: The same errors as `task`, or the split's data can't be loaded or rendered.
         """
-        from moevolve.evaluators.preparation.prepare import prepare_split  # imported here because it loads `datasets`
+        return self.prepared_splits((split,), calibrating)[split]
 
-        return prepare_split(self.task(split, calibrating), split)
+    def prepared_splits(self, splits: Iterable[Split], calibrating: bool = False) -> dict[Split, PreparedSplit]:
+        """Load and render several splits of the task, whose data are read once; see `task`.
+
+        Raises:
+            UserError: The same errors as `prepared`.
+        """
+        from moevolve.evaluators.preparation.prepare import prepare_splits  # imported here because it loads `datasets`
+
+        return prepare_splits(self.task(calibrating), splits)
 
 
 _MOST_WORKERS = 100_000

@@ -92,14 +92,14 @@ class WorkloadReader:
         found = []
         for section in self._config.tasks if self._calibrating else ():
             if section.sets_aside:
-                task = section.task("calibration", self._calibrating)
+                task = section.task(self._calibrating)
                 stated, given = task.splits["calibration"].row_count, self._given is not None
                 rows = stated if given else len(prepare_split(task, "calibration").examples)
                 found.append(set_aside_note(task.name, rows))
         return tuple(found)
 
     def _work(self, section: TaskSection, split: Split) -> SplitWork:
-        task = section.task(split, self._calibrating)
+        task = section.task(self._calibrating)
         if task.fitness_kind.reads == "harness":
             raise UserError(f"task {section.name}: tasks of lm-evaluation-harness can't be planned; use another task")
         if self._given is not None:

@@ -94,7 +94,7 @@ class ControlledPool:
     """Resizes, pauses and stops another pool as its search's control says.
 
     Args:
-        pool: The pool that evaluates.
+        make: Makes the pool that evaluates, at its first use: a finished search seldom needs one.
         due: Returns the number of workers for a control while the search isn't paused.
         control: Returns the present control; its errors end the search.
         on_pause: Called with True when the search pauses, and with False when it goes on.
@@ -102,16 +102,23 @@ class ControlledPool:
 
     def __init__(
         self,
-        pool: Pool,
+        make: Callable[[], Pool],
         due: Callable[[Control], int],
         control: Callable[[], Control],
         on_pause: Callable[[bool], None],
     ) -> None:
-        self._pool, self._due, self._control, self._on_pause = pool, due, control, on_pause
+        self._make, self._due, self._control, self._on_pause = make, due, control, on_pause
+        self._pool: Pool | None = None
         self._paused = False
 
+    def start(self) -> Pool:
+        """Make the inner pool unless it is there, so that its workers begin to load; and return it."""
+        if self._pool is None:
+            self._pool = self._make()
+        return self._pool
+
     def submit(self, request: EvaluationRequest) -> None:
-        self._pool.submit(request)
+        self.start().submit(request)
 
     def poll(self, timeout: float) -> list[EvaluationReply]:
         """Poll the inner pool, or wait without replies while the search is paused.
@@ -129,7 +136,7 @@ class ControlledPool:
         if paused:
             time.sleep(timeout)
             return []
-        return self._pool.poll(timeout)
+        return self.start().poll(timeout)
 
     def calibrate(
         self,
@@ -149,10 +156,11 @@ class ControlledPool:
             control = check_not_ended(self._control())
             self.resize(1 if control.desired_state == "paused" else max(1, self._due(control)))
 
-        return self._pool.calibrate(recipe, splits, check_control)
+        return self.start().calibrate(recipe, splits, check_control)
 
     def close(self) -> None:
-        self._pool.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def resize(self, count: int, at_once: bool = False) -> None:
-        self._pool.resize(count, at_once)
+        self.start().resize(count, at_once)

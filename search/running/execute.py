@@ -65,9 +65,9 @@ def execute(
 ) -> FinalTable:
     """Run a recorded search from its present state to its end, and record its status.
 
-    A finished search isn't replayed; only missing final scores are evaluated. The store keeps the setup's `final`
-    settings, which later queries for the winner use. During the run, this process holds the search's lease and carries
-    out its desired state.
+    A finished search isn't replayed; only missing final scores are evaluated, and if none is missing no worker starts.
+    The store keeps the setup's `final` settings, which later queries for the winner use. During the run, this process
+    holds the search's lease and carries out its desired state.
 
     Args:
         setup: The search.
@@ -173,14 +173,17 @@ def _run(
         on_stage(_PAUSED if paused else last)
         store.set_status(heartbeat.lease, "paused" if paused else "running")
 
-    on_stage("starting workers")
-    pool = ControlledPool(make_pool(setup), partial(share.workers_due, heartbeat), lambda: heartbeat.control, on_pause)
+    make = partial(make_pool, setup)
+    pool = ControlledPool(make, partial(share.workers_due, heartbeat), lambda: heartbeat.control, on_pause)
 
     def measure(recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
         on_stage("calibrating")
         return pool.calibrate(recipe, splits)
 
     try:
+        if not finished:
+            on_stage("starting workers")
+            pool.start()
         setup = calibrated_setup(setup, store, measure)
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
         cache = EvaluationCache(store, pool, heartbeat.lease, setup.facts.fingerprint, engine)

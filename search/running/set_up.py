@@ -171,7 +171,8 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     calibrating = needs_calibration(space)
     wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}
     names = [name for name in SPLITS if wanted[name]]
-    prepared = {name: tuple(task.prepared(name, calibrating) for task in config.tasks) for name in names}
+    found = [task.prepared_splits(names, calibrating) for task in config.tasks]
+    prepared = {name: tuple(splits[name] for splits in found) for name in names}
     schedule = make_schedule(config)
     # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
     make_strategy(config, space, schedule)

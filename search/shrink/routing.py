@@ -34,7 +34,7 @@ def retained_mass(config: RunConfig, experts: int, first: FirstWorker, path: Pat
     if path.is_file():
         return _ADAPTER.validate_json(path.read_bytes())
     shares = first.call(routing_shares, config)
-    names = [section.task("calibration").name for section in config.tasks]
+    names = [section.task().name for section in config.tasks]
     weights = np.array([section.weight for section in config.tasks])
     found = retained(names, shares, weights, experts)
     path.write_bytes(_ADAPTER.dump_json(found))

@@ -15,9 +15,11 @@ from moevolve.evaluators.fitness.base import Floats
 from moevolve.evaluators.fitness.engine import Engine
 from moevolve.evaluators.fitness.kinds import FITNESSES, Rank
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.contract.edits import Calibration, IdentityEdit
+from moevolve.workers.contract.fitting import RowsRecipe
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.methods.eep.edit import EepEdit
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.worker import EvaluationWorker
 
 A = PreparedSplit(
@@ -25,6 +27,7 @@ A = PreparedSplit(
 )
 B, C = replace(A, task="b"), replace(A, task="c")
 SPLITS = (A, B, C)
+MEASURED = replace(A, examples=(*A.examples, Example("the fox is larger :", ("dog",), ("fox", "dog"))))
 
 
 class Failing(Rank):
@@ -44,10 +47,10 @@ def worker(checkpoint: Callable[[str], Path]) -> EvaluationWorker:
     return EvaluationWorker(ModelConfig(str(checkpoint("mixtral")), device="cpu"), EngineConfig())
 
 
-def evaluate(worker: EvaluationWorker, scale: float = 1.0) -> EvaluationReply:
-    """Score the first three of six experts, scaled, on all splits."""
+def evaluate(worker: EvaluationWorker, scale: float = 1.0, whole: bool = False) -> EvaluationReply:
+    """Score the first three of six experts, scaled, or the whole model, on all splits."""
     kept = np.stack([np.eye(3, 6, dtype=np.float32)] * 3)
-    edit = EepEdit(kept, kept * np.float32(scale), 2)
+    edit = IdentityEdit() if whole else EepEdit(kept, kept * np.float32(scale), 2)
     return worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in SPLITS)), SPLITS)
 
 
@@ -64,12 +67,20 @@ def test_what_was_scored_before_a_failure_is_reported(
 
 
 def test_an_edit_that_cannot_be_made_fails_on_every_split(worker: EvaluationWorker) -> None:
+    """And nothing is left of it, nor of a calibration, when another candidate is evaluated."""
+    before = [evaluate(worker), evaluate(worker, whole=True)]
+    for recipe in (ExpertsRecipe(("saliency", "usage"), None, 60), RowsRecipe(60)):
+        assert Calibration.from_bytes(worker.calibrate(recipe, (MEASURED,))).tokens_run
     kept = np.stack([np.eye(3, 6, dtype=np.float32)] * 2)
     misfit = EvaluationRequest(EepEdit(kept, kept, 2), tuple(split.ref for split in SPLITS))
     reply = worker.evaluate(misfit, SPLITS)
     assert reply.results == {} and reply.failure and reply.failed_on == misfit.fingerprints
     assert evaluate(worker, scale=1e30).failure, "and so do weights that are not finite"
-    assert evaluate(worker).failure is None, "the model is as before"
+    for old, new in zip(before, (evaluate(worker), evaluate(worker, whole=True)), strict=True):
+        assert old.failure is new.failure is None
+        for split in SPLITS:
+            here, there = old.results[split.fingerprint], new.results[split.fingerprint]
+            assert (here.score, here.gold_logprob) == (there.score, there.gold_logprob)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,11 @@ import yaml
 from pydantic import BaseModel
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.tasks.config import Source
+from moevolve.evaluators.tasks.datasets import Table, load_table
+from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import apply_override, load_run_config, parse_run_config, parse_stored_config
-from moevolve.search.config.run import RunConfig, WorkersSection
+from moevolve.search.config.run import RunConfig, TaskSection, WorkersSection
 from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSection
 from moevolve.search.genomes.nanomoe.space import NanoMoeSection
@@ -448,3 +451,22 @@ def test_a_number_beyond_all_use_is_refused_naming_its_setting(setting: str, hug
     with pytest.raises(UserError, match=re.escape(setting)) as refused:
         load_run_config(path, (f"{setting}={huge}",))
     assert len(str(refused.value)) < 5000 and "\n" not in str(refused.value)
+
+
+def test_a_tasks_data_are_read_once_for_all_of_its_splits(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the counts of all splits, whichever is prepared, so that one alone has the rows that it has with others."""
+    section = TaskSection(name=str(tiny.task), counts={"search": 9, "dev": 7})
+    alone = {split: section.prepared(split, calibrating=True) for split in SPLITS}
+    read: list[str] = []
+
+    def counted(source: Source, split: str) -> Table:
+        read.append(split)
+        return load_table(source, split)
+
+    monkeypatch.setattr("moevolve.evaluators.preparation.prepare.load_table", counted)
+    assert section.prepared_splits(SPLITS, calibrating=True) == alone
+    assert sorted(read) == ["all", "prompts"]
+    assert [len(alone[split].examples) for split in SPLITS] == [63, 9, 7, 21]
+    # `dev` begins at row 40, `test` at 60.
+    with pytest.raises(UserError, match="is in both `dev` and `test`"):
+        TaskSection(name=str(tiny.task), counts={"dev": 30}).prepared("search")

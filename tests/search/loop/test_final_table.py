@@ -291,20 +291,17 @@ def colours(tiny: Any, folder: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("case", ["index and held out", "rerank 0", "no test", "several"])
+@pytest.mark.parametrize("whole", [True, False], ids=["all scores of several tasks", "search alone"])
 def test_all_commands_name_the_same_winner_and_numbers(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    several = [{"name": str(tiny.task), "weight": 3}, colours(tiny, tmp_path)]
-    changes: dict[str, dict[str, Any]] = {
-        "index and held out": {"tie_break": "index", "final": {"rerank": 3, "held_out": [f"{tiny.task}@kl"]}},
-        "rerank 0": {"final": {"rerank": 0, "random_baselines": 2}},
-        "no test": {"final": {"rerank": 3, "test": False}},
-        "several": {"tasks": several},
-    }
+    changes: dict[str, Any] = {"final": {"rerank": 0, "test": False, "random_baselines": 2}}
+    if whole:
+        final = {"rerank": 4, "random_baselines": 3, "held_out": [f"{tiny.task}@kl"]}
+        tasks = [{"name": str(tiny.task), "weight": 3}, colours(tiny, tmp_path)]
+        changes = {"tasks": tasks, "tie_break": "index", "final": final}
     small = {"phases": [{"kind": "prune", "evaluations": 8, "initial": 5}], "engine": {"batch_tokens": 512}}
-    data = tiny.run_data("mine", final={"rerank": 4, "random_baselines": 3}, store=f"sqlite:///{tmp_path}/s.db")
-    data |= small | changes[case]
+    data = tiny.run_data("mine", store=f"sqlite:///{tmp_path}/s.db", **small) | changes
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(data))
     monkeypatch.setattr(service, "execute", partial(service.execute, make_pool=local_pool))
 
@@ -329,7 +326,7 @@ def test_all_commands_name_the_same_winner_and_numbers(
         assert same(under(outcomes[0].table, "mine"), table)
     # What launch prints is what the page reads.
     assert ended["winner"] == table.winner
-    assert ended["reranked"] == table.reranked == (case != "rerank 0")
+    assert ended["reranked"] == table.reranked == whole
     told = {
         (one["label"], s["task"], s["split"]): (s["score"], s["low"], s["high"], s["spread"])
         for one in ended["entries"]

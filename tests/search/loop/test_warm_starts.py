@@ -28,8 +28,8 @@ from moevolve.store.repository import Store
 from moevolve.workers.contract.fitting import RowsRecipe
 
 PHASES = [
-    {"kind": "prune", "evaluations": 14, "initial": 6, "init": ["random", "reap", "frequency", "naee"]},
-    {"kind": "merge", "evaluations": 12, "initial": 3, "init": ["hc_smoe", "soft_activation"], "sigma": 0.2},
+    {"kind": "prune", "evaluations": 10, "initial": 6, "init": ["random", "reap", "frequency", "naee"]},
+    {"kind": "merge", "evaluations": 8, "initial": 3, "init": ["hc_smoe", "soft_activation"], "sigma": 0.2},
 ]
 BRED = {"mutation", "crossover+mutation"}
 MADE_BY = {
@@ -77,15 +77,15 @@ def test_baselines_come_first_and_a_resumed_search_is_the_same(tiny: Any, strate
                     search(calibrated_setup(set_up_stored(store, "warm"), store, _never), store, stop)
         search(calibrated_setup(set_up_stored(store, "warm"), store, _never), store)
         assert population(store) == whole
-        for index in (0, 14):
+        for index in (0, 10):
             subject = find_subject(store, f"warm:{index}")
             assert subject.detail is not None
             assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash
     operators = [row[2] for row in whole]
     assert operators[:6] == ["reap", "frequency", "naee", "random", "random", "random"]
-    assert operators[14:17] == ["hc_smoe", "soft_activation", "random"]
-    assert [row[3] for row in whole[:6] + whole[14:17]] == [()] * 9
-    assert set(operators[6:14] + operators[17:]) <= MADE_BY[strategy]
+    assert operators[10:13] == ["hc_smoe", "soft_activation", "random"]
+    assert [row[3] for row in whole[:6] + whole[10:13]] == [()] * 9
+    assert set(operators[6:10] + operators[13:]) <= MADE_BY[strategy]
     assert len({row[5] for row in whole}) > 3
 
 

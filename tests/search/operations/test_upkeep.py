@@ -87,12 +87,15 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("empty_postgres"))
 
 
+PHASES = [{"kind": "prune", "evaluations": 8, "initial": 4}, {"kind": "merge", "evaluations": 4, "sigma": 0.2}]
+
+
 def test_a_copy_of_a_search_in_the_middle_ends_as_the_search_does(tiny: Any, tmp_path: Path, elsewhere: str) -> None:
     here = f"sqlite:///{tmp_path / 'here.db'}"
-    setup = set_up_new(load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", store=here)))
+    setup = set_up_new(load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", phases=PHASES, store=here)))
 
     def pool(of: SearchSetup) -> LocalPool:
-        return local_pool(of, interrupted_after(9))
+        return local_pool(of, interrupted_after(5))
 
     with Store.open(here) as store:
         register(setup, store)
@@ -102,7 +105,7 @@ def test_a_copy_of_a_search_in_the_middle_ends_as_the_search_does(tiny: Any, tmp
     ends = []
     for url in (here, elsewhere):
         with Store.open(url) as store:
-            assert 0 < store.searches()[0].evaluated < 24
+            assert 0 < store.searches()[0].evaluated < 12
             execute(set_up_stored(store, "calm"), store, Observer(), local_pool)
             rows = [
                 (r.index, r.genome, r.content_hash, r.fitness, r.tie_break, r.parents)
@@ -110,9 +113,9 @@ def test_a_copy_of_a_search_in_the_middle_ends_as_the_search_does(tiny: Any, tmp
             ]
             best = [(row.ref, row.score, row.dev_score, row.test_score) for row in store.best(limit=30)]
             ends.append((rows, best))
-    assert ends[0] == ends[1] and len(ends[0][0]) == 24
+    assert ends[0] == ends[1] and len(ends[0][0]) == 12
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
-        run = load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm"))
+        run = load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", phases=PHASES))
         finished(store, run)
         assert [row.content_hash for row in store.history(store.search("calm").id)] == [row[2] for row in ends[0][0]]
 

@@ -59,7 +59,7 @@ def due(control: Control) -> int:
 
 def test_workers_come_and_go_as_asked() -> None:
     pool, asked, paused = Counting(), Asked(), list[bool]()
-    steered: Any = ControlledPool(pool, due, asked, paused.append)
+    steered: Any = ControlledPool(lambda: pool, due, asked, paused.append)
     steered.submit("request")
     assert [steered.poll(0) for _ in range(2)] == [["reply"]] * 2 and pool.done == ["request"]
     for asked.workers in (5, 5, 1):
@@ -82,7 +82,7 @@ def test_workers_come_and_go_as_asked() -> None:
 @pytest.mark.parametrize(("desired_state", "status"), [("stopped", "interrupted"), ("cancelled", "cancelled")])
 def test_a_search_ends_as_asked(desired_state: str, status: str) -> None:
     asked, pool = Asked(), Counting()
-    steered = ControlledPool(pool, due, asked, lambda _: None)  # type: ignore[arg-type]
+    steered = ControlledPool(lambda: pool, due, asked, lambda _: None)  # type: ignore[arg-type]
     asked.desired_state = desired_state
     with pytest.raises(StopRequested) as end:
         steered.poll(0)
@@ -95,7 +95,7 @@ def test_a_search_ends_as_asked(desired_state: str, status: str) -> None:
 def test_a_pause_waits_until_a_calibration_is_made() -> None:
     """It is made on one worker then; on as many as are due otherwise."""
     pool, asked, paused = Counting(), Asked(), list[bool]()
-    steered: Any = ControlledPool(pool, due, asked, paused.append)
+    steered: Any = ControlledPool(lambda: pool, due, asked, paused.append)
     asked.workers = 4
     assert steered.calibrate(None, ()) == b"made" and pool.done == [4]
     asked.desired_state = "paused"
@@ -105,7 +105,7 @@ def test_a_pause_waits_until_a_calibration_is_made() -> None:
 
 def test_a_lost_search_is_polled_no_more() -> None:
     asked = Asked()
-    steered = ControlledPool(Counting(), due, asked, lambda _: None)  # type: ignore[arg-type]
+    steered = ControlledPool(Counting, due, asked, lambda _: None)  # type: ignore[arg-type]
     asked.desired_state = "lost"
     with pytest.raises(LeaseLostError):
         steered.poll(0)

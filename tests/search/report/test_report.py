@@ -233,7 +233,8 @@ def test_texts_of_users_are_escaped(lab: Store) -> None:
 def test_missing_scores_are_listed_with_their_commands(tiny: Any, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     final = {"rerank": 0, "test": False, "random_baselines": 2}
-    run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "bare", final=final))
+    phases = [{"kind": "prune", "evaluations": 4, "initial": 4}]
+    run = load_run_config(tiny.write_run(tmp_path / "r.yaml", "bare", phases=phases, final=final))
     with Store.open(url) as store:
         setup = set_up_new(run)
         register(setup, store)

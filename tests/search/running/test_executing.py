@@ -84,6 +84,15 @@ def test_a_retry_that_dies_leaves_a_search_that_can_be_resumed(setup: SearchSetu
     assert store.search("lab").status == "finished"
 
 
+def test_a_finished_search_starts_no_worker(setup: SearchSetup, store: Store) -> None:
+    def unwanted(_: SearchSetup) -> LocalPool:
+        raise AssertionError("there is nothing left to evaluate")
+
+    run(setup, store)
+    assert execute(setup, store, Observer(), unwanted).winner == store.best()[0].ref
+    assert store.search("lab").status == "finished"
+
+
 def locking_pool(setup: SearchSetup, lock: Callable[[], None]) -> LocalPool:
     """Has the store locked as the tenth candidate is evaluated."""
 

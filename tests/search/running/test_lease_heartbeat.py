@@ -28,6 +28,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moevolve.search.running.lease_heartbeat._BEAT_S", 0.1)
+
+
 def until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENT_S
     while not true():

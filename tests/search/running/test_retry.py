@@ -46,8 +46,11 @@ def calm(request: pytest.FixtureRequest, tmp_path: Path) -> list[tuple[Any, ...]
         return population(store)
 
 
-@pytest.mark.parametrize(("calm", "mode"), [(mode, mode) for mode in MODES], indirect=["calm"])
-@pytest.mark.parametrize("kind", ["timeout", "worker"])
+@pytest.mark.parametrize(
+    ("calm", "mode", "kind"),
+    [(mode, mode, kind) for mode, kind in zip(MODES, ("timeout", "worker", "timeout", "worker"), strict=True)],
+    indirect=["calm"],
+)
 def test_a_retried_search_ends_as_if_nothing_had_happened(
     calm: list[tuple[Any, ...]], mode: str, kind: FailureKind, tmp_path: Path
 ) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbed_lab import CheapWorker, setup_of
+from disturbed_lab import CheapWorker, local_pool, setup_of
 from waiting import PATIENT_S
 
 from moevolve.search.config.files import load_run_config
-from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.base import Pool, StopRequested
+from moevolve.search.pools.base import StopRequested
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
@@ -22,8 +21,9 @@ from moevolve.store.records import DesiredState
 from moevolve.store.repository import Store
 
 
-def slow_pool(setup: SearchSetup) -> Pool:
-    return LocalPool(lambda: CheapWorker(seconds=0.05), setup.all_prepared)
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moevolve.search.running.lease_heartbeat._BEAT_S", 0.1)
 
 
 @pytest.mark.parametrize("moment", ["starting workers", "evaluating"])
@@ -38,11 +38,11 @@ def test_after_a_pause_a_search_does_what_it_did_before(moment: str, tmp_path: P
                 evaluated.append(sum(row.status != "pending" for row in store.history("id-lab")))
             if stages.count(stage) == 1 and stage in wanted:
                 store.ask("id-lab", wanted[stage])
-                time.sleep(1.2 if stage == "starting workers" else 0.0)  # workers start less fast than the driver hears
+                time.sleep(0.5 if stage == "starting workers" else 0.0)  # workers start less fast than the driver hears
 
         setup = setup_of(url)
         register(setup, store)
-        execute(setup, store, Observer(on_stage=on_stage), slow_pool)
+        execute(setup, store, Observer(on_stage=on_stage), local_pool)
     assert stages == ["starting workers", "evaluating", "paused", "evaluating", "re-ranking and final scores"]
     assert moment == "evaluating" or evaluated == [0], "a pause asked during the start comes before all evaluations"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,26 @@ def settings(tmp_path: Path) -> Callable[..., ServerSettings]:
     return make
 
 
-@pytest.fixture
-def lab_store(tmp_path: Path) -> Iterator[Store]:
-    """A store with the search `lab` of 60 individuals, and `alpha` of 5 that are ranked for the task `rte`."""
-    with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as store:
+@pytest.fixture(scope="session")
+def lab_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a store with the search `lab` of 60 individuals, and `alpha` of 5 that are ranked for the task `rte`.
+
+    Not to be changed.
+    """
+    file = tmp_path_factory.mktemp("lab") / "lab.db"
+    with Store.open(f"sqlite:///{file}") as store:
         drive(store, start(store, run_config()), UnrulyPool(seed=1))
         store.create_search(search("alpha"), [split()])
         for index, score in enumerate((0.5, 0.75, 0.25, None, 0.75)):
             scored(store, "id-alpha", index, score, parameters=1000 + index % 2)
+    return file
+
+
+@pytest.fixture
+def lab_store(lab_file: Path, tmp_path: Path) -> Iterator[Store]:
+    """A copy of the lab's store, which may be changed."""
+    shutil.copy(lab_file, tmp_path / "lab.db")
+    with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as store:
         yield store
 
 

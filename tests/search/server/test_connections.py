@@ -96,7 +96,7 @@ def test_a_connection_without_a_complete_request_times_out() -> None:
 
 def test_idle_connections_keep_no_client_out(tmp_path: Path) -> None:
     said = tmp_path / "stderr"
-    few = ["bash", "-c", 'ulimit -n 512 && exec "$0" "$@"', MOEVOLVE]
+    few = ["bash", "-c", 'ulimit -n 256 && exec "$0" "$@"', MOEVOLVE]
     command = [*few, "serve", "--port", "0", "--store", f"sqlite:///{tmp_path / 'few.db'}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOEVOLVE_")}
     with said.open("wb") as errors, ExitStack() as silent:
@@ -104,7 +104,7 @@ def test_idle_connections_keep_no_client_out(tmp_path: Path) -> None:
         try:
             assert server.stdout is not None
             port = int(server.stdout.readline().split()[2].rstrip(b";").rpartition(b":")[2])
-            for place in range(560):
+            for place in range(300):
                 silent.enter_context(socket.create_connection(("127.0.0.1", port), LONG_S))
                 if place % BACKLOG == BACKLOG - 1:  # more at once would be asked to come again in a second
                     assert httpx2.get(f"http://127.0.0.1:{port}/healthz", timeout=LONG_S).text == "ok\n"

@@ -16,10 +16,6 @@ from waiting import PATIENT_S
 
 import moevolve
 from moevolve.search.config.files import load_run_config
-from moevolve.search.loop.final_table import build_final_table
-from moevolve.search.operations.subject import find_subject
-from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.shrink.guard import check_winner
 from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.settings import ModelConfig
 
@@ -28,7 +24,12 @@ pytestmark = pytest.mark.slow
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 BLOCK = 32
 GENERAL = ("questions", "code", "json", "german", "spanish")
-OPTIONS = ("--experts", "50%", "--time", "1s", "-o", "small", "--set", "engine.chat_template=none")
+SETTINGS = ("engine.chat_template=none", "workers.count=1", "final.random_baselines=1")
+COMMAND = (
+    *("shrink", "packed", "--data", "chats.jsonl", "--experts", "50%", "--time", "1s", "-o", "small"),
+    *("--guard-prompts", "2", "--guard-tokens", "16"),
+    *(word for setting in SETTINGS for word in ("--set", setting)),
+)
 
 
 def write_chats(path: Path, rows: int) -> None:
@@ -63,18 +64,14 @@ def write_fp8(folder: Path) -> None:
     write(model, tokenizer, folder, packed, plain, quantization_config=settings)
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [MOEVOLVE, "shrink", "packed", "--data", "chats.jsonl", *OPTIONS, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False)
-
-
 @pytest.fixture(scope="module")
 def shrunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The folder in which the command has run, and what it answered."""
     folder = tmp_path_factory.mktemp("shrunk")
     write_fp8(folder)
     write_chats(folder / "chats.jsonl", 100)
-    done = run(folder, "--json")
+    command = [MOEVOLVE, *COMMAND, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 
@@ -95,6 +92,7 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
         routing["task"] == "chats" and 0.5 < routing["mass"] < 1 and routing["mass"] == pytest.approx(routing["alone"])
     )
     check, *general = page["checks"]
+    assert check["prompts"] == 2 and check["recovery"] > 0.5
     assert [each["task"] for each in general] == [f"general {name}" for name in GENERAL]
     assert not any(each["faults"] for each in general)
     card = (folder / "small" / "README.md").read_text()
@@ -122,28 +120,19 @@ def test_the_run_file_is_of_the_same_search(shrunk: tuple[Path, dict[str, Any]])
     assert [task.name for task in config.tasks] == [str(folder / "small.shrink" / "tasks" / "chats.yaml")]
 
 
-def test_the_same_command_again_changes_nothing(shrunk: tuple[Path, dict[str, Any]]) -> None:
+def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_its_limits(
+    shrunk: tuple[Path, dict[str, Any]], in_process: Any
+) -> None:
     folder, page = shrunk
-    again = run(folder)
+    again = in_process(*COMMAND, "--least-recovery", "2", "--force", cwd=folder)
     assert again.returncode == 0, again.stderr
-    assert "best found" in again.stdout and "wrote small (source checkpoint of small:" in " ".join(again.stdout.split())
+    said = " ".join(again.stdout.split())
+    assert "best found" in said and "wrote small (source checkpoint of small:" in said
+    kept = f"keeps {100 * page['checks'][0]['recovery']:.0f} % of the full model's score, less than 200%"
+    assert f"chats: the candidate {kept}" in said
     with moevolve.open_reader(f"sqlite:///{folder / 'moevolve.db'}") as store:
         detail = store.individual(page["table"]["winner"])
     assert len(detail.exports) == 1
-
-
-def test_what_is_beyond_the_limits_is_a_fault(shrunk: tuple[Path, dict[str, Any]], monkeypatch: Any) -> None:
-    folder, _ = shrunk
-    monkeypatch.chdir(folder)
-    request = ShrinkRequest("packed", experts="50%", data=["chats.jsonl"], least_recovery=2.0, guard_prompts=2)
-    with moevolve.open_reader("sqlite:///moevolve.db") as store:
-        record = store.search("small")
-        config = load_run_config(folder / "small.shrink" / "run.yaml")
-        table = build_final_table(store, record, config, store.history(record.id))
-        assert table.winner is not None
-        check, *_ = check_winner(find_subject(store, table.winner), table, request)
-    assert check.prompts == 2 and check.recovery is not None
-    assert check.faults == (f"keeps {100 * check.recovery:.0f} % of the full model's score, less than 200%",)
 
 
 def test_a_folder_that_is_taken_is_refused_before_anything_runs(tmp_path: Path, in_process: Any) -> None:
