@@ -71,7 +71,7 @@ def test_a_search_logs_its_name_and_its_individuals(tmp_path: Path) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        disturbed_lab.drive(f"sqlite:///{tmp_path / 'moevolve.db'}", "logged", None)
+        disturbed_lab.drive(f"sqlite:///{tmp_path / 'moevolve.db'}", "logged")
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
