@@ -41,8 +41,8 @@ class RemoteShrinkRequest(model_of(ShrinkRequest, [name for name in fields_of(Sh
 
     name: SearchName
     model: Name
-    data: list[Name] = []
-    tasks: list[Name] = []
+    data: tuple[Name, ...] = ()
+    tasks: tuple[Name, ...] = ()
 
 
 @routes.post("/shrinks", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
