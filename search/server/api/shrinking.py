@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
@@ -60,8 +60,7 @@ def arguments_of(asked: RemoteShrinkRequest, settings: ServerSettings) -> list[s
     """
     if settings.exports is None:
         raise UserError("this server has no folder for checkpoints; see `exports` in its settings")
-    given: dict[str, Any] = dict(BaseModel.__iter__(asked))
-    given.pop("name")
+    given: dict[str, Any] = asked.model_dump(exclude={"name"})
     given["model"] = look_up(given["model"], settings.models, "model")
     given["data"] = [look_up(name, settings.data, "data") for name in given["data"]]
     tasks = list_tasks()
