@@ -17,7 +17,7 @@ from annotated_types import Ge
 from pydantic.fields import FieldInfo
 
 from moevolve.search.requests.parameters import SERVER_VARIABLE, STORE_VARIABLE
-from moevolve.search.requests.record import Flag, Request, default_of, fields_of, one_line_errors
+from moevolve.search.requests.record import Request, default_of, fields_of, flag_of, one_line_errors, option_names
 
 DEFAULT_STORE = "sqlite:///moevolve.db"
 
@@ -82,7 +82,7 @@ def option(kind: type[Request[Any]], name: str, more: str = "") -> Any:
 
 def _parameter(name: str, field: FieldInfo) -> Parameter:
     """Make a command's parameter of a field."""
-    flag, default = _flag(field), default_of(field, Parameter.empty)
+    flag, default = flag_of(field), default_of(field, Parameter.empty)
     positional = not field.kw_only and flag.name is None
     about = typer.Argument(help=field.description, metavar=flag.metavar) if positional else _option(name, field)
     kind = flag.kind or _typed(field.annotation)
@@ -94,20 +94,16 @@ def _parameter(name: str, field: FieldInfo) -> Parameter:
 
 
 def _option(name: str, field: FieldInfo, more: str = "") -> Any:
-    flag = _flag(field)
+    flag = flag_of(field)
     # Only the least value is shown: upper bounds are there to protect servers.
     least: Any = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
     return typer.Option(
-        *(flag.name or f"--{name.replace('_', '-')}").split(),
+        *option_names(name, field),
         help=" ".join(filter(None, (field.description, more))),
         metavar=flag.metavar,
         envvar=list(flag.variables) or None,
         min=least,
     )
-
-
-def _flag(field: FieldInfo) -> Flag:
-    return next((each for each in field.metadata if isinstance(each, Flag)), Flag())
 
 
 def _typed(annotation: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.analysis.effects import effects
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.figures.lineage import main_line
@@ -21,7 +22,8 @@ from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_fi
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import set_aside_note
 from moevolve.search.operations.subject import Subject, find_subject, start_of
-from moevolve.search.requests.answers import Analysis
+from moevolve.search.requests.answers import Analysis, Effects
+from moevolve.search.requests.searches import EffectsRequest
 from moevolve.search.settings.phases import (
     EvolutionSection,
     NevergradSection,
@@ -33,7 +35,8 @@ from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
 
-_MAX_REASON = 160
+_MAX_REASON, _OPTIONS = 160, 10
+"""Longest reason of a failure in characters, and number of options among the effects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class ReportContents:
         graph: Ancestors of the best individual; None if there is no best.
         line: Main line of these ancestors, oldest first.
         failures: Failed individuals by reason, the most frequent first.
+        effects: What moved the score; None if the genomes can't be read.
         costs: Number and duration of evaluations.
         subject: The best individual with its genome; None if there is no best, or it can't be read.
         start: Genome that the method starts from, if any.
@@ -96,6 +100,7 @@ class ReportContents:
     graph: LineageGraph | None = field(repr=False)
     line: tuple[LineageNode, ...] = field(repr=False)
     failures: tuple[FailureGroup, ...]
+    effects: Effects | None = field(repr=False)
     costs: SearchCosts
     subject: Subject | None = field(repr=False)
     start: Genome | None = field(repr=False)
@@ -140,6 +145,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         graph=graph,
         line=() if graph is None else tuple(nodes[index] for index in main_line(graph)),
         failures=group_failures(search, history),
+        effects=None if subject is None else effects(store, EffectsRequest(search.id, limit=_OPTIONS)),
         costs=store.costs(search),
         subject=subject,
         start=start,

@@ -79,6 +79,16 @@ def default_of(field: FieldInfo, missing: Any) -> Any:
     return missing if field.is_required() else field.get_default(call_default_factory=True)
 
 
+def flag_of(field: FieldInfo) -> Flag:
+    """How the command line spells a parameter."""
+    return next((each for each in field.metadata if isinstance(each, Flag)), Flag())
+
+
+def option_names(name: str, field: FieldInfo) -> list[str]:
+    """A parameter's names as an option, with their dashes, the longest first."""
+    return (flag_of(field).name or f"--{name.replace('_', '-')}").split()
+
+
 def path_fields(path: str) -> list[str]:
     """Names of the parameters that an HTTP path holds as `{name}`."""
     return re.findall(r"{(\w+)}", path)

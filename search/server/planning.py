@@ -133,11 +133,11 @@ def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> ResolvedLau
             raise UserError(f"overrides: {key!r} can't be set over the network; what can: {', '.join(LAUNCH_SETTINGS)}")
     changes: dict[str, Any] = dict(asked.overrides)
     if asked.model is not None:
-        changes["model.path"] = _look_up(asked.model, settings.models, "model")
+        changes["model.path"] = look_up(asked.model, settings.models, "model")
     if asked.tasks is not None:
         tasks = list_tasks()
         for task in asked.tasks:
-            _look_up(task, tasks, "tasks")
+            look_up(task, tasks, "tasks")
         changes["tasks"] = asked.tasks
     if settings.address is not None:
         changes["workers.address"] = settings.address
@@ -148,7 +148,12 @@ def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> ResolvedLau
     )
 
 
-def _look_up(name: str, known: Mapping[str, T], what: str) -> T:
+def look_up(name: str, known: Mapping[str, T], what: str) -> T:
+    """What a name in a request stands for.
+
+    Raises:
+        UserError: The server knows no such name; the message names the field, `what`, and a similar name.
+    """
     if name not in known:
         raise UserError(f"{what}: the server knows no {name!r}: {suggestion(name, known)}")
     return known[name]

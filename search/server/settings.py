@@ -52,7 +52,8 @@ class ServerSettings(Section):
             out. Without it, tokens are read from MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN.
         configurations: Folders of run files that can be launched, by their names without `.yaml`.
         models: Checkpoints (folder or hub id) by name, which a launch may use instead of its run file's.
-        exports: Folder that exports are written to; None turns exporting off.
+        data: Files of requests by name, which checkpoints may be shrunk for.
+        exports: Folder that exports and shrunk checkpoints are written to; None turns both off.
         logs: Folder for the logs of searches and exports started by the server.
         address: Ray cluster that launched searches join; None starts Ray on this machine for each search.
         webhooks: Addresses that are notified when searches launched by the server end.
@@ -65,6 +66,7 @@ class ServerSettings(Section):
     tokens: Path | None = None
     configurations: tuple[Path, ...] = ()
     models: dict[str, str] = Field(default_factory=dict)
+    data: dict[str, str] = Field(default_factory=dict)
     exports: Path | None = None
     logs: Path = Path("moevolve-logs")
     address: str | None = None

@@ -112,12 +112,12 @@ def _parameters(kind: type[Request[Any]], case: UseCase, path: str) -> dict[str,
         parameters[name] = Annotated[annotation_of(field), Path(description=field.description)]
     others = [name for name in fields_of(kind) if name not in in_path]
     if others:
-        asked = _model_of(kind, others)
+        asked = model_of(kind, others)
         parameters["asked"] = asked if case.writes else Annotated[asked, Query()]
     return parameters
 
 
-def _model_of(kind: type[Request[Any]], names: Sequence[str]) -> type[BaseModel]:
+def model_of(kind: type[Request[Any]], names: Sequence[str]) -> type[BaseModel]:
     """A model of some of a request's parameters, for FastAPI to read from a query or a body."""
     chosen: dict[str, Any] = {name: (annotation_of(fields_of(kind)[name]), fields_of(kind)[name]) for name in names}
     one_of = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in kind.needs_one]

@@ -365,6 +365,41 @@ def test_an_export_is_started_with_its_options(
     assert started == [plain, [*plain, "--form", "stock", "--device", "cpu", "--dtype", "float32"]]
 
 
+def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
+    store: Store, settings: Settings, runs: Path, started: list[list[str]], tmp_path: Path
+) -> None:
+    served = settings(models={"tiny": "/models/tiny"}, data={"chats": "/data/chats.jsonl"}, exports=str(tmp_path))
+    headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
+    asked = {"name": "small", "model": "tiny", "data": ["chats"], "experts": "50%"}
+    with TestClient(make_app(store, served), "http://localhost:8080", headers=headers) as client:
+        more = {"tasks": ["boolq"], "weights": ["chats=2"], "most_loops": 0.25, "force": True, "seed": 0}
+        for changes in ({}, more):
+            answer = client.post("/api/shrinks", json=asked | changes)
+            assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"model": "/models/tiny"}, "model: the server knows no '/models/tiny'"),
+            ({"data": ["/etc/passwd"]}, "data: the server knows no"),
+            ({"tasks": ["../secret.yaml"]}, "tasks: the server knows no"),
+            ({"data": []}, "data or tasks"),
+            ({"size": "1GiB"}, "one of --experts"),
+            ({"output": "/tmp/elsewhere"}, "output"),
+            ({"name": "../up"}, "name"),
+        ]
+        for changes, said in wrong:
+            answer = client.post("/api/shrinks", json=asked | changes)
+            assert answer.status_code == 422 and said in answer.text, answer.text
+    plain = ["--experts", "50%", "--data", "/data/chats.jsonl"]
+    output, last = ["--output", str(tmp_path / "small")], ["--", "/models/tiny"]
+    guard = ["--most-loops", "0.25", "--force"]
+    assert started == [
+        ["shrink", *plain, *output, *last],
+        ["shrink", *plain, "--task", "boolq", "--weight", "chats=2", *output, *guard, *last],
+    ]
+    with TestClient(make_app(store, settings()), "http://localhost:8080", headers=headers) as client:
+        answer = client.post("/api/shrinks", json=asked)
+        assert answer.status_code == 422 and "see `exports` in its settings" in answer.text
+
+
 def test_the_latest_launch_of_a_name_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/true")
     runner = ProcessRunner("sqlite://", tmp_path)
