@@ -155,7 +155,8 @@ def look_up(name: str, known: Mapping[str, T], what: str) -> T:
         UserError: The server knows no such name; the message names the field, `what`, and a similar name.
     """
     if name not in known:
-        raise UserError(f"{what}: the server knows no {name!r}: {suggestion(name, known)}")
+        there = suggestion(name, known) if known else "its settings name none"
+        raise UserError(f"{what}: the server knows no {name!r}: {there}")
     return known[name]
 
 

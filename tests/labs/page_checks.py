@@ -70,7 +70,8 @@ def check_page(page: str) -> None:
     assert any(found.get("name") == "viewport" for tag, found in parser.tags if tag == "meta")
     assert all(found.get("scope") in ("row", "col") for tag, found in parser.tags if tag == "th")
     assert all(found.get("role") != "img" or found.get("aria-label") for _, found in parser.tags)
-    assert names.count("figure") == names.count("figcaption") == names.count("svg")
+    drawings = [found for tag, found in parser.tags if tag == "svg" and "aria-hidden" not in found]
+    assert names.count("figure") == names.count("figcaption") == len(drawings)
     for drawing in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
         ET.fromstring(drawing)
     for rule in ("prefers-color-scheme: dark", "@media print", "max-width"):

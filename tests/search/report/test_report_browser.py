@@ -57,7 +57,7 @@ def test_a_page_fits_a_phone_and_a_desk(all_kinds: str, browse: Browse, tmp_path
         assert found is not None, done.stdout[-500:]
         inner, scrolled, figures, short = map(int, found[1].split(","))
         assert inner == width and scrolled <= width, f"{scrolled} pixels wide at {width}"
-        assert figures == page.read_text().count("<svg") >= 3 and short == 0
+        assert figures == page.read_text().count("<figure") >= 3 and short == 0
         assert "CONSOLE" not in done.stderr, done.stderr
     printed = tmp_path / "report.pdf"
     done = browse(page, "--no-pdf-header-footer", f"--print-to-pdf={printed}")
