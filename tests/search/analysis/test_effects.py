@@ -86,6 +86,24 @@ def test_noise_is_predicted_by_nothing() -> None:
     assert sum(each.low > 0 or each.high < 0 for each in options) <= 1 and len(choices) == 1
 
 
+def test_as_much_is_predicted_of_new_individuals_as_is_said() -> None:
+    said, held = [], []
+    for seed in range(25):
+        drawn = np.random.default_rng(seed)
+        kept = np.argsort(drawn.random((1030, 12)), axis=1)[:, :6]
+        table = np.zeros((1030, 12))
+        np.put_along_axis(table, kept, 1.0, axis=1)
+        scores = 0.5 + table @ drawn.normal(0, 0.03, 12) + drawn.normal(0, 0.05, 1030)
+        outlines = [GenomeOutline((), 12, (), (LayerOutline(0, tuple(sorted(row.tolist()))),)) for row in kept[:30]]
+        predicted, _, options = effects_of_choices(outlines, scores[:30])
+        effects_of = {each.option: each.effect for each in options}
+        guesses = table @ [effects_of[f"expert {expert}"] for expert in range(12)]
+        errors = scores[30:] - scores[:30].mean() - (guesses[30:] - guesses[:30].mean())
+        said.append(predicted)
+        held.append(1 - (errors**2).mean() / scores[30:].var())
+    assert np.mean(held) > 0.2 and abs(np.mean(said) - np.mean(held)) < 0.08, (np.mean(said), np.mean(held))
+
+
 def test_operators_are_judged_by_gains_over_the_best_parent(store: Store) -> None:
     found = effects(store, EffectsRequest("bred"))
     rows = {row.index: row for row in store.history("bred-1") if row.fitness is not None}
