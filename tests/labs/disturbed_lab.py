@@ -55,7 +55,7 @@ def slow_pool(setup: SearchSetup, **_: object) -> Pool:
     return LocalPool(lambda: CheapWorker(seconds=0.2), setup.all_prepared)
 
 
-def slow_ray_pool(setup: SearchSetup, **_: object) -> Pool:
+def slow_ray_pool(setup: SearchSetup, seconds: float = 0.4, **_: object) -> Pool:
     """Such workers on Ray."""
     import disturbed_lab
     import ray
@@ -65,35 +65,35 @@ def slow_ray_pool(setup: SearchSetup, **_: object) -> Pool:
 
     for module in (disturbed_lab, search_lab):
         ray.cloudpickle.register_pickle_by_value(module)  # workers can't import what is the tests' own
-    config, worker = setup.config, partial(CheapWorker, seconds=0.4)
+    config, worker = setup.config, partial(CheapWorker, seconds=seconds)
     return RayPool(config.workers, config.model, config.engine, setup.all_prepared, worker)
 
 
-def setup_of(url: str, name: str = "lab") -> SearchSetup:
+def setup_of(url: str, name: str = "lab", address: str | None = None) -> SearchSetup:
     """The search: 60 individuals with a window of 6; those of one name are the same."""
-    workers = {"count": 2, "num_cpus": 0.5, "lease_s": LEASE_S, "activation_cache_mb": 0}
+    workers = {"count": 2, "num_cpus": 0.5, "lease_s": LEASE_S, "address": address, "activation_cache_mb": 0}
     final = {"rerank": 0, "test": False}
     config = run_config(name=name, store=url, workers=workers, final=final, seed=sum(name.encode()))
     return make_lab_setup(config, f"id-{name}")
 
 
-def drive(url: str, name: str) -> None:
+def drive(url: str, name: str, address: str | None = None) -> None:
     """Launch the search or go on with it, in this process."""
-    setup = setup_of(url, name)
+    setup = setup_of(url, name, address)
     with Store.open(url) as store:
         with suppress(UserError):  # it is there already
             register(setup, store)
-        execute(setup, store, Observer(), local_pool)
+        execute(setup, store, Observer(), local_pool if address is None else partial(slow_ray_pool, seconds=0.02))
 
 
 class Drive:
     """A driver's process, forked from one that has imported everything already."""
 
-    def __init__(self, url: str, folder: Path, name: str = "lab") -> None:
+    def __init__(self, url: str, folder: Path, name: str = "lab", address: str | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._log = folder / f"driver-{time.monotonic_ns()}.log"
-        self._process = context.Process(target=_run, args=(url, name, self._log))
+        self._process = context.Process(target=_run, args=(url, name, address, self._log))
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -121,13 +121,13 @@ class Drive:
         return self._log.read_text()
 
 
-def _run(url: str, name: str, log: Path) -> None:
+def _run(url: str, name: str, address: str | None, log: Path) -> None:
     os.setsid()
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
-        drive(url, name)
+        drive(url, name, address)
     except StoreError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         raise SystemExit(REFUSED) from None
