@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -67,8 +67,9 @@ def effects(store: StoreReader, request: EffectsRequest) -> Effects:
     rows = [row for row in store.page(search.id, "newest", limit=_MOST) if row.fitness is not None][::-1]
     outlines = _outlines(store, search, rows)
     scores = np.array([row.fitness for row in rows], dtype=np.float64)
-    predicted, choices, options = effects_of_choices(outlines, scores)
-    shown = genes_of(outlines) if request.genes else {}
+    genes = genes_of(outlines)
+    predicted, choices, options = effects_of_choices(outlines, genes, scores)
+    shown = genes if request.genes else {}
     return Effects(
         search.name,
         len(rows),
@@ -110,17 +111,9 @@ def _operators(store: StoreReader, search: SearchRecord, rows: Sequence[Individu
         found = OperatorEffect(operator, len(individuals), sum(row.index in bests for row in individuals))
         if len(gains) > 1:
             mean, half = fmean(gains), float(stdtrit(len(gains) - 1, 0.975)) * np.std(gains, ddof=1) / len(gains) ** 0.5
+            low, high = float(mean - half), float(mean + half)
             better = sum(gain > 0 for gain in gains)
-            found = OperatorEffect(
-                operator,
-                found.individuals,
-                found.bests,
-                len(gains),
-                better,
-                mean,
-                float(mean - half),
-                float(mean + half),
-            )
+            found = replace(found, children=len(gains), better=better, gain=mean, low=low, high=high)
         yield found
 
 
@@ -204,19 +197,20 @@ def _options(name: str, had: dict[str, NDArray[np.bool_]]) -> Iterator[_Choice]:
 
 
 def effects_of_choices(
-    outlines: Sequence[GenomeOutline], scores: Floats
+    outlines: Sequence[GenomeOutline], genes: Mapping[str, Values], scores: Floats
 ) -> tuple[float | None, list[ChoiceEffect], list[OptionEffect]]:
     """Explain scores by what genomes choose.
 
     Args:
         outlines: The individuals' genomes in columns.
+        genes: Their settings and sizes, from `genes_of`.
         scores: The individuals' scores, float64 [individuals].
 
     Returns:
         The share of variance that is predicted, the effects of choices, and those of their options, as in `Effects`.
     """
     choices = list(_kept_experts(outlines))
-    choices.extend(choice for name, values in genes_of(outlines).items() for choice in _chosen(name, values))
+    choices.extend(choice for name, values in genes.items() for choice in _chosen(name, values))
     if not choices or len(scores) < 3 or np.ptp(scores) == 0:
         return None, [], []
     features, targets = np.concatenate([choice.columns for choice in choices], axis=1), scores - scores.mean()

@@ -46,10 +46,13 @@ def show_effects(request: Request, server: ServerDep, search: SearchPath) -> HTM
     asked = EffectsRequest(record.id, limit=_FEW_ROWS if "part" in request.query_params else _ROWS, genes=True)
     found = server.listings.cached(repr(asked), partial(effects, server.store, asked))
     axes = axes_of(found)
-    best = sorted(found.rows, key=lambda row: -row.score)[: min(10, -(-len(found.rows) // 10))]
+    ranked = sorted(found.rows, key=lambda row: -row.score)
+    best = {row.index for row in ranked[: min(10, -(-len(ranked) // 10))]}
     step = -(-len(found.rows) // _MOST_LINES)
-    drawn = [(place, row) for place, row in enumerate(found.rows) if place % step == 0 or row in best] if axes else []
-    lines = [(row, row in best, path_of([axis.places[place] for axis in axes])) for place, row in drawn]
+    drawn = (
+        [(place, row) for place, row in enumerate(found.rows) if place % step == 0 or row.index in best] if axes else []
+    )
+    lines = [(row, row.index in best, path_of([axis.places[place] for axis in axes])) for place, row in drawn]
     return render(
         request,
         "effects.jinja",

@@ -81,7 +81,7 @@ def test_noise_is_predicted_by_nothing() -> None:
     drawn = np.random.default_rng(3)
     kept = [tuple(sorted(drawn.choice(8, 4, replace=False).tolist())) for _ in range(100)]
     outlines = [GenomeOutline((), 8, (), (LayerOutline(0, each),)) for each in kept]
-    predicted, choices, options = effects_of_choices(outlines, drawn.random(100))
+    predicted, choices, options = effects_of_choices(outlines, genes_of(outlines), drawn.random(100))
     assert predicted is not None and predicted < 0.1 and len(options) == 8
     assert sum(each.low > 0 or each.high < 0 for each in options) <= 1 and len(choices) == 1
 
@@ -95,7 +95,7 @@ def test_as_much_is_predicted_of_new_individuals_as_is_said() -> None:
         np.put_along_axis(table, kept, 1.0, axis=1)
         scores = 0.5 + table @ drawn.normal(0, 0.03, 12) + drawn.normal(0, 0.05, 1030)
         outlines = [GenomeOutline((), 12, (), (LayerOutline(0, tuple(sorted(row.tolist()))),)) for row in kept[:30]]
-        predicted, _, options = effects_of_choices(outlines, scores[:30])
+        predicted, _, options = effects_of_choices(outlines, genes_of(outlines), scores[:30])
         effects_of = {each.option: each.effect for each in options}
         guesses = table @ [effects_of[f"expert {expert}"] for expert in range(12)]
         errors = scores[30:] - scores[:30].mean() - (guesses[30:] - guesses[:30].mean())
@@ -138,7 +138,7 @@ def test_settings_and_sizes_are_genes() -> None:
     genes = genes_of(outlines)
     assert list(genes) == ["ridge lambda", "repair target", "neurons of layers 0-2"]
     assert {type(value) for value in genes["ridge lambda"]} == {float, type(None)}
-    _, choices, options = effects_of_choices(outlines, np.array(scores))
+    _, choices, options = effects_of_choices(outlines, genes, np.array(scores))
     assert choices[0].choice == "ridge lambda" and choices[0].spread == pytest.approx(0.02 * 3**0.5, rel=0.25)
     by_option = {(each.choice, each.option.split()[0]): each for each in options}
     target = by_option["repair target", "local"].effect - by_option["repair target", "global"].effect
