@@ -1,17 +1,21 @@
-"""What a launch takes: `python -m moevolve.search.estimate.preview` reads a run and prints a `Preview`.
+"""What a launch takes: `python -m moevolve.search.estimate.preview` reads runs and prints a `Preview` of each.
 
 Sizes and memory are counted on the code of `transformers`, whose import takes seconds and hundreds of megabytes. So
-that a server can have them counted and stay small, this is a program of its own, which `previewed` starts.
+that a server can have them counted and stay small, this is a program of its own, which a `PreviewProcess` starts.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
+from typing import TextIO
 
 from pydantic import TypeAdapter
 
@@ -25,7 +29,8 @@ from moevolve.workers.contract.capacity import WorkerMemory
 
 LIMIT_S = 120.0
 """Longest time that a preview may take."""
-_BAD_INPUT = 2
+_IDLE_S = 300.0
+"""Time without a request after which the process gives its memory back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +61,70 @@ class Preview:
     notes: tuple[str, ...] = ()
 
 
-_PREVIEW = TypeAdapter(Preview)
+_ANSWER: TypeAdapter[Preview | str] = TypeAdapter(Preview | str)
 
 
-def previewed(config: RunConfig) -> Preview:
-    """Preview a run in another process.
+class PreviewProcess:
+    """A process that previews runs, started by the first one and kept until none has come for minutes.
 
-    Raises:
-        UserError: The model is missing or doesn't fit the genome's settings, or counting takes too long.
+    One preview at a time: the caller sees to that.
     """
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    command = [sys.executable, "-m", "moevolve.search.estimate.preview"]
-    try:
-        done = subprocess.run(
-            command,
-            input=config.canonical_json(),
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=LIMIT_S,
-            env=os.environ | offline,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"search {config.name}: counting what it takes was given up after {LIMIT_S:g} s; use `moevolve plan`"
-        ) from None
-    if done.returncode == _BAD_INPUT:
-        raise UserError(done.stdout)
-    if done.returncode != 0:
-        raise RuntimeError(f"the preview of {config.name} ended with code {done.returncode}: {done.stderr[-2000:]}")
-    return _PREVIEW.validate_json(done.stdout)
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._last = 0.0
+
+    def preview(self, config: RunConfig) -> Preview:
+        """Preview a run in the process.
+
+        Raises:
+            UserError: The model is missing or doesn't fit the genome's settings, or counting fails or takes too long.
+        """
+        process = self._ready()
+        limit = threading.Timer(LIMIT_S, process.kill)
+        limit.start()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(config.canonical_json() + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        finally:
+            limit.cancel()
+            self._last = time.monotonic()
+        if not answer:
+            self.close()
+            raise UserError(
+                f"search {config.name}: counting what it takes failed: the process took more than {LIMIT_S:g} s, or it"
+                " ended, for which the server's log may have a reason; `moevolve plan` counts without a limit"
+            )
+        found = _ANSWER.validate_json(answer)
+        if isinstance(found, str):
+            raise UserError(found)
+        return found
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _ready(self) -> subprocess.Popen[str]:
+        if self._process is not None and (time.monotonic() - self._last > _IDLE_S or self._process.poll() is not None):
+            self.close()
+        if self._process is None:
+            offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "moevolve.search.estimate.preview"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                encoding="utf-8",
+                env=os.environ | offline,
+                start_new_session=True,  # it ends with its input, not with a Ctrl-C meant for the server
+            )
+        return self._process
 
 
 def preview(config: RunConfig) -> Preview:
@@ -123,11 +161,17 @@ def preview(config: RunConfig) -> Preview:
     )
 
 
+def _serve(asked: TextIO, answers: TextIO) -> None:
+    """Answer every line, a configuration, with a line: a `Preview`, or what is wrong with the configuration."""
+    while select.select([asked], [], [], 1.1 * _IDLE_S)[0] and (line := asked.readline()):
+        try:
+            found: Preview | str = preview(parse_stored_config(line))
+        except UserError as error:
+            found = str(error)
+        answers.write(_ANSWER.dump_json(found).decode() + "\n")
+        answers.flush()
+
+
 if __name__ == "__main__":
-    try:
-        with redirect_stdout(sys.stderr):  # what libraries print
-            found = preview(parse_stored_config(sys.stdin.read()))
-    except UserError as error:
-        sys.stdout.write(str(error))
-        sys.exit(_BAD_INPUT)
-    sys.stdout.write(_PREVIEW.dump_json(found).decode())
+    with redirect_stdout(sys.stderr):  # what libraries print
+        _serve(sys.stdin, sys.__stdout__ or sys.stdout)

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
+from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server import metrics
 from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.api import launching, reading, shrinking
@@ -49,6 +50,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         curves=FitnessCurves(store),
         drawings=Turns("drawings"),
         previews=Turns("checks of launches"),
+        preview_process=PreviewProcess(),
         feed=Feed(store),
         processes=processes,
         answers=AnswerRunner(processes),
@@ -60,6 +62,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         yield
         await server.feed.close()
         server.answers.close()
+        server.preview_process.close()
 
     app = FastAPI(
         title="moevolve",

@@ -11,6 +11,7 @@ from fastapi import Depends, Header, HTTPException, Path, Query, Request
 from fastapi.security import HTTPBearer
 
 from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
@@ -33,6 +34,7 @@ class ServerState:
     curves: FitnessCurves
     drawings: Turns
     previews: Turns
+    preview_process: PreviewProcess
     feed: Feed
     processes: ProcessRunner
     answers: AnswerRunner

@@ -19,7 +19,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.files import as_override, load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, SearchName
-from moevolve.search.estimate.preview import Preview, previewed
+from moevolve.search.estimate.preview import Preview
 from moevolve.search.report.contents import settings_text
 from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.settings import ServerSettings
@@ -114,7 +114,7 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
         return config, stored_status(server.store, config)
 
     config, status = await run_in_threadpool(check)
-    takes = await server.previews.run(previewed, config)
+    takes = await server.previews.run(server.preview_process.preview, config)
     return LaunchPlan(config.name, status, settings_text(config.canonical_json()), takes)
 
 

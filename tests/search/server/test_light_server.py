@@ -14,7 +14,7 @@ from waiting import PATIENT_S
 from moevolve.store.repository import Store
 
 PROGRAM = """
-import json, sys
+import json, os, signal, sys
 from pathlib import Path
 from starlette.testclient import TestClient
 from moevolve.search.server.app import make_routes
@@ -45,11 +45,18 @@ with Store.open(url) as store:
     before = megabytes()
     check = client.post("/api/searches/check", json={"configuration": "small"})
     grown = megabytes() - before
+    wrong = client.post("/api/searches/check", json={"configuration": "small", "overrides": {"genome.experts": 99}})
+    children = [pid for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
+    for pid in children:
+        os.kill(int(pid), signal.SIGKILL)
+    lost = client.post("/api/searches/check", json={"configuration": "small"})
 print(json.dumps({
     "answers": answers,
     "loaded": [name for name in ("torch", "transformers", "tokenizers", "scipy.stats") if name in sys.modules],
     "check": check.json(),
     "grown": grown,
+    "children": len(children),
+    "refused": [wrong.json()["detail"], lost.json()["detail"]],
 }))
 """
 
@@ -66,3 +73,5 @@ def test_no_request_loads_a_model_stack(lab_store: Store, tiny: Any, tmp_path: P
     takes = found["check"]["takes"]
     assert takes["memory"]["device"] > takes["weight_bytes"] > 0 and takes["total_flops"] > 0
     assert found["grown"] < 20, "in a process of its own"
+    wrong, lost = found["refused"]
+    assert found["children"] == 1 and "99 is more than the model's 4 experts" in wrong and "it ended" in lost
