@@ -28,7 +28,8 @@ _ANSWER_S = 10.0
 
 _HINT = (
     "; this machine must be one of its nodes (`ray start --address HEAD:PORT` makes it one; --submit sends the search "
-    "to one), and for a cluster with a token RAY_AUTH_MODE=token and the token must be set here"
+    "to one), and for a cluster with a token RAY_AUTH_MODE=token and the token must be set here (`auto` does that, "
+    "for a cluster that this machine is in)"
 )
 
 _our_connections: dict[tuple[str | None, str], str | None] = {}
