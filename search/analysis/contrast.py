@@ -97,11 +97,15 @@ def _member(store: StoreReader, record: SearchRecord) -> _Member:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of nested settings by dotted path, as JSON."""
-    if isinstance(value, dict | list) and value:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, inner in items:
+    """The leaves of nested settings by dotted path, as JSON, and `set` for every section."""
+    sections = isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value)
+    if sections or (isinstance(value, dict) and value):
+        if isinstance(value, dict) and path:
+            yield path, "set"
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _flat(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value:
+        yield path, ", ".join(map(str, value))
     else:
         yield path, value if isinstance(value, str) else json.dumps(value)
 

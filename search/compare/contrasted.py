@@ -13,10 +13,18 @@ from moevolve.store.records import CourseAxis, SearchStatus
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting that differs, by dotted path, with its value in each search as JSON; `-` where it isn't set."""
+    """A setting that differs, by dotted path, with its value in each search as JSON; `-` where it doesn't exist.
+
+    A whole section that some searches don't have is `set` in the others.
+    """
 
     name: str
     values: tuple[str, ...]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some of the searches don't have the setting."""
+        return "-" in self.values
 
 
 @dataclass(frozen=True, slots=True)

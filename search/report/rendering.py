@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable
@@ -45,6 +46,7 @@ def environment(folder: Path | None = None) -> Environment:
         "memory": memory_size,
         "ranges": ranges,
         "cells": cells,
+        "checks": export_checks,
         "duration": duration,
         "clock": clock,
         "when": when,
@@ -54,6 +56,12 @@ def environment(folder: Path | None = None) -> Environment:
     }
     found.globals.update(version=version("moevolve"), linked=folder is not None)
     return found
+
+
+def export_checks(checks: str) -> list[str]:
+    """The results of an export's checks (JSON) as lines such as `max difference: 1.6e-07`."""
+    shown = {name: f"{value:.2g}" if isinstance(value, float) else value for name, value in json.loads(checks).items()}
+    return [f"{name.replace('_', ' ')}: {value}" for name, value in shown.items()]
 
 
 def handle(search: SearchRecord | BestRow) -> str:

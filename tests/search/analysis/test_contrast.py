@@ -34,6 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         for name, right in RIGHT.items():
             method, seed = name.split("-")
             config = {"name": name, "seed": int(seed), "genome": {"experts": 4 if method == "one" else 2, "groups": 1}}
+            config["phases"] = [{"init": ["reap"], "repair": {"tokens": 8} if method == "two" else None}]
             record = search(name, config=json.dumps(config), seed=int(seed))
             opened.create_search(record, [split(), split(name="test")])
             opened.set_status(record.id, "running")
@@ -87,6 +88,8 @@ def test_courses_are_means_over_seeds(store: Store) -> None:
     assert {row.name: row.values for row in found.settings} == {
         "seed": ("1", "2", "2", "3"),
         "genome.experts": ("4", "4", "2", "2"),
+        "phases.0.repair": ("null", "null", "set", "set"),
+        "phases.0.repair.tokens": ("-", "-", "8", "8"),
     }
     assert [(one.name, one.group, one.seed, one.individuals) for one in found.searches][2] == ("two-2", 1, 2, 5)
     hours = contrast(store, ContrastRequest(["one-1"], by="hours"))

@@ -30,7 +30,7 @@ from moevolve.search.server.listings import Listings
 from moevolve.search.server.pages.views import improvements, phase_at
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.leases import this_process
-from moevolve.store.records import Progress
+from moevolve.store.records import ExportRecord, Progress
 from moevolve.store.repository import Store
 
 KINDS = ("eep", "factorllm", "tomoe", "nanomoe")
@@ -215,10 +215,12 @@ def test_listings_have_pages(client: TestClient, store: Store) -> None:
     assert "reason" in page_of(client, "/searches/evil?order=failed").text
 
 
-def test_an_individual_has_its_scores_with_intervals(client: TestClient, store: Store) -> None:
+def test_an_individual_has_its_scores_with_intervals_and_its_exports(client: TestClient, store: Store) -> None:
     (top,) = store.page(store.search("eep").id, "best", limit=1)
     detail = store.individual(f"eep:{top.index}")
+    store.add_export(detail.ref, ExportRecord("/there", "stock", '{"max_difference": 1.603e-07, "parts": 6}'))
     page = page_of(client, f"/individuals/eep:{top.index}")
+    assert "max difference: 1.6e-07" in page.text and "parts: 6" in page.text
     for record in detail.evaluations:
         low, high = interval(record)
         assert f"{100 * (record.score or 0):.1f}" in page.text
