@@ -92,10 +92,11 @@ def local_directory(config: ModelConfig) -> Path | None:
         return file.parent
     path = Path(config.path).expanduser()
     if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        if files and not any(path.glob("*.safetensors")):
+            raise UserError(f"model {config.path}: of a folder of GGUF files give one, for example {files[0]}")
         if not (path / "config.json").is_file():
-            files = sorted(file.name for file in path.glob("*.gguf"))
-            instead = f"one of its files, for example {path / files[0]}" if files else "the folder of a checkpoint"
-            raise UserError(f"model {config.path}: the directory has no config.json; give {instead}")
+            raise UserError(f"model {config.path}: the directory has no config.json; give the folder of a checkpoint")
         return path
     hub_like = (
         config.path.count("/") <= 1 and not config.path.startswith((".", "~", os.sep)) and "\\" not in config.path

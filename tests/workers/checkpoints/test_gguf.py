@@ -134,8 +134,7 @@ def test_a_damaged_file_is_named(damage: str, message: str, write: Write, tiny_m
 def test_a_folder_is_not_a_file(write: Write) -> None:
     packed, _ = write("qwen3_moe")
     folder = Path(packed.path).parent
-    (folder / "config.json").unlink()
-    with pytest.raises(UserError, match=r"no config.json; give one of its files, for example .*/model.gguf"):
+    with pytest.raises(UserError, match=r"of a folder of GGUF files give one, for example .*/model.gguf"):
         local_directory(replace(packed, path=str(folder)))
     with pytest.raises(UserError, match=r"none.gguf: no such file"):
         local_directory(replace(packed, path=str(folder / "none.gguf")))
