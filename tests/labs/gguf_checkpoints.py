@@ -170,6 +170,7 @@ def metadata(config: Any) -> dict[str, Any]:
     """The metadata from which a model can be built, without its vocabulary."""
     experts = getattr(config, "num_experts", None) or config.num_local_experts
     rope = config.rope_parameters["rope_theta"]
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     keys = {
         "block_count": config.num_hidden_layers,
@@ -179,7 +180,8 @@ def metadata(config: Any) -> dict[str, Any]:
         "expert_feed_forward_length": width,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "attention.key_length": head,
+        "attention.value_length": head,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.freq_base": float(rope),
         "expert_count": experts,
@@ -187,6 +189,8 @@ def metadata(config: Any) -> dict[str, Any]:
     }
     if hasattr(config, "shared_expert_intermediate_size"):
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    if config.model_type == "gpt_oss":
+        keys["attention.sliding_window"] = config.sliding_window
     architecture = ARCHITECTURES[config.model_type]
     return {"general.name": "tiny", **{f"{architecture}.{key}": value for key, value in keys.items()}} | {
         "general.architecture": architecture

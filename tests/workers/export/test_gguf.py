@@ -108,6 +108,30 @@ def test_a_pruned_file_computes_what_the_search_measured(
     assert f"in GGUF ({', '.join(sorted({kind.name, 'F32'}))})" in (report.directory / "README.md").read_text()
 
 
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_llama_cpp_computes_the_same(
+    family: str, tiny_model: Callable[..., PreTrainedModel], tokens: Tensor, tmp_path: Path
+) -> None:
+    reason = "needs llama.cpp: pip install llama-cpp-python, which compiles it"
+    llama_cpp = pytest.importorskip("llama_cpp", reason=reason)
+    # What llama.cpp takes for granted, since the published models have it; and a rotary embedding that needs no keys.
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    granted = {"olmoe": {"num_key_value_heads": 4}, "gpt_oss": {"swiglu_limit": 7.0, "rope_parameters": rope}}
+    vocab_size = len(vocabulary()["tokenizer.ggml.tokens"])
+    model = tiny_model(family, **SETTINGS[family] | granted.get(family, {}) | {"vocab_size": vocab_size})
+    if family == "gpt_oss":
+        model.config.save_pretrained(tmp_path)
+    config = lone_gguf(model, tmp_path / "model.gguf", Type.F32)
+    edit = edit_of_kind(LAYERS, EXPERTS, "crossed", 4, 1, "logits")
+    resident = ResidentModel.load(config)
+    write_source(config, edit, tmp_path / "out", CARD)
+    for file, change in {config.path: None, exported(config, tmp_path / "out").path: edit}.items():
+        loaded = llama_cpp.Llama(file, n_ctx=64, logits_all=True, verbose=False)
+        loaded.eval(tokens[0].tolist())
+        found = torch.tensor(loaded.scores[: tokens.shape[1]])
+        assert_close(found, logits(resident, change, tokens)[0], 1e-2)  # its KV cache is in half precision
+
+
 def test_transformers_alone_loads_it(write: Checkpoints, tokens: Tensor, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
