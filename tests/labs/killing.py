@@ -21,10 +21,9 @@ PRELOADED = [
     "moevolve.search.running.launch",
     "moevolve.search.pools.ray_pool",
     "moevolve.workers.worker",
-    "alembic.runtime.migration",
 ]
-"""What the process that drivers are forked from imports: of the product, and what that imports late; where tests have
-their modules it doesn't know. There is one such process, so tests of all kinds name the same modules."""
+"""What the process that drivers are forked from imports of the product; where tests have their modules it doesn't know.
+There is one such process, so tests of all kinds name the same modules."""
 
 
 class Driver(Protocol):
