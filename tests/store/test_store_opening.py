@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import ExitStack, closing
 from functools import partial
@@ -19,6 +17,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 from store_samples import gone_owner, individual, search, split
+from store_writers import forked, open_once
 from waiting import PATIENT_S
 
 from moevolve.store import schema
@@ -215,9 +214,10 @@ def test_sqlite_settings(tmp_path: Path) -> None:
 
 
 def test_many_processes_may_create_one_store(url: str) -> None:
-    code = "import sys; from moevolve.store.repository import Store; Store.open(sys.argv[1]).close()"
-    started = [subprocess.Popen([sys.executable, "-c", code, url]) for _ in range(4)]
-    assert [one.wait(PATIENT_S) for one in started] == [0, 0, 0, 0]
+    started = [forked(open_once, url) for _ in range(4)]
+    for one in started:
+        one.join(PATIENT_S)
+    assert [one.exitcode for one in started] == [0, 0, 0, 0]
     with Store.open(url, create=False) as store:
         assert store.searches() == []
 
