@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import yaml
 from local_workers import interrupted_after, local_pool, plainly
 from replies import failure, loss
@@ -451,16 +450,11 @@ def test_baselines_are_ranked_on_dev_unless_nothing_is(tiny: Any, tmp_path: Path
         assert found == {"random": 0, "reap": expected, "prune": rerank, "prune + merge": rerank}
 
 
-@pytest.mark.slow
-def test_the_command_runs_and_repeats(tiny: Any, ray_address: str, in_process: Any, tmp_path: Path) -> None:
+def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: Any, tmp_path: Path) -> None:
     methods = {"reap": {"baseline": "reap"}, "prune": {"phases": [{"kind": "prune", "evaluations": 4, "initial": 4}]}}
     path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0])
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    joined = ("--address", ray_address, "--csv", str(tmp_path / "rows.csv"))
-    try:
-        first = in_process("compare", str(path), "--store", store, "--json", *joined)
-    finally:
-        ray.shutdown()
+    first = in_process("compare", str(path), "--store", store, "--json", "--csv", str(tmp_path / "rows.csv"))
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [FULL_LABEL, "reap", "prune", "prune"]
