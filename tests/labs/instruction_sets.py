@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from killing import PRELOADED
+from killing import forked
 
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
@@ -67,12 +67,9 @@ def checked(settings: Sequence[Settings]) -> Iterator[list[str]]:
         Of each of the settings, a digest of the numbers by each product library, which may be another one under other
         settings; or what was wrong, after `FAILED`: a number depends on the way.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     for each in settings:
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(each, sender))
-        process.start()
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = forked(_child, each, sender)
         sender.close()
         yield receiver.recv()
         process.join()

@@ -5,23 +5,13 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import time
-from collections.abc import Callable
 from typing import Any
 
-from killing import PRELOADED
+from killing import forked
 from store_samples import decided, evaluation, individual
 from waiting import PATIENT_S
 
 from moevolve.store.repository import Store
-
-
-def forked(function: Callable[..., None], *arguments: Any) -> Any:
-    """A running process that calls a function of the labs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    process = context.Process(target=function, args=arguments)
-    process.start()
-    return process
 
 
 def open_once(url: str) -> None:

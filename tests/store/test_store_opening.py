@@ -15,9 +15,10 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from killing import forked
 from sqlalchemy import text
 from store_samples import gone_owner, individual, search, split
-from store_writers import forked, open_once
+from store_writers import open_once
 from waiting import PATIENT_S
 
 from moevolve.store import schema

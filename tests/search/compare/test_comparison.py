@@ -14,6 +14,7 @@ import yaml
 from local_workers import interrupted_after, local_pool, plainly
 from replies import failure, loss
 
+import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
@@ -463,6 +464,8 @@ def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: 
     assert json.loads(again.stdout) == rows
     wrong = in_process("compare", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
+    joined = moevolve.load_comparison(path, address="head:6379").cells
+    assert {cell.config.workers.address for cell in joined} == {"head:6379"}
 
 
 def test_methods_measure_on_the_workers_that_evaluate(tiny: Any, tmp_path: Path) -> None:
