@@ -12,11 +12,13 @@ from moevolve.search.cli.output.profile import print_profile
 from moevolve.search.genomes.registry import part_names
 from moevolve.search.requests.models import ExportRequest, ImportEepRequest, ProfileRequest
 from moevolve.search.requests.recipes import ApplyRequest, RecipeRequest
+from moevolve.workers.export.folder import check_target
 
 
 @takes(ExportRequest)
 def export(request: ExportRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     with exit_with_message("interrupted; nothing was written", moevolve.ExportError):
+        check_target(Path(request.directory).expanduser().absolute())  # before torch is imported, which takes seconds
         report = moevolve.ask(store, request)
     if as_json:
         print_json(report)

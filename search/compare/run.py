@@ -121,7 +121,7 @@ def run_comparison(
     comparison: Comparison,
     store: Store,
     observer: Callable[[int, Cell], Observer],
-    make_pool: Callable[[SearchSetup], ExtensiblePool] = ray_pool,
+    make_pool: Callable[[SearchSetup], ExtensiblePool] | None = None,
 ) -> list[CellResult]:
     """Run every search that isn't finished, and return the results of all.
 
@@ -131,7 +131,7 @@ def run_comparison(
         comparison: The comparison.
         store: Store for the searches.
         observer: Makes the observer of a search from the cell's index and the cell.
-        make_pool: Starts the workers for a search.
+        make_pool: Starts the workers for a search; None starts them on Ray.
 
     Raises:
         UserError: a cell can't run, because its settings don't fit its model or tasks, or because the store has a
@@ -145,7 +145,7 @@ def run_comparison(
         if setup.config.name not in known:
             register(setup, store)
     setups = _with_equal_reserve(setups)
-    workers = SharedWorkers(make_pool)
+    workers = SharedWorkers(make_pool or ray_pool)
     results: list[CellResult] = []
     try:
         for place, (cell, setup) in enumerate(zip(comparison.cells, setups, strict=True)):

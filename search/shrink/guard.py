@@ -9,7 +9,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
@@ -50,13 +53,27 @@ class Probe:
     general: bool = False
 
 
-def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest) -> tuple[TaskCheck, ...]:
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """Kept checks, and what they were made of: the winner, and numbers of prompts and tokens."""
+
+    of: tuple[str | None, int, int]
+    checks: tuple[TaskCheck, ...]
+
+
+_ADAPTER = TypeAdapter(_Checked)
+
+
+def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, path: Path) -> tuple[TaskCheck, ...]:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
+
+    A request with other limits loads no model again.
 
     Args:
         subject: The winner of a finished search.
         table: The search's final table.
         request: How many prompts and tokens, and the limits.
+        path: File that keeps the result.
 
     Returns:
         A check of every task, then of every domain of the general set.
@@ -64,6 +81,16 @@ def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest) ->
     Raises:
         UserError: The model can't be loaded, or the winner can't be run.
     """
+    of = table.winner, request.guard_prompts, request.guard_tokens
+    kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
+    if kept is None or kept.of != of:
+        kept = _Checked(of, _answered(subject, table, request))
+        path.write_bytes(_ADAPTER.dump_json(kept))
+    return tuple(replace(check, faults=faults_of(check, request)) for check in kept.checks)
+
+
+def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> tuple[TaskCheck, ...]:
+    """The checks, made with a worker in this process."""
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
 

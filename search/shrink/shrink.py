@@ -64,21 +64,24 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
                     set_up_new(config, None, first.call) if setup is None else with_changes(setup, store=config.store)
                 )
                 table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
-            checks, written = _shipped(request, store, table, observer, seconds)
+            checks, written = _shipped(request, store, table, path, observer, seconds)
             _check_fits(budget, written)
             return _page(setup, path, store, table, routing, checks, written, seconds)
 
 
 def _shipped(
-    request: ShrinkRequest, store: Store, table: FinalTable, observer: Observer, seconds: dict[str, float]
+    request: ShrinkRequest, store: Store, table: FinalTable, path: Path, observer: Observer, seconds: dict[str, float]
 ) -> tuple[tuple[TaskCheck, ...], Written | None]:
-    """Check the winner, and export it if it stays within the limits or the request forces it."""
+    """Check the winner, and export it if it stays within the limits or the request forces it.
+
+    The run file at `path` has the checks beside it.
+    """
     if table.winner is None:
         return (), None
     with _timed("checks", seconds):
         observer.on_stage("checking the winner's answers")
         subject = bound_subject(store, table.winner)
-        checks = check_winner(subject, table, request)
+        checks = check_winner(subject, table, request, path.with_name("checks.json"))
     faults = [f"{check.task}: {fault}" for check in checks for fault in check.faults]
     if faults and not request.force:
         return checks, None

@@ -35,9 +35,10 @@ def worker_here() -> Iterator[None]:
     """For commands in this process: their searches have one worker, in this process too, instead of any on Ray."""
     from local_workers import local_pool
 
+    from moevolve.search.compare import run
     from moevolve.search.running import execute, pilot
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (execute, pilot):
+        for module in (execute, pilot, run):
             patch.setattr(module, "ray_pool", lambda setup, **_: local_pool(setup))
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from killing import PRELOADED
+from killing import forked
 from light_workers import LightWorker
 from search_lab import make_lab_setup, run_config, scored, smooth
 from waiting import PATIENT_S
@@ -90,11 +89,8 @@ class Drive:
     """A driver's process, forked from one that has imported everything already."""
 
     def __init__(self, url: str, folder: Path, name: str = "lab", address: str | None = None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         self._log = folder / f"driver-{time.monotonic_ns()}.log"
-        self._process = context.Process(target=_run, args=(url, name, address, self._log))
-        self._process.start()
+        self._process = forked(_run, url, name, address, self._log)
         assert self._process.pid is not None
         self.pid: int = self._process.pid
 

@@ -10,19 +10,20 @@ and without any, all prompts together, backwards, and each by itself. By hand:
 from __future__ import annotations
 
 import hashlib
-import json
+import multiprocessing
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from killing import forked
 
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
@@ -66,15 +67,25 @@ def checked(settings: Sequence[Settings]) -> Iterator[list[str]]:
         Of each of the settings, a digest of the numbers by each product library, which may be another one under other
         settings; or what was wrong, after `FAILED`: a number depends on the way.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _VALUES}
-    command = [sys.executable, __file__, json.dumps(settings)]
-    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield from (line.split(maxsplit=1) if "FAILED" in line else line.split() for line in process.stdout)
+    for each in settings:
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = forked(_child, each, sender)
+        sender.close()
+        yield receiver.recv()
+        process.join()
 
 
-def _child(settings: Settings) -> None:
-    """Score in a process that has computed nothing yet, and print the digests."""
+def _child(settings: Settings, sender: Connection) -> None:
+    """Score in a process that has computed nothing yet, and send the digests."""
+    try:
+        sender.send(_digests(settings))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells it
+        sender.send(["FAILED", repr(error)])
+
+
+def _digests(settings: Settings) -> list[str]:
+    for name in _VALUES:
+        os.environ.pop(name, None)
     os.environ.update(settings)
     # The demo's matrices are small, and both libraries are to be tried.
     kernel.ONEDNN_LEAST = 1
@@ -85,7 +96,7 @@ def _child(settings: Settings) -> None:
     off = settings.get("mkldnn") == "off"
     libraries = ("torch", "onednn") if kernel.onednn_available() and not off else ("torch",)
     with torch.backends.mkldnn.flags(enabled=False) if off else nullcontext():
-        print(*map(_digest, libraries), flush=True)
+        return list(map(_digest, libraries))
 
 
 def _digest(library: Any) -> str:
@@ -114,17 +125,6 @@ def _digest(library: Any) -> str:
     return hashlib.sha256(repr(found[0]).encode()).hexdigest()[:12]
 
 
-def _each(settings: Sequence[Settings]) -> None:
-    for each in settings:
-        if os.fork() == 0:
-            try:
-                _child(each)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the parent tells it
-                print("FAILED", repr(error), flush=True)
-            os._exit(0)
-        os.wait()
-
-
 def _main() -> None:
     failed = 0
     for settings, said in zip(grid(), checked(grid()), strict=True):
@@ -134,4 +134,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _each(json.loads(sys.argv[1])) if len(sys.argv) > 1 else _main()
+    _main()

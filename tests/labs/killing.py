@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from waiting import PATIENT_S
 
@@ -21,10 +22,20 @@ PRELOADED = [
     "moevolve.search.running.launch",
     "moevolve.search.pools.ray_pool",
     "moevolve.workers.worker",
-    "alembic.runtime.migration",
 ]
-"""What the process that drivers are forked from imports: of the product, and what that imports late; where tests have
-their modules it doesn't know. There is one such process, so tests of all kinds name the same modules."""
+"""What the process that drivers are forked from imports of the product; where tests have their modules it doesn't know.
+There is one such process, so tests of all kinds name the same modules."""
+
+
+def forked(function: Callable[..., None], *arguments: Any) -> Any:
+    """A running process, forked from one that has imported torch and its like already, that calls a function of the
+    labs."""
+    context = multiprocessing.get_context("forkserver")
+    # Not the command line itself, which asks at its import whether it writes to a terminal.
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=function, args=arguments)
+    process.start()
+    return process
 
 
 class Driver(Protocol):
@@ -62,12 +73,8 @@ class Forked:
     """
 
     def __init__(self, command: list[str], folder: Path, pool: str | None = None, scratch: Path | None = None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        # Not the command line itself, which asks at its import whether it writes to a terminal.
-        context.set_forkserver_preload(PRELOADED)
         self._log = folder / f"driver-{time.monotonic_ns()}.log"
-        self._process = context.Process(target=_run_command, args=(command, folder, self._log, pool, scratch))
-        self._process.start()
+        self._process = forked(_run_command, command, folder, self._log, pool, scratch)
         assert self._process.pid is not None
         self.pid: int = self._process.pid
 

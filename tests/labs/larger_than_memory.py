@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import json
+import multiprocessing
 import os
 import resource
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from killing import forked
 
 NAME = "large"
 
@@ -55,6 +60,23 @@ def search(run_file: str, folder: str, room: int | None, experts_gb: float) -> d
         "best": {row.phase: row.index for row in sorted(rows, key=lambda row: row.fitness or 0.0)},
         "seconds": seconds,
     }
+
+
+def searches_in_a_fork(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """`search_where_it_fits` in a process of its own."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = forked(_send, there, here, sender)
+    sender.close()
+    found: dict[str, Any] = receiver.recv()
+    process.join()
+    return found
+
+
+def _send(there: dict[str, Any], here: dict[str, Any], sender: Connection) -> None:
+    # Large blocks go back to the kernel when they are freed, so that what is held is what is booked; see malloc.h.
+    for setting, value in ((-3, 1 << 18), (-1, 1 << 18), (-8, 2)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_ARENA_MAX
+        ctypes.CDLL(None).mallopt(setting, value)
+    sender.send(search_where_it_fits(there, here))
 
 
 def search_where_it_fits(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-import subprocess
-import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from killing import forked
 from sqlalchemy import text
 from store_samples import gone_owner, individual, search, split
+from store_writers import open_once
 from waiting import PATIENT_S
 
 from moevolve.store import schema
@@ -29,10 +30,24 @@ from moevolve.store.session import insert_all, make_engine, transaction
 from moevolve.store.tables import Base, contexts
 
 
-def test_migrations_build_exactly_the_models(store: Store) -> None:
-    with transaction(store._engine) as connection:
+def test_migrations_end_with_exactly_the_models_that_a_new_store_is_built_from(url: str, tmp_path: Path) -> None:
+    engine = make_engine(url, create=True)
+    with transaction(engine, write=True) as connection:
+        command.upgrade(schema.alembic_config(connection), schema.newest_revision())
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+    with Store.open(url) as migrated:
+        assert not migrated.is_new
+    if url.startswith("sqlite"):
+        Store.open(f"sqlite:///{tmp_path / 'new.db'}").close()
+        statements = "SELECT name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_stat%' ORDER BY name"
+        found = []
+        for name in ("store.db", "new.db"):
+            with closing(sqlite3.connect(tmp_path / name)) as database:
+                rows = database.execute(statements).fetchall()
+            found.append([(row[0], "".join((row[1] or "").split())) for row in rows])
+        assert found[0] == found[1]
 
 
 def test_the_migrations_are_one_line_of_the_known_revisions() -> None:
@@ -200,9 +215,10 @@ def test_sqlite_settings(tmp_path: Path) -> None:
 
 
 def test_many_processes_may_create_one_store(url: str) -> None:
-    code = "import sys; from moevolve.store.repository import Store; Store.open(sys.argv[1]).close()"
-    started = [subprocess.Popen([sys.executable, "-c", code, url]) for _ in range(4)]
-    assert [one.wait(PATIENT_S) for one in started] == [0, 0, 0, 0]
+    started = [forked(open_once, url) for _ in range(4)]
+    for one in started:
+        one.join(PATIENT_S)
+    assert [one.exitcode for one in started] == [0, 0, 0, 0]
     with Store.open(url, create=False) as store:
         assert store.searches() == []
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Insert, insert, text
 from store_samples import digest, individual, locked, search, split
+from store_writers import Writer
 from waiting import PATIENT_S
 
 from moevolve.store.errors import NameTakenError, StoreError
@@ -23,41 +22,11 @@ from moevolve.store.session import transaction
 from moevolve.store.tables import calibrations, searches
 from moevolve.store.writes import utc_now
 
-# Writes batches of twenty for ever: individuals with parents, evaluations and fitness in one transaction each.
-WRITER = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parents[1] / "labs")!r})
-from store_samples import decided, evaluation, individual
-from moevolve.store.repository import Store
-store = Store.open(sys.argv[1], create=False)
-start = len(store.history(sys.argv[2]))
-while True:
-    span = range(start, start + 20)
-    store.record(
-        sys.argv[2],
-        [decided(individual(i, [i - 1, i // 2] if i else [], genome=bytes(2000)), (i % 97) / 97) for i in span],
-        [evaluation(i, (i % 97) / 97) for i in span],
-    )
-    start += 20
-    print(start, flush=True)
-"""
-
-
-def writer(url: str, search_id: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", WRITER, url, search_id], stdout=subprocess.PIPE, text=True)
-
-
-def kill(process: subprocess.Popen[str]) -> int:
-    """Kills the writer; how many individuals it had said it committed."""
-    process.send_signal(signal.SIGKILL)
-    said = process.communicate(timeout=PATIENT_S)[0].split()
-    return int(said[-1]) if said else 0
-
 
 def test_readers_and_writers_share_a_store(store: Store, url: str) -> None:
     for name in ("alpha", "beta"):
         store.create_search(search(name), [split()])
-    writers = [writer(url, "id-alpha"), writer(url, "id-beta")]
+    writers = [Writer(url, "id-alpha"), Writer(url, "id-beta")]
     seen = [0, 0]
     try:
         until = time.monotonic() + PATIENT_S
@@ -71,9 +40,9 @@ def test_readers_and_writers_share_a_store(store: Store, url: str) -> None:
                 # The writers go on meanwhile, so the ranking may know more, never less.
                 known = max(row.fitness for some in rows for row in some)
                 assert store.best("rte", by="search", limit=3)[0].score >= known
-            assert all(one.poll() is None for one in writers)
+            assert all(one.running for one in writers)
     finally:
-        said = [kill(one) for one in writers]
+        said = [one.kill() for one in writers]
     assert min(seen) >= 100
     assert [len(store.history(name)) >= count for name, count in zip(("id-alpha", "id-beta"), said, strict=True)] == [
         True
@@ -85,11 +54,10 @@ def test_a_killed_writer_leaves_whole_transactions(url: str) -> None:
         store.create_search(search(), [split()])
     committed = 0
     for delay in (0.0, 0.08):
-        process = writer(url, "id-alpha")
-        assert process.stdout is not None
-        process.stdout.readline()
+        writer = Writer(url, "id-alpha")
+        writer.wait()
         time.sleep(delay)
-        said = kill(process)
+        said = writer.kill()
         with Store.open(url, create=False) as store:
             rows = store.history("id-alpha")
             assert len(rows) >= max(committed + 20, said)
@@ -113,12 +81,11 @@ def test_a_waiting_writer_gets_its_turn(store: Store, url: str) -> None:
     with Store.open(url) as other:
         with transaction(other._engine, write=True) as connection:
             connection.execute(text("UPDATE searches SET status = 'running'"))
-            process = writer(url, "id-alpha")
+            writer = Writer(url, "id-alpha")
             time.sleep(1.0)
-            assert process.poll() is None
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() == "20"
-        kill(process)
+            assert writer.running and not writer.committed
+        writer.wait()
+        writer.kill()
     store.record("id-alpha", [individual(0, genome=bytes(2000))])
 
 

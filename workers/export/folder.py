@@ -37,7 +37,7 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
         ExportError: The block raised a `VerificationError`.
     """
     target = directory.expanduser().absolute()
-    _check_target(target)
+    check_target(target)
     part = _part_directory(target)
     try:
         yield part
@@ -91,7 +91,12 @@ def _keep_unverified(part: Path, target: Path) -> Path:
     return kept
 
 
-def _check_target(target: Path) -> None:
+def check_target(target: Path) -> None:
+    """Refuse a folder that is taken.
+
+    Raises:
+        UserError: It isn't empty, or a file.
+    """
     if target.is_dir():
         if any(target.iterdir()):
             raise UserError(f"export directory {target} is not empty; give a new one, or remove it first")

@@ -80,9 +80,9 @@ def _create_search_tasks() -> None:
         sa.Column("split", sa.String(), nullable=False),
         sa.Column("task_fingerprint", sa.String(), nullable=False),
         sa.Column("weight", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["search_id"], ["searches.id"], name="fk_search_tasks_search_id"),
         sa.PrimaryKeyConstraint("search_id", "position", name="pk_search_tasks"),
         sa.UniqueConstraint("search_id", "task", "split", name="uq_search_tasks_search_id_task_split"),
+        sa.ForeignKeyConstraint(["search_id"], ["searches.id"], name="fk_search_tasks_search_id"),
     )
 
 
@@ -216,7 +216,7 @@ def _create_evaluations() -> None:
         sa.CheckConstraint(
             "(failure IS NULL AND score IS NOT NULL AND gold_logprob IS NOT NULL)"
             " OR (failure IS NOT NULL AND score IS NULL AND gold_logprob IS NULL)",
-            name="ck_evaluations_scored_or_failed",
+            name=op.f("ck_evaluations_scored_or_failed"),
         ),
         sa.ForeignKeyConstraint(["context_id"], ["evaluation_contexts.id"], name="fk_evaluations_context_id"),
         sa.PrimaryKeyConstraint("context_id", "phenotype_hash", name="pk_evaluations"),

@@ -4,48 +4,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
+from commands_here import worker_here
 
 import moevolve
-
-pytestmark = pytest.mark.slow
 
 README = Path(__file__).parents[3] / "README.md"
 Launched = tuple[str, "moevolve.FinalTable", list[str]]
 
 
 @pytest.fixture(scope="module")
-def launched(tiny: Any, ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """URL of the store, how the search ended, and what an observer was told."""
+def launched(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    """URL of the store, how the search with a worker in this process ended, and what an observer was told."""
     folder = tmp_path_factory.mktemp("notebook")
     store = f"sqlite:///{folder / 'demo.db'}"
-    config = tiny.write_run(folder / "demo.yaml", "demo", workers={"count": 1, "num_cpus": 0.5})
+    config = tiny.write_run(folder / "demo.yaml", "demo")
     told: list[str] = []
     observer = moevolve.Observer(
         on_begin=lambda config: told.append(f"begin {config.name} in {config.store}"), on_stage=told.append
     )
-    run = moevolve.launch(config, store=store, address=ray_address, overrides={"final.rerank": 2}, observer=observer)
-    yield store, run, told
-    ray.shutdown()
+    with worker_here():
+        run = moevolve.launch(config, store=store, overrides={"final.rerank": 2}, observer=observer)
+    return store, run, told
 
 
-@pytest.fixture
-def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches have a worker in this process."""
-    from local_workers import local_pool
-
-    from moevolve.search.running import launch as service
-
-    monkeypatch.setattr(service, "execute", partial(service.execute, make_pool=local_pool))
-
-
-@pytest.mark.usefixtures("without_ray")
+@pytest.mark.usefixtures("worker_here")
 def test_the_lines_of_the_first_page_run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README's, with a small search in the place of the demo's."""
     (lines,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
@@ -111,11 +97,11 @@ def test_records_become_what_the_commands_print(launched: Launched, in_process: 
     assert {task["name"] for task in moevolve.as_data(moevolve.tasks())} >= {"demo-calendar", "boolq"}
 
 
-def test_what_is_finished_is_resumed_without_evaluating_anything(launched: Launched, ray_address: str) -> None:
+def test_what_is_finished_is_resumed_without_evaluating_anything(launched: Launched) -> None:
     url, run, _ = launched
     evaluations = moevolve.show(url, run.winner or "").evaluations
     with moevolve.open_store(url) as store:
-        again = moevolve.resume(store, "demo", address=ray_address)
+        again = moevolve.resume(store, "demo")
         assert again.entries == run.entries
         assert moevolve.show(store, run.winner or "").evaluations == evaluations
         notes: list[str] = []
@@ -140,7 +126,7 @@ def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launch
         moevolve.profile(None, ["demo:0"])
 
 
-@pytest.mark.usefixtures("without_ray")
+@pytest.mark.usefixtures("worker_here")
 def test_an_open_store_is_where_a_search_goes(tiny: Any, tmp_path: Path) -> None:
     run = tiny.write_run(tmp_path / "run.yaml", "here", phases=[{"kind": "prune", "evaluations": 3, "initial": 3}])
     with moevolve.open_store(f"sqlite:///{tmp_path / 'open.db'}", create=True) as store:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from larger_than_memory import export_one, search
-from real_size.children import in_child
+from larger_than_memory import export_one, search, searches_in_a_fork
 from tiny_models import WORDS, save_tiny_model
 
 MODEL = {
@@ -59,9 +58,7 @@ def test_experts_on_disk_give_the_search_and_the_exports_of_experts_in_memory(
         {"kind": "repair", "evaluations": 2, "initial": 2, "repair": {"tokens": 96}},
     )
     host, disk = (written(task, tiny, model, tmp_path, place, *phases) for place in ("host", "disk"))
-    outcome = in_child("larger_than_memory:search_where_it_fits", {"there": host, "here": disk})
-    assert outcome.failure is None
-    found = outcome.result
+    found = searches_in_a_fork(host, disk)
     assert "allocate memory" in found["refused"]
     assert found["individuals"] == 7 and found["failures"] == []
     monkeypatch.setenv("MOEVOLVE_DEVICE_GB", str(OWN_GB))

@@ -37,15 +37,16 @@ MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibrati
 
 @pytest.fixture(scope="module")
 def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Searches `experts` (3 pruned and 2 merged individuals), `masks` (16 with masks) and `fitted` (one repaired)."""
+    """Searches `experts` (3 pruned individuals, and 2 merged and repaired ones) and `masks` (16 with masks)."""
     folder = tmp_path_factory.mktemp("profiled")
-    phases = [{"kind": "prune", "evaluations": 3, "initial": 2}, {"kind": "merge", "evaluations": 2, "initial": 1}]
+    phases = [
+        {"kind": "prune", "evaluations": 3, "initial": 2},
+        {"kind": "merge", "evaluations": 2, "initial": 1, "repair": {"tokens": 60}},
+    ]
     experts = load_run_config(tiny.write_run(folder / "run.yaml", "experts", phases=phases))
-    repaired = [{"kind": "prune", "evaluations": 1, "initial": 1, "repair": {"tokens": 60}}]
-    fitted = load_run_config(tiny.write_run(folder / "fitted.yaml", "fitted", phases=repaired))
     masks = dense_run(tiny, folder, MASKS, "masks")
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        for config in (experts, masks, fitted):
+        for config in (experts, masks):
             setup = set_up(config, f"{config.name}-1")
             register(setup, store)
             search(calibrated_setup(setup, store, local_pool(setup).calibrate), store)
@@ -63,20 +64,20 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_individuals_beside_their_full_model(
+def test_an_individual_beside_its_full_model(
     folder: Path, tiny: Any, in_process: Any, scratch: Path, tmp_path: Path
 ) -> None:
-    """On prompts of a task: one that was merged, and one that was repaired."""
+    """On prompts of a task: one that was merged and repaired."""
 
     def content() -> str:
         with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-            shown = [store.individual(name) for name in ("experts:0", "experts:4", "fitted:0")]
+            shown = [store.individual(name) for name in ("experts:0", "experts:4")]
         return hashlib.sha256(repr(shown).encode()).hexdigest()
 
     before = content()
     task = ("--task", f"{tiny.task}@generate", "--split", "dev")
     quick = ("--batch-sizes", "3,1", "--repeats", "2", "--new-tokens", "2", "--threads", "1")
-    done = in_process("profile", "experts:4", "fitted:0", *task, *quick, "--json", cwd=folder)
+    done = in_process("profile", "experts:4", *task, *quick, "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     rows = prepare_split(load_task(str(tiny.task)), "dev").examples
@@ -89,15 +90,14 @@ def test_individuals_beside_their_full_model(
     assert settings["prompts"] == {"task": name, "split": "dev", **sizes}
     assert (settings["batch_sizes"], settings["prompt_tokens"]) == ([1, 3], mean)
     assert "resident set" in found["peak_memory"] or "not measured" in found["peak_memory"]
-    full, merged, fitted = (model["load"] for model in found["models"])
-    assert [model["label"] for model in found["models"]] == ["full", "experts:4", "fitted:0"]
+    full, merged = (model["load"] for model in found["models"])
+    assert [model["label"] for model in found["models"]] == ["full", "experts:4"]
     assert (full["device"], full["threads"]) == ("cpu", 1)
-    assert [load["model_type"] for load in (full, merged, fitted)] == ["mixtral", "moevolve_mixtral", "mixtral"]
+    assert (full["model_type"], merged["model_type"]) == ("mixtral", "moevolve_mixtral")
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        for label, load in (("experts:4", merged), ("fitted:0", fitted)):
-            record = store.individual(label).individual
-            assert load["parameters"] == record.parameters < full["parameters"] == record.parameters_full
-            assert load["active_parameters"] == record.active_parameters
+        record = store.individual("experts:4").individual
+        assert merged["parameters"] == record.parameters < full["parameters"] == record.parameters_full
+        assert merged["active_parameters"] == record.active_parameters
     tokens = {1: lengths[len(lengths) // 2], 3: sum(lengths[place * len(lengths) // 6] for place in (1, 3, 5))}
     for model in found["models"]:
         assert model["flops"] == model["load"]["linear_flops"] + model["load"]["attention_flops"]
@@ -107,8 +107,9 @@ def test_individuals_beside_their_full_model(
             _check_rate(batch, "decode", size * 2)
             total = sum(batch["prefill_seconds"] + batch["decode_seconds"]) / 2
             assert batch["answer_rate"] == pytest.approx(size / total)
+            assert batch["peak_bytes"] is None or 0 <= batch["peak_bytes"] < 2**28
     (note,) = found["notes"]
-    assert note.startswith("fitted:0 is repaired: to fit it, and to score it on search, took a worker ")
+    assert note.startswith("experts:4 is repaired: to fit it, and to score it on search, took a worker ")
     assert content() == before, "nothing is stored"
     assert not list(scratch.iterdir())
     assert not (tmp_path / "hf" / "modules").exists()

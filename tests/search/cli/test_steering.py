@@ -101,16 +101,16 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
 def test_a_driver_killed_with_a_worker_changes_nothing(
     uninterrupted: Any, tiny: Any, snapshot: Any, ray_address: str, tmp_path: Path
 ) -> None:
-    """The first driver has started Ray itself, which ends with it; of the second, which is sent SIGTERM as a cluster
-    manager does, one of two workers is killed before; it leaves orphans on a cluster that lives on."""
+    """The first driver leaves orphans on a cluster that lives on; of the second, which is sent SIGTERM as a cluster
+    manager does, one of two workers is killed before."""
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
     rng = random.Random(5)
-    first = Forked(["launch", str(run)], tmp_path, pool="slow_ray_pool")
+    joined = ["--address", ray_address, "--set", "workers.num_cpus=0.5"]
+    first = Forked(["launch", str(run), *joined], tmp_path, pool="slow_ray_pool")
     kill_at(first, database, rng.randrange(1, TOTAL // 3), rng.uniform(0, 0.1))
     assert count(database) < TOTAL - 8
-    two = ["--address", ray_address, "--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
-    driver = Forked(["resume", "calm", *two], tmp_path, pool="slow_ray_pool")
+    driver = Forked(["resume", "calm", *joined, "--set", "workers.count=2"], tmp_path, pool="slow_ray_pool")
     wait_for(database, count(database) + 2, driver)
     os.kill(last_worker(database), signal.SIGKILL)
     wait_for(database, count(database) + 3, driver)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import yaml
 from local_workers import interrupted_after, local_pool, plainly
 from replies import failure, loss
 
+import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
@@ -451,16 +451,11 @@ def test_baselines_are_ranked_on_dev_unless_nothing_is(tiny: Any, tmp_path: Path
         assert found == {"random": 0, "reap": expected, "prune": rerank, "prune + merge": rerank}
 
 
-@pytest.mark.slow
-def test_the_command_runs_and_repeats(tiny: Any, ray_address: str, in_process: Any, tmp_path: Path) -> None:
+def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: Any, tmp_path: Path) -> None:
     methods = {"reap": {"baseline": "reap"}, "prune": {"phases": [{"kind": "prune", "evaluations": 4, "initial": 4}]}}
     path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0])
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    joined = ("--address", ray_address, "--csv", str(tmp_path / "rows.csv"))
-    try:
-        first = in_process("compare", str(path), "--store", store, "--json", *joined)
-    finally:
-        ray.shutdown()
+    first = in_process("compare", str(path), "--store", store, "--json", "--csv", str(tmp_path / "rows.csv"))
     assert first.returncode == 0, first.stderr
     rows = json.loads(first.stdout)
     assert [row["method"] for row in rows] == [FULL_LABEL, "reap", "prune", "prune"]
@@ -469,6 +464,8 @@ def test_the_command_runs_and_repeats(tiny: Any, ray_address: str, in_process: A
     assert json.loads(again.stdout) == rows
     wrong = in_process("compare", str(path), "--store", store, "--csv", str(tmp_path / "no" / "rows.csv"))
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
+    joined = moevolve.load_comparison(path, address="head:6379").cells
+    assert {cell.config.workers.address for cell in joined} == {"head:6379"}
 
 
 def test_methods_measure_on_the_workers_that_evaluate(tiny: Any, tmp_path: Path) -> None:

@@ -42,3 +42,10 @@ def test_it_is_a_worker_where_there_is_room(ray_address: str, without_torch: Non
             ray.kill(other)
     finally:
         ray.shutdown()
+
+
+def test_the_driver_does_it_where_no_cluster_answers(without_torch: None) -> None:
+    """So that a search is recorded all the same."""
+    with FirstWorker() as first:
+        assert first.call(process_of, run_config(workers={"address": "127.0.0.1:1"})) == os.getpid()
+        assert first.take() is None

@@ -12,7 +12,7 @@ MODULES = (
 
 
 def test_what_only_workers_need_is_imported_by_workers() -> None:
-    """A driver's whole search does without it too, see `test_ray_start`."""
+    """A driver's whole search does without it too, see `test_submitting`."""
     wanted = {"torch", "transformers", "scipy", "alembic"}
     program = f"import sys, {', '.join(MODULES)}; print(*{wanted} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -18,9 +18,11 @@ import pytest
 import ray
 from light_workers import LightWorker
 from replies import failure
+from search_lab import prepared
 from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_pool
 from moevolve.search.pools.base import Pool, PoolError, StopRequested, check_not_ended
@@ -40,7 +42,12 @@ CHECKOUT = Path(__file__).parents[3]
 
 
 class SearchingWorker(LightWorker):
-    """Says besides what it finds under the name of our folder of kernels."""
+    """Says besides what it finds under the name of our folder of kernels, and which split it was sent."""
+
+    def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+        if splits:
+            return failure(request, reason=splits[0].task)
+        return super().evaluate(request, splits)
 
     def reply(self, request: EvaluationRequest) -> EvaluationReply:
         if request.ticket == "spec":
@@ -266,6 +273,14 @@ def test_our_kernels_folder_is_not_importable_by_its_bare_name(pool: RayPool) ->
     """Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there."""
     submit(pool, "spec")
     assert str(CHECKOUT) not in (collect(pool, 1)["spec"].failure or "")
+
+
+def test_a_split_that_is_added_later_reaches_a_worker(pool: RayPool) -> None:
+    """As comparisons add them, whose searches share workers."""
+    late = prepared("late", "search")
+    pool.add_splits({late.fingerprint: late})
+    pool.submit(EvaluationRequest(IdentityEdit(), (late.ref,), ticket="split"))
+    assert collect(pool, 1)["split"].failure == "late"
 
 
 def test_faults_stay_with_their_candidates(pool: RayPool) -> None:

@@ -27,11 +27,14 @@ FLAGS = (
 MEASURE = """<script>addEventListener("load", () => {
 const root = document.documentElement, drawings = [...document.querySelectorAll("figure svg")];
 const flat = drawings.filter(each => each.getBoundingClientRect().height < 50);
-parent.postMessage([innerWidth, root.scrollWidth, drawings.length, flat.length].join(), "*");
+parent.postMessage([name, innerWidth, root.scrollWidth, drawings.length, flat.length].join(), "*");
 })</script></body>"""
-FRAME = """<!DOCTYPE html><script>
-addEventListener("message", event => { document.documentElement.dataset.measured = event.data; });
-</script><iframe src="measured.html" width="WIDTH" height="900" style="border: 0"></iframe>"""
+COLLECT = """<!DOCTYPE html><script>
+const root = document.documentElement;
+root.dataset.measured = "";
+addEventListener("message", event => { root.dataset.measured += event.data + ";"; });
+</script>"""
+FRAME = '<iframe name="{0}" src="{0}.html" width="{1}" height="900" style="border: 0"></iframe>'
 Browse = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -44,22 +47,32 @@ def browse(tmp_path: Path) -> Browse:
     return run
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_page_fits_a_phone_and_a_desk(all_kinds: str, browse: Browse, tmp_path: Path, kind: str) -> None:
-    page, frame = tmp_path / "report.html", tmp_path / "frame.html"
+def test_pages_fit_a_phone_and_a_desk(all_kinds: str, browse: Browse, tmp_path: Path) -> None:
+    pages, frames = {}, COLLECT
     with Store.open(all_kinds) as store:
-        page.write_text(render_page(gather(store, kind)), encoding="utf-8")
-    (tmp_path / "measured.html").write_text(page.read_text().replace("</body>", MEASURE))
-    for width in (390, 1280):
-        frame.write_text(FRAME.replace("WIDTH", str(width)))
-        done = browse(frame, "--virtual-time-budget=3000", "--dump-dom")
-        found = re.search(r'data-measured="([\d,]+)"', done.stdout)
-        assert found is not None, done.stdout[-500:]
-        inner, scrolled, figures, short = map(int, found[1].split(","))
-        assert inner == width and scrolled <= width, f"{scrolled} pixels wide at {width}"
-        assert figures == page.read_text().count("<figure") >= 3 and short == 0
-        assert "CONSOLE" not in done.stderr, done.stderr
-    printed = tmp_path / "report.pdf"
+        for kind in KINDS:
+            pages[kind] = render_page(gather(store, kind))
+            (tmp_path / f"{kind}.html").write_text(pages[kind].replace("</body>", MEASURE), encoding="utf-8")
+            frames += "".join(FRAME.format(kind, width) for width in (390, 1280))
+    (tmp_path / "frames.html").write_text(frames)
+    done = browse(tmp_path / "frames.html", "--virtual-time-budget=3000", "--dump-dom")
+    found = re.search(r'data-measured="([\w,;]+)"', done.stdout)
+    assert found is not None, done.stdout[-500:]
+    seen = set()
+    for measured in found[1].rstrip(";").split(";"):
+        kind, *numbers = measured.split(",")
+        inner, scrolled, figures, short = map(int, numbers)
+        assert scrolled <= inner, f"{kind} is {scrolled} pixels wide at {inner}"
+        assert figures == pages[kind].count("<figure") >= 3 and short == 0, kind
+        seen.add((kind, inner))
+    assert seen == {(kind, width) for kind in KINDS for width in (390, 1280)}
+    assert "CONSOLE" not in done.stderr, done.stderr
+
+
+def test_a_page_is_printed(all_kinds: str, browse: Browse, tmp_path: Path) -> None:
+    page, printed = tmp_path / "report.html", tmp_path / "report.pdf"
+    with Store.open(all_kinds) as store:
+        page.write_text(render_page(gather(store, KINDS[0])), encoding="utf-8")
     done = browse(page, "--no-pdf-header-footer", f"--print-to-pdf={printed}")
     assert "CONSOLE" not in done.stderr, done.stderr
     assert printed.read_bytes().startswith(b"%PDF")

@@ -35,20 +35,14 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 SERVE = "from moevolve.search.cli import main; main()"
-PATHS = (
-    "/",
-    "/searches/eep",
-    "/individuals/eep:23",
+MORE = (
     "/individuals/eep:23/answers",
-    "/compare?a=eep:0&b=eep:23",
     "/contrast?searches=eep",
     "/launch",
     "/launch?configuration=small",
-    "/best",
-    "/pareto",
-    "/health",
     "/login",
 )
+"""Pages that no walk through the others needs."""
 WAIT_MS = 1000 * PATIENT_S
 Open = Callable[..., Any]
 
@@ -178,11 +172,35 @@ def settled(page: Any) -> None:
     )
 
 
-def test_all_pages_are_visited(browse: Open, store: Store) -> None:
+def settle(page: Any) -> None:
+    """Wait until a page is complete; it has its landmarks, and fits a phone in the dark."""
+    settled(page)
+    seen = page.locator("body").aria_snapshot()
+    for landmark in ("banner:", 'navigation "Site":', "main:", "contentinfo:"):
+        assert landmark in seen, seen
+    assert len(re.findall(r"heading .*\[level=1\]", seen)) == 1
+    assert page.evaluate(
+        "[...document.querySelectorAll('button, input:not([type=hidden]), select')]"
+        ".every(each => each.labels?.length || each.textContent.trim())"
+    )
+    desk = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390, page.url
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert sum(map(int, re.findall(r"\d+", background))) < 150, background
+    page.set_viewport_size(desk)
+    page.emulate_media(color_scheme="light")
+
+
+def test_all_pages_are_visited_have_their_landmarks_and_fit_a_phone_in_the_dark(
+    browse: Open, store: Store, url: str
+) -> None:
     page = browse("/")
+    settle(page)
     page.get_by_role("link", name="eep", exact=True).click()
     page.wait_for_selector("figure[data-drawn='24'] canvas")
-    settled(page)
+    settle(page)
     assert page.get_by_role("table").filter(has_text="best found").count() == 1
     page.get_by_text("The best so far as a table").click()
     page.get_by_role("table").filter(has_text="better than all before").wait_for()
@@ -204,12 +222,12 @@ def test_all_pages_are_visited(browse: Open, store: Store) -> None:
     child = next(row for row in store.page(store.search("eep").id, "best", limit=100) if row.parents)
     page.locator(f"#individuals a[href='/individuals/eep:{child.index}']").click()
     page.get_by_role("heading", name=f"Individual eep:{child.index}").wait_for()
-    settled(page)
+    settle(page)
     assert page.evaluate("[...document.images].map(each => each.naturalWidth > 100)") == [True, True]
     page.get_by_role("link", name=f"compare with {child.parents[0]}").click()
     page.get_by_role("heading", name="Compare individuals").wait_for()
     page.get_by_text(f"only eep:{child.parents[0]} keeps").wait_for()
-    settled(page)
+    settle(page)
     assert page.locator("img").count() == 2
 
     page.get_by_role("link", name="Best", exact=True).click()
@@ -217,12 +235,18 @@ def test_all_pages_are_visited(browse: Open, store: Store) -> None:
     page.get_by_label("ranked by").select_option("search")
     page.get_by_role("button", name="Show").click()
     page.wait_for_url(re.compile("experts=2.*by=search"))
+    settle(page)
     page.get_by_role("link", name="Pareto").click()
     page.wait_for_selector("figure[data-pareto] canvas")
+    settle(page)
     page.get_by_role("link", name="Health").click()
     page.get_by_text("SQLite store.db, schema version").wait_for()
+    settle(page)
     page.get_by_role("link", name="Searches", exact=True).click()
     page.get_by_role("heading", name="What happened last").wait_for()
+    for path in MORE:
+        page.goto(url + path)
+        settle(page)
 
 
 def test_a_running_search_is_followed_and_controlled(browse: Open, store: Store) -> None:
@@ -379,25 +403,6 @@ def test_signing_in_leads_to_the_page_that_was_asked_for_and_back_to_it(
                 page.evaluate("htmx.ajax('GET', '/searches/eep/now?part=1', '#now')")
             page.get_by_role("heading", level=1, name="Sign in").wait_for()
             assert page.get_by_role("heading").count() == 1
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_pages_have_their_landmarks_and_fit_a_phone_in_the_dark(browse: Open, path: str) -> None:
-    page = browse(path)
-    settled(page)
-    seen = page.locator("body").aria_snapshot()
-    for landmark in ("banner:", 'navigation "Site":', "main:", "contentinfo:"):
-        assert landmark in seen, seen
-    assert len(re.findall(r"heading .*\[level=1\]", seen)) == 1
-    assert page.evaluate(
-        "[...document.querySelectorAll('button, input:not([type=hidden]), select')]"
-        ".every(each => each.labels?.length || each.textContent.trim())"
-    )
-    page.set_viewport_size({"width": 390, "height": 800})
-    page.emulate_media(color_scheme="dark")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert sum(map(int, re.findall(r"\d+", background))) < 150, background
 
 
 def test_a_page_without_javascript_says_what_to_type(browse: Open, store: Store) -> None:

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_model, without
 
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.shrink.guard import Probe, check_edit, checks_table, faults_of, general_set
+from moevolve.search.shrink import guard
+from moevolve.search.shrink.guard import Probe, check_edit, check_winner, checks_table, faults_of, general_set
 from moevolve.search.shrink.page import TaskCheck
 from moevolve.search.shrink.routing import retained
 from moevolve.search.shrink.structure import is_loop, structure_of
@@ -65,6 +69,28 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
         assert said in fault
         assert faults_of(replace(bad, known=False), REQUEST) == (), "what the full model doesn't know can't be lost"
     assert "| chats | 16 | 1 | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD])
+
+
+def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def answered(subject: Any, table: Any, request: ShrinkRequest) -> tuple[TaskCheck, ...]:
+        made.append(table.winner)
+        return (GOOD,)
+
+    monkeypatch.setattr(guard, "_answered", answered)
+
+    def checked(winner: str, **changes: Any) -> TaskCheck:
+        table: Any = SimpleNamespace(winner=winner)
+        (found,) = check_winner(None, table, replace(REQUEST, **changes), tmp_path / "checks.json")  # type: ignore[arg-type]
+        return found
+
+    assert checked("s:1") == checked("s:1") == GOOD
+    (fault,) = checked("s:1", least_recovery=0.95).faults
+    assert "of the full model's score" in fault and made == ["s:1"]
+    for changes in ({"guard_prompts": 3}, {"guard_tokens": 20}):
+        checked("s:1", **changes)
+    assert checked("s:2") == GOOD and made == ["s:1"] * 3 + ["s:2"]
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from killing import MOEVOLVE
+from commands_here import run_command, worker_here
 from packed_checkpoints import write
 from safetensors.torch import load_file
-from waiting import PATIENT_S
 
 import moevolve
 from moevolve.search.config.files import load_run_config
@@ -66,12 +64,12 @@ def write_fp8(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shrunk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The folder in which the command has run, and what it answered."""
+    """The folder in which the command has run, with workers in this process, and what it answered."""
     folder = tmp_path_factory.mktemp("shrunk")
     write_fp8(folder)
     write_chats(folder / "chats.jsonl", 100)
-    command = [MOEVOLVE, *COMMAND, "--json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENT_S, check=False)
+    with worker_here():
+        done = run_command(folder, *COMMAND, "--json")
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 

@@ -68,19 +68,6 @@ def test_padded_prompts_run_as_they_do_alone(checkpoint: Callable[[str], Path], 
         torch.testing.assert_close(steps[:, row], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_is_measured_in_a_process_of_its_own(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    report = profile_models([ProfiledModel("mine", str(checkpoint("mixtral")))], SETTINGS, tmp_path)
-    (model,) = report.models
-    assert report.reference is model and model.label == "mine"
-    assert (model.load.device, model.load.dtype, model.load.threads) == ("cpu", "float32", 1)
-    assert [batch.batch_size for batch in model.batches] == [1, 3]
-    for batch in model.batches:
-        assert len(batch.prefill_seconds) == len(batch.decode_seconds) == 3
-        assert min(batch.prefill_seconds + batch.decode_seconds) > 0
-        assert batch.peak_bytes is None or 0 <= batch.peak_bytes < 2**28
-    assert not list(tmp_path.glob("tmp*")), "the warm-up's model is gone"
-
-
 @pytest.fixture
 def canned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedProfilees:
     (tmp_path / "canned").mkdir()
