@@ -426,7 +426,8 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
     outline = outline_of(base_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, genome = costs_of(kind.space, outline), start_of(kind)
     described = kind.space.describe(grown(kind, phase, 1, steps=6) if genome is None else genome)
-    if getattr(kind.space, "counts", ()):  # the largest of the numbers that are searched
+    # The largest number of experts where that is searched, and the same number of active ones in all layers.
+    if getattr(kind.space, "counts", ()) or getattr(kind.space, "mean_active", None):
         described = kind.space.describe(even_genome(kind.space))  # type: ignore[arg-type]
     experts, active, parameters, active_parameters = costs.counts(phase.kind)
     assert (experts, active) == (described.experts, described.active)
