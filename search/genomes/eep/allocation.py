@@ -42,8 +42,7 @@ GRID = (0.0, 1.0, 2.0)
 """Exponents for which the sums of importance are measured."""
 _MOST_EXPONENTS = np.array([GRID[-1], GRID[-1], 1.0])
 _NARROWEST, _WIDEST = 0.25, 2.5
-"""Bounds of a layer's width, as multiples of the mean width. They limit the memory of the largest fit. The upper one
-also limits a layer's active experts."""
+"""Bounds of a layer's width, as multiples of the mean width. They limit the memory of the largest fit."""
 _LOGIT_SPREAD = 0.5
 """Standard deviation of a random candidate's capacities."""
 _BISECTIONS = 60
@@ -269,7 +268,8 @@ class ActiveBudget:
     """The numbers of active experts that layers may have: all candidates of a space have the same total.
 
     Attributes:
-        most: Largest number of a layer; the smallest is 1.
+        most: Largest number of a layer: that of the unedited model, or the mean rounded up if that is more. The smallest
+            number is 1.
         layers: Number of layers.
         total: Sum of the layers' numbers.
     """
@@ -288,7 +288,7 @@ class ActiveBudget:
             return cls(space.active, space.layers, space.layers * space.active)
         reach = space.facts.rule.groups.reach(space.retained)
         total = min(int(space.layers * space.mean_active + _EPS), space.layers * reach)
-        most = max(int(_WIDEST * total / space.layers), math.ceil(total / space.layers))
+        most = max(space.facts.active, math.ceil(total / space.layers))
         return cls(min(reach, most), space.layers, total)
 
     @property
