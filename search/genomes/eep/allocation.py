@@ -268,8 +268,8 @@ class ActiveBudget:
     """The numbers of active experts that layers may have: all candidates of a space have the same total.
 
     Attributes:
-        most: Largest number of a layer: that of the unedited model, or the mean rounded up if that is more. The smallest
-            number is 1.
+        most: Largest number of a layer: that of the unedited model, or the mean rounded up if that is more. The
+            smallest number is 1.
         layers: Number of layers.
         total: Sum of the layers' numbers.
     """
