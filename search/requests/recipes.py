@@ -122,7 +122,7 @@ class Recipe:
     summary: str
     model: RecipeModel
     retained_experts: Mapping[int, tuple[int, ...]]
-    active: int
+    active: int | tuple[int, ...]
     router_space: RouterSpace
     matrices: RecipeMatrices | None
     widths: tuple[int, ...] | None

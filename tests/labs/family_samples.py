@@ -6,7 +6,7 @@ Nothing here uses the code under test but the edit itself: routing is written ou
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -538,7 +538,8 @@ def plain_family_logits(directory: Any, edit: EepEdit, ids: Tensor) -> Tensor:
     """Logits of an edited checkpoint, computed with `PlainBlock`s."""
     model, sparse = _plain_family(directory)
     for i, (layer, name, block) in enumerate(sparse):
-        plain = PlainBlock(block, edit.router_mapping[i], edit.expert_merging[i], edit, model.config)
+        own = replace(edit, active=edit.active_by_layer[i])
+        plain = PlainBlock(block, edit.router_mapping[i], edit.expert_merging[i], own, model.config)
         if name:
             setattr(layer, name, plain)
         else:

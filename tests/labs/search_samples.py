@@ -101,6 +101,7 @@ def eep_space(
     layers: int = 32,
     experts: int = 8,
     active: int | None = None,
+    mean_active: float | None = None,
     router_space: RouterSpace = "probs",
     facts: ModelFacts | None = None,
     dynamic_skipping: bool = False,
@@ -110,6 +111,7 @@ def eep_space(
     section = EepSection(
         experts=retained,
         active=active,
+        mean_active=mean_active,
         groups=groups,
         neuron_share=neuron_share,
         router_space=router_space,

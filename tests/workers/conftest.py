@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,7 +169,8 @@ def plain_model(
     blocks = []
     for i, (layer, block) in enumerate(sparse):
         skip = None if thresholds is None else float(thresholds[i])
-        layer.mlp = PlainMoE(block, edit.router_mapping[i], edit.expert_merging[i], edit, rescale, skip)
+        own = replace(edit, active=edit.active_by_layer[i])
+        layer.mlp = PlainMoE(block, edit.router_mapping[i], edit.expert_merging[i], own, rescale, skip)
         blocks.append(layer.mlp)
     return model, blocks
 

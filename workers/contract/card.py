@@ -23,7 +23,7 @@ class ExportSummary:
 
     Attributes:
         experts: Experts per MoE layer; 0 for a dense model.
-        active: Active experts per token.
+        active: Active experts per token, of the layer with the most.
         parameters_before: Parameters of the unedited model.
         lead: Beginning of the card's first sentence.
         method: Name and arXiv number of the paper.
@@ -153,7 +153,7 @@ class ExportReport:
         directory: Folder of the checkpoint.
         form: See `CheckpointForm`.
         experts: Experts per MoE layer; 0 for a dense model.
-        active: Active experts per token.
+        active: Active experts per token, of the layer with the most.
         parameters: Number of parameters of the exported model.
         size_bytes: Total size of the files.
         agreement: Comparison of the files with the edited model; None in the source form.

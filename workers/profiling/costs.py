@@ -105,7 +105,8 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
     if isinstance(module, nn.Embedding):
         return ModuleUse(0, 0)
     if "down_proj" in own:
-        return _experts(own, active_experts(config))
+        # Native checkpoints may give the experts of each layer their own number of active ones.
+        return _experts(own, getattr(module, "top_k", None) or active_experts(config))
     if any(each.dim() > 1 for name, each in own.items() if name != _DECAY):
         raise UserError(
             f"{name}: no rule says what a token does with the matrices of a {kind}; profile a model of another family"

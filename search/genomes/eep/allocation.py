@@ -1,4 +1,4 @@
-"""EEP candidates described by a few numbers: number and widths of the kept experts, and how importance is computed.
+"""EEP candidates described by a few numbers: kept experts, their widths and active experts by layer, and importance.
 
 Which experts are kept follows from their importance, so a search of these numbers has a handful of dimensions however
 many experts there are. Widths take effect with `repair.neurons`, which fills the kept experts with the most important
@@ -57,6 +57,8 @@ class AllocationGenome(ArrayGenome):
         space: Space of the genome.
         capacities: Logarithms of the layers' relative widths, float32 [layers], read-only; a common offset has no
             effect. [0] for equal widths.
+        activity: Logarithms of the layers' relative numbers of active experts, float32 [layers], read-only; a common
+            offset has no effect. [0] unless `EepSpace.mean_active` is given.
         halvings: A third of the logarithm to base 2 of n / n', rounded to the nearest of `EepSpace.counts`; float32
             [1], read-only. [0] if the number n' of kept experts is fixed.
         tasks: A third of the logarithms of the weights of the tasks' calibration tokens in the sums of importance,
@@ -67,16 +69,22 @@ class AllocationGenome(ArrayGenome):
 
     space: EepSpace = field(repr=False, compare=False)
     capacities: NDArray[np.float32]
+    activity: NDArray[np.float32]
     halvings: NDArray[np.float32]
     tasks: NDArray[np.float32]
     exponents: NDArray[np.float32]
 
     def __post_init__(self) -> None:
         layers = self.space.layers if len(self.capacities) else 0
-        halvings = _halving_count(self.space)
-        shapes = {"capacities": (layers,), "halvings": (halvings,), "tasks": (len(self.tasks),), "exponents": (3,)}
-        for name, shape in shapes.items():
-            self._set_array(name, np.array(getattr(self, name), dtype=np.float32), shape)
+        sizes = {
+            "capacities": layers,
+            "activity": _activity_count(self.space),
+            "halvings": _halving_count(self.space),
+            "tasks": len(self.tasks),
+            "exponents": 3,
+        }
+        for name, size in sizes.items():
+            self._set_array(name, np.array(getattr(self, name), dtype=np.float32), (size,))
 
     def to_bytes(self) -> bytes:
         """Return the header and the arrays as little-endian float32.
@@ -89,8 +97,9 @@ class AllocationGenome(ArrayGenome):
 
     @cached_property
     def vector(self) -> NDArray[np.float64]:
-        """All numbers: float64 [capacities + halvings + tasks + 3]."""
-        return np.concatenate([self.capacities, self.halvings, self.tasks, self.exponents]).astype(np.float64)
+        """All numbers: float64 [capacities + activity + halvings + tasks + 3]."""
+        parts = [self.capacities, self.activity, self.halvings, self.tasks, self.exponents]
+        return np.concatenate(parts).astype(np.float64)
 
     @property
     def task_weights(self) -> NDArray[np.float64]:
@@ -111,6 +120,22 @@ class AllocationGenome(ArrayGenome):
         return WidthBudget.of(self.pruned.space).widths(capacities)
 
     @cached_property
+    def active(self) -> tuple[int, ...]:
+        """Active experts per token of each layer."""
+        space = self.pruned.space
+        if not len(self.activity):
+            return (space.active,) * space.layers
+        return ActiveBudget.of(space).numbers(self.activity)
+
+    @property
+    def idle_parameters(self) -> int:
+        """Parameters of the kept experts that a token doesn't use, in all layers."""
+        facts, retained = self.space.facts, self.retained
+        layers = zip(self.widths, self.active, strict=True)
+        narrower = ((retained - active, facts.expert_neurons - width) for width, active in layers)
+        return sum(idle * (facts.expert_parameters - missing * facts.neuron_parameters) for idle, missing in narrower)
+
+    @cached_property
     def pruned(self) -> EepGenome:
         """The kept experts, as a genome of the space in which every layer is a group of its own."""
         space = self.space.keeping(self.retained)
@@ -126,7 +151,7 @@ class AllocationGenome(ArrayGenome):
         return hashlib.sha256(MAGIC + self._edit.phenotype_hash.encode()).hexdigest()
 
     def express(self) -> EepEdit:
-        """Return the edit that keeps the most important experts, with the widths of the layers."""
+        """Return the edit that keeps the most important experts, with the layers' widths and active experts."""
         return self._edit
 
     @cached_property
@@ -135,7 +160,7 @@ class AllocationGenome(ArrayGenome):
         space = self.pruned.space
         original = set(self.widths) == {space.facts.expert_neurons}
         widths = None if original else self.widths
-        return EepEdit(mapping, merging, space.active, space.router_space, space.skip_rows, widths)
+        return EepEdit(mapping, merging, self.active, space.router_space, space.skip_rows, widths)
 
 
 def expert_importance(sums: NDArray[np.floating], exponents: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -235,18 +260,67 @@ class WidthBudget:
         Args:
             capacities: float [layers].
         """
-        weights, ones = np.exp(np.clip(capacities.astype(np.float64), -10, 10)), np.ones(self.layers)
-        ideal = divided(weights, self.least * ones, self.most * ones, ones, self.total)
-        return tuple(int(each) * self.step for each in rounded(ideal, self.total, self.least, self.most))
+        return tuple(each * self.step for each in _shared(capacities, self.total, self.least, self.most))
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveBudget:
+    """The numbers of active experts that layers may have: all candidates of a space have the same total.
+
+    Attributes:
+        most: Largest number of a layer: that of the unedited model, or the mean rounded up if that is more. The
+            smallest number is 1.
+        layers: Number of layers.
+        total: Sum of the layers' numbers.
+    """
+
+    most: int
+    layers: int
+    total: int
+
+    @classmethod
+    def of(cls, space: EepSpace) -> ActiveBudget:
+        """Return the budget of a space: the largest total whose mean is at most `genome.mean_active`.
+
+        A layer has no more active experts than it keeps. If its number of active experts isn't searched, all have it.
+        """
+        if space.mean_active is None:
+            return cls(space.active, space.layers, space.layers * space.active)
+        reach = space.facts.rule.groups.reach(space.retained)
+        total = min(int(space.layers * space.mean_active + _EPS), space.layers * reach)
+        most = max(space.facts.active, math.ceil(total / space.layers))
+        return cls(min(reach, most), space.layers, total)
+
+    @property
+    def mean(self) -> float:
+        """Mean number of active experts of a layer."""
+        return self.total / self.layers
+
+    def numbers(self, activity: NDArray[np.floating]) -> tuple[int, ...]:
+        """Divide the total among the layers in proportion to exp(activity), within the bounds.
+
+        Args:
+            activity: float [layers].
+        """
+        return tuple(_shared(activity, self.total, 1, self.most))
+
+
+def _shared(logits: NDArray[np.floating], total: int, least: int, most: int) -> list[int]:
+    """Divide a total among layers in proportion to exp(logits), in integers within bounds."""
+    weights, ones = np.exp(np.clip(logits.astype(np.float64), -10, 10)), np.ones(len(logits))
+    ideal = divided(weights, least * ones, most * ones, ones, total)
+    sizes: list[int] = rounded(ideal, total, least, most).tolist()
+    return sizes
 
 
 def even_genome(space: EepSpace) -> AllocationGenome:
-    """REAP's choice of experts with the same width in all layers.
+    """REAP's choice of experts with the same width in all layers, and as many active experts, as far as these divide.
 
     If the number of kept experts is searched, it is the largest one.
     """
     halvings = np.full(_halving_count(space), _halvings(space, space.retained))
-    arrays = np.zeros(space.layers), halvings, np.zeros(_task_count(space)), np.array(REAP_EXPONENTS)
+    even, tasks = (np.zeros(count) for count in (_activity_count(space), _task_count(space)))
+    arrays = np.zeros(space.layers), even, halvings, tasks, np.array(REAP_EXPONENTS)
     return AllocationGenome(space, *(array.astype(np.float32) for array in arrays))
 
 
@@ -282,11 +356,11 @@ def coverage_genome(space: EepSpace) -> AllocationGenome:
 
 
 def sample_allocation(rng: np.random.Generator, space: EepSpace, phase: AllocatePhase) -> Offspring[AllocationGenome]:
-    """Draw capacities and weights of tasks from a normal distribution; numbers of experts and exponents uniformly."""
-    capacities = rng.normal(0, _LOGIT_SPREAD, _capacity_count(space, phase))
+    """Draw capacities, activity and weights of tasks from a normal distribution; n' and exponents uniformly."""
+    by_layer = rng.normal(0, _LOGIT_SPREAD, _capacity_count(space, phase) + _activity_count(space))
     tasks = rng.normal(0, _LOGIT_SPREAD, _task_count(space))
     halvings = [_halvings(space, int(rng.choice(space.counts))) for _ in range(_halving_count(space))]
-    vector = np.concatenate([capacities, halvings, tasks, rng.uniform(0, _MOST_EXPONENTS)])
+    vector = np.concatenate([by_layer, halvings, tasks, rng.uniform(0, _MOST_EXPONENTS)])
     return Offspring(from_vector(space, vector, phase), "random", ())
 
 
@@ -295,7 +369,7 @@ def breed_allocation(
 ) -> Offspring[AllocationGenome]:
     """Cross two parents number by number, then change numbers by Gaussian steps; at least one changes.
 
-    Since widths have a fixed total, a layer that gains takes from all others.
+    Since widths and active experts have fixed totals, a layer that gains takes from all others.
     """
     given = [as_allocation(parent, phase) for parent in parents]
     first, last = given[0].vector, given[-1].vector
@@ -334,7 +408,7 @@ def allocation_from_bytes(space: EepSpace, data: bytes) -> AllocationGenome:
     _, capacities, tasks, retained, experts = head
     fits = (retained, experts) == (space.retained, space.experts) and capacities in (0, space.layers)
     known = space.calibration is None or (SUMS in space.statistics and tasks == _task_count(space))
-    numbers = capacities + _halving_count(space) + tasks + 3
+    numbers = capacities + _activity_count(space) + _halving_count(space) + tasks + 3
     if not fits or not known or len(data) != _HEADER.size + 4 * numbers:
         raise ValueError("these bytes are no EEP genome of this space")
     return _genome(space, np.frombuffer(data, dtype="<f4", offset=_HEADER.size), capacities)
@@ -343,13 +417,18 @@ def allocation_from_bytes(space: EepSpace, data: bytes) -> AllocationGenome:
 def _genome(space: EepSpace, vector: NDArray[np.floating], capacities: int) -> AllocationGenome:
     values = vector.astype(np.float32)
     exponents = np.clip(values[-3:], 0, _MOST_EXPONENTS)
-    halvings, tasks = np.split(values[capacities:-3], [_halving_count(space)])
+    sizes = capacities, _activity_count(space), _halving_count(space)
+    by_layer, activity, halvings, tasks = np.split(values[:-3], np.cumsum(sizes))
     halvings = np.clip(halvings, _halvings(space, space.retained), _halvings(space, space.fewest))
-    return AllocationGenome(space, values[:capacities], halvings, tasks, exponents)
+    return AllocationGenome(space, by_layer, activity, halvings, tasks, exponents)
 
 
 def _capacity_count(space: EepSpace, phase: AllocatePhase) -> int:
     return space.layers if phase.widths == "searched" else 0
+
+
+def _activity_count(space: EepSpace) -> int:
+    return 0 if space.mean_active is None else space.layers
 
 
 def _halvings(space: EepSpace, count: int) -> float:

@@ -71,7 +71,7 @@ class EepFigures(GenomeFigures[Any]):
     def outline(self, genome: Any) -> GenomeOutline:
         matrices, space = _matrices_of(genome), genome.space
         settings = [("kept experts", f"{matrices.space.retained} of {space.experts}")]
-        widths: list[tuple[int, ...]] = [()] * space.layers
+        columns: list[tuple[str, int, tuple[int, ...]]] = []
         if isinstance(genome, AllocationGenome):
             names = ("routing weights", "output norms", "numbers of tokens")
             settings.extend(
@@ -82,7 +82,9 @@ class EepFigures(GenomeFigures[Any]):
                 settings.extend(
                     (f"weight of task {place}", f"{share:.2g}") for place, share in enumerate(shares.tolist(), start=1)
                 )
-            widths = [(width,) for width in genome.widths]
+            columns.append(("neurons per expert", space.facts.expert_neurons, genome.widths))
+            if len(genome.activity):
+                columns.append(("active experts", space.facts.active, genome.active))
         elif not genome.one_hot:
             settings.append(("experts are", "merged"))
         used: NDArray[np.bool_] = np.any(np.abs(matrices.expert_merging) > _MIN_COEFFICIENT, axis=1)
@@ -90,10 +92,12 @@ class EepFigures(GenomeFigures[Any]):
         return GenomeOutline(
             tuple(settings),
             space.experts,
-            (("neurons per expert", space.facts.expert_neurons),) if widths[0] else (),
+            tuple((label, whole) for label, whole, _ in columns),
             tuple(
-                LayerOutline(layer, tuple(np.flatnonzero(used[group]).tolist()), sizes)
-                for layer, group, sizes in zip(space.facts.moe_layers, groups, widths, strict=True)
+                LayerOutline(
+                    layer, tuple(np.flatnonzero(used[group]).tolist()), tuple(sizes[place] for *_, sizes in columns)
+                )
+                for place, (layer, group) in enumerate(zip(space.facts.moe_layers, groups, strict=True))
             ),
         )
 

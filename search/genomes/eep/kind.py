@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import GenomeKind
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
-from moevolve.search.genomes.eep.allocation import WidthBudget
+from moevolve.search.genomes.eep.allocation import ActiveBudget, WidthBudget
 from moevolve.search.genomes.eep.baselines import BASELINES, expert_recipes
 from moevolve.search.genomes.eep.figures import EepFigures
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
@@ -37,9 +37,10 @@ class EepCosts(GenomeCosts[EepSpace]):
     def token_flops(self, phase: str) -> int:
         # Of equally many neurons, few wide experts have the most that a token uses.
         space, outline = self.space.keeping(self.space.fewest), self.outline
-        fewer = float(outline.facts.active - space.active)
+        active = ActiveBudget.of(space).mean
+        fewer = outline.facts.active - active
         if space.saved_neurons:
-            fewer += space.active * space.saved_neurons / (space.layers * outline.facts.expert_neurons)
+            fewer += active * space.saved_neurons / (space.layers * outline.facts.expert_neurons)
         return outline.token_flops + sum(
             self._router(each, phase) - int(fewer * each.expert) for each in outline.layers
         )
@@ -82,7 +83,7 @@ class EepCosts(GenomeCosts[EepSpace]):
     def _fit(self, uneven: bool) -> FitOutline:
         space, neurons = self.space, self.outline.intermediate
         width = WidthBudget.of(space).widest if uneven or space.neuron_share is not None else neurons
-        share, pool = space.active / space.retained, space.experts * neurons
+        share, pool = ActiveBudget.of(space).most / space.retained, space.experts * neurons
         dense = self.outline.facts.shared_neurons
         return FitOutline(space.retained * width + dense, space.retained, share, pool, dense)
 
@@ -112,11 +113,13 @@ def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]
         UserError: The model doesn't support the settings, or a phase can't make experts of other widths.
     """
     others = [position for position, phase in enumerate(phases) if phase.kind not in ("allocate", "repair")]
-    if section.neuron_share is not None and others:
-        raise UserError(
-            f"genome.neuron_share: only allocate phases give kept experts other widths, and phases.{others[0]} is a "
-            f"{phases[others[0]].kind} phase; use an allocate phase, or leave the share out"
-        )
+    searched = {"neuron_share": "kept experts other widths", "mean_active": "layers their own number of active experts"}
+    for name, what in searched.items():
+        if getattr(section, name) is not None and others:
+            raise UserError(
+                f"genome.{name}: only allocate phases give {what}, and phases.{others[0]} is a "
+                f"{phases[others[0]].kind} phase; use an allocate phase, or leave {name} out"
+            )
     divided = any(map(divides_neurons, phases))
     for position, phase in enumerate(phases):
         filled = phase.repair is not None and phase.repair.neurons is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -33,6 +34,7 @@ from moevolve.search.genomes.contract.operators import (
 )
 from moevolve.search.genomes.eep.allocation import MAGIC as ALLOCATION_MAGIC
 from moevolve.search.genomes.eep.allocation import (
+    ActiveBudget,
     AllocationGenome,
     WidthBudget,
     allocation_from_bytes,
@@ -45,7 +47,7 @@ from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
 from moevolve.search.genomes.eep.subsets import Subsets
 from moevolve.search.settings.phases import AllocatePhase, MergePhase, PhaseConfig, PrunePhase
 from moevolve.workers.contract.edits import ALL_TOKENS, Calibration, CalibrationRecipe
-from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
+from moevolve.workers.contract.facts import ModelFacts, parameters_after
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.methods.eep.edit import RouterSpace
 
@@ -66,6 +68,8 @@ class EepSection(GenomeSection):
             None searches it in allocate phases, with `neuron_share`: from all n by halves down to the fewest that hold
             the share as wide as original experts.
         active: Number of active experts k per token; None keeps the model's, or the most that a token can choose from.
+        mean_active: Mean number of active experts of a layer, instead of `active`: allocate phases search how many each
+            layer has, with the same total.
         groups: Number of equal contiguous groups of layers that share coefficients, or `per_layer`.
         neuron_share: Share of the model's expert neurons that all kept experts have together, in allocate phases; None
             is n' / n, so that kept experts are as wide as original ones on average.
@@ -86,6 +90,7 @@ class EepSection(GenomeSection):
     kind: Literal["eep"] = "eep"
     experts: int | None = Field(None, ge=1, le=MOST_PARTS)
     active: int | None = Field(None, ge=1, le=MOST_PARTS)
+    mean_active: float | None = Field(None, ge=1, le=MOST_PARTS)
     groups: Annotated[int, Field(ge=1, le=MOST_PARTS)] | Literal["per_layer"] = 4
     neuron_share: float | None = Field(None, gt=0, le=1)
     router_space: Literal["probs", "logits"] = "probs"
@@ -101,8 +106,15 @@ class EepSection(GenomeSection):
             raise ValueError(
                 "experts: give the number of experts to keep per layer, or neuron_share to search that number, too"
             )
-        if self.active is not None and self.experts is not None and self.active > self.experts:
-            raise ValueError(f"active {self.active} is more than the {self.experts} retained experts")
+        for name, active in (("active", self.active), ("mean_active", self.mean_active)):
+            if active is not None and self.experts is not None and active > self.experts:
+                raise ValueError(f"{name} {active} is more than the {self.experts} retained experts")
+        if self.active is not None and self.mean_active is not None:
+            raise ValueError("active, mean_active: give active for the same number in all layers, or mean_active")
+        if self.dynamic_skipping and self.mean_active is not None:
+            raise ValueError(
+                "mean_active: dynamic_skipping is defined for 2 active experts in all layers; use active: 2"
+            )
         return self
 
 
@@ -121,12 +133,13 @@ class EepSpace:
     Attributes:
         experts: Number of original experts n per MoE layer.
         retained: Number of retained experts n' per MoE layer; the largest one if it is searched.
-        active: Number of active experts k per token after the edit; the largest one if n' is searched.
+        active: Number of active experts k per token after the edit; the largest one if n' is searched, and the mean
+            rounded up if layers may differ.
         layer_groups: Index of every MoE layer's group, in order of depth.
         router_space: See `EepSection`.
         facts: Sizes and family of the model.
         dynamic_skipping: See `EepSection`.
-        neuron_share: See `EepSection`.
+        mean_active, neuron_share: See `EepSection`.
         counts: Numbers of retained experts to choose from, the largest first; () if their number isn't searched.
         recipe: Measurements for dynamic skipping and for baselines; None if there are none.
         calibration: Results of these measurements; None before calibration.
@@ -141,6 +154,7 @@ class EepSpace:
     router_space: RouterSpace
     facts: ModelFacts = field(repr=False)
     dynamic_skipping: bool = False
+    mean_active: float | None = None
     neuron_share: float | None = None
     counts: tuple[int, ...] = ()
     recipe: CalibrationRecipe | None = None
@@ -161,7 +175,7 @@ class EepSpace:
         if retained > facts.experts:
             raise UserError(f"genome.experts: {retained} is more than the model's {facts.experts} experts")
         reachable = _check_family(section, retained, facts)
-        active = section.active if section.active is not None else min(facts.active, reachable)
+        active = min(_asked_active(section) or facts.active, reachable)
         groups = layers if section.groups == "per_layer" else section.groups
         if groups > layers:
             raise UserError(f"genome.groups: {groups} is more than the model's {layers} MoE layers")
@@ -178,6 +192,7 @@ class EepSpace:
             router_space=section.router_space,
             facts=facts,
             dynamic_skipping=skips,
+            mean_active=section.mean_active,
             neuron_share=section.neuron_share,
             recipe=recipe,
         )
@@ -334,7 +349,8 @@ class EepSpace:
     def describe(self, genome: EepGenome | AllocationGenome) -> Description:
         if isinstance(genome, AllocationGenome):
             summary = self._summary_of_allocation(genome)
-            return replace(genome.pruned.space.describe(genome.pruned), summary=summary)
+            pruned = genome.pruned.space.describe(genome.pruned)
+            return replace(pruned, active_parameters=pruned.parameters - genome.idle_parameters, summary=summary)
         if genome.one_hot:
             summary = self._summary_of_pruning(genome)
         else:
@@ -355,7 +371,8 @@ class EepSpace:
     def parameters(self, one_hot: bool, identity: bool = False) -> tuple[int, int]:
         """Return the parameters of a candidate's model, and those that a token uses.
 
-        With `neuron_share` the active ones are those of layers of the mean width.
+        With `neuron_share` and `mean_active` the active ones are those of layers of the mean width and the mean number
+        of active experts.
 
         Args:
             one_hot: True if every row of the router mapping is one-hot.
@@ -363,10 +380,10 @@ class EepSpace:
         """
         # A mapping that can't be folded into a smaller router is kept in addition to the whole router.
         folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and one_hot) or identity
-        sizes = self.facts, self.retained
-        used = active_parameters(*sizes, self.active, native=not folds)
-        saved = self.saved_neurons * self.facts.neuron_parameters
-        return parameters_after(*sizes, native=not folds) - self.retained * saved, used - self.active * saved
+        facts, saved = self.facts, self.saved_neurons * self.facts.neuron_parameters
+        parameters = parameters_after(facts, self.retained, native=not folds) - self.retained * saved
+        idle = self.retained - ActiveBudget.of(self).mean
+        return parameters, parameters - round(idle * (self.layers * facts.expert_parameters - saved))
 
     def _summary_of_allocation(self, genome: AllocationGenome) -> str:
         """Widths, exponents of importance, and relative weights of the tasks, as far as they are searched and few."""
@@ -375,6 +392,10 @@ class EepSpace:
             few = len(genome.widths) <= _SUMMARY_WIDTHS
             widths = " ".join(map(str, genome.widths)) if few else f"{min(genome.widths)} to {max(genome.widths)}"
             parts.append(f"widths {widths}")
+        if len(genome.activity):
+            few = len(genome.active) <= _SUMMARY_DIGITS // 2
+            active = " ".join(map(str, genome.active)) if few else f"{min(genome.active)} to {max(genome.active)}"
+            parts.append(f"active {active}")
         parts.append("importance " + "/".join(f"{each:.2g}" for each in genome.exponents))
         if 0 < len(genome.tasks) <= _SUMMARY_TASKS:
             parts.append("tasks " + "/".join(f"{each:.2g}" for each in genome.task_weights / genome.task_weights.max()))
@@ -399,7 +420,7 @@ def _searched_counts(space: EepSpace, section: EepSection) -> tuple[int, ...]:
     counts = tuple(
         each.retained
         for each in routable
-        if not rule.active_fault(each.retained, section.active or each.active) and WidthBudget.fits(each)
+        if not rule.active_fault(each.retained, _asked_active(section) or each.active) and WidthBudget.fits(each)
     )
     if not counts:
         raise UserError(
@@ -407,6 +428,11 @@ def _searched_counts(space: EepSpace, section: EepSection) -> tuple[int, ...]:
             "among half as many, and so on; give a larger share, or the number of kept experts (genome.experts)"
         )
     return counts
+
+
+def _asked_active(section: EepSection) -> int | None:
+    """The number of active experts that settings give, of the mean over layers rounded up; None if they give none."""
+    return section.active if section.mean_active is None else ceil(section.mean_active)
 
 
 def _check_family(section: EepSection, retained: int, facts: ModelFacts) -> int:
@@ -419,10 +445,12 @@ def _check_family(section: EepSection, retained: int, facts: ModelFacts) -> int:
     problem = groups.fault(retained)
     if problem is not None:
         raise UserError(f"genome.experts: {retained} experts of a {facts.family} model {problem}")
-    active = section.active or min(facts.active, facts.rule.groups.reach(retained))
-    problem = facts.rule.active_fault(retained, active)
-    if problem is not None:
-        raise UserError(f"genome.active: {active} active experts of a {facts.family} model {problem}")
+    active = _asked_active(section) or min(facts.active, facts.rule.groups.reach(retained))
+    name, numbers = ("active", (active,)) if section.mean_active is None else ("mean_active", (1, active))
+    for number in numbers:
+        problem = facts.rule.active_fault(retained, number)
+        if problem is not None:
+            raise UserError(f"genome.{name}: {number} active experts of a {facts.family} model {problem}")
     if not facts.rule.has_scores and section.router_space == "probs":
         raise UserError(f"genome.router_space ({facts.family} model): {NO_SCORES}")
     if facts.rule.scores == "sparse_mixer" and section.dynamic_skipping:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from search_samples import ALLOCATE, PRUNE, deepseek, eep_space, few, many, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.allocation import (
     REAP_EXPONENTS,
     SUMS,
+    ActiveBudget,
     AllocationGenome,
     WidthBudget,
     breed_allocation,
@@ -43,10 +46,12 @@ def space_of(
     experts: int = EXPERTS,
     seed: int = 0,
     share: float | None = None,
+    active: float | None = None,
 ) -> EepSpace:
     facts = replace(mixtral(layers, experts), expert_neurons=width)
     sums = np.random.default_rng(seed).uniform(0.1, 9, (layers, experts, 3, 3)).astype(np.float32)
-    return eep_space(retained, layers, facts=facts, neuron_share=share).calibrated(Calibration({SUMS: sums[None]}))
+    space = eep_space(retained, layers, facts=facts, neuron_share=share, mean_active=active)
+    return space.calibrated(Calibration({SUMS: sums[None]}))
 
 
 @many
@@ -94,6 +99,58 @@ def test_a_share_is_used_up_to_one_step(
     wanted = share * layers * experts * width / retained
     # There may be no room for the last neurons of a layer, which are less than a step for each kept expert.
     assert -1e-6 <= wanted - budget.neurons <= layers * budget.step
+
+
+@many
+@given(data=st.data(), layers=st.integers(1, 40), experts=st.integers(1, 64))
+def test_active_experts_add_up_and_follow_activity(data: st.DataObject, layers: int, experts: int) -> None:
+    retained = data.draw(st.integers(1, experts))
+    mean = data.draw(st.floats(1, retained))
+    budget = ActiveBudget.of(space_of(retained, layers=layers, experts=experts, active=mean))
+    assert -1e-6 <= layers * mean - budget.total < 1 + 1e-6 and budget.most <= min(retained, max(2, mean + 1))
+    activity = np.array(data.draw(st.lists(st.floats(-20, 20), min_size=layers, max_size=layers)))
+    numbers = budget.numbers(activity)
+    assert sum(numbers) == budget.total and all(1 <= each <= budget.most for each in numbers)
+    order = np.argsort(activity, kind="stable")
+    assert (np.diff(np.array(numbers)[order]) >= -1).all(), "more activity has no fewer experts, but for rounding"
+    assert set(budget.numbers(np.zeros(layers))) <= {int(mean), int(mean) + 1}
+
+
+def test_parameters_of_a_token_are_those_of_the_layers_active_experts() -> None:
+    four = replace(mixtral(LAYERS, EXPERTS), expert_neurons=128, active=4)
+    sums = space_of(4).statistics
+    space = eep_space(4, LAYERS, facts=four, mean_active=2).calibrated(Calibration(sums))
+    size, neuron = space.facts.expert_parameters, space.facts.neuron_parameters
+    widths, activity = np.log([1, 2, 1, 3, 1]), np.log([1, 4, 1, 1, 3])
+    genome = from_vector(space, np.array([*widths, *activity, *REAP_EXPONENTS]), ALLOCATE)
+    assert genome.active == (1, 4, 1, 1, 3) and genome.widths == (80, 160, 80, 240, 80)
+    idle = sum((4 - k) * (size - (128 - width) * neuron) for k, width in zip(genome.active, genome.widths, strict=True))
+    found = space.describe(genome)
+    assert found.active == 2 and found.parameters - found.active_parameters == idle
+    assert found.parameters == space.parameters(True)[0]
+    assert "widths 80 160 80 240 80, active 1 4 1 1 3" in found.summary
+    assert genome.express().active == (1, 4, 1, 1, 3)
+    even, usual = even_genome(space), even_genome(space_of(4))
+    assert even.express().phenotype_hash == usual.express().phenotype_hash, "the model has two active experts"
+    assert space.describe(even).active_parameters == space_of(4).describe(usual).active_parameters
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"experts": 2, "mean_active": 2.5}, "mean_active 2.5 is more than the 2 retained experts"),
+        ({"experts": 4, "mean_active": 2, "active": 2}, "active, mean_active: give active"),
+        ({"experts": 4, "mean_active": 2, "dynamic_skipping": True}, "mean_active: dynamic_skipping is defined"),
+    ],
+)
+def test_settings_that_contradict_searched_active_experts(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        EepSection(**settings)
+
+
+def test_searched_active_experts_need_an_allocate_phase() -> None:
+    with pytest.raises(UserError, match=r"genome\.mean_active: only allocate phases .* phases\.0 is a prune phase"):
+        make_space(EepSection(experts=4, mean_active=2), mixtral(5, 8), (PRUNE, ALLOCATE))
 
 
 def test_too_small_a_share_is_refused() -> None:

@@ -24,7 +24,7 @@ from tomoe_samples import tomoe_space
 
 from moevolve.search.figures.style import drawing, to_svg
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace, Offspring, SubsetSpace
-from moevolve.search.genomes.eep.allocation import SUMS, AllocationGenome, even_genome
+from moevolve.search.genomes.eep.allocation import SUMS, ActiveBudget, AllocationGenome, even_genome
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
@@ -102,19 +102,21 @@ def _check_allocation(genome: AllocationGenome, phase: PhaseConfig) -> None:
     space, edit = genome.space.keeping(genome.retained), genome.express()
     assert edit.expert_merging.shape[1] == genome.space.describe(genome).experts == genome.retained
     assert sum(genome.widths) == space.layers * space.facts.expert_neurons - space.saved_neurons
+    total = ActiveBudget.of(space).total
+    assert sum(edit.active_by_layer) == total and genome.active == edit.active_by_layer
     original = set(genome.widths) == {space.facts.expert_neurons}
     assert edit.widths == (None if original else genome.widths)
     assert edit.one_hot_mapping.all() and np.array_equal(edit.router_mapping, edit.expert_merging)
     assert (edit.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
 
 
-def _allocated_eep(retained: int | None, layers: int, experts: int, neuron_share: float | None = None) -> Sample:
-    space = eep_space(retained, 3, layers=layers, experts=experts, neuron_share=neuron_share)
+def _allocated_eep(retained: int | None, layers: int, experts: int, **settings: float) -> Sample:
+    space = eep_space(retained, 3, layers=layers, experts=experts, **settings)  # type: ignore[arg-type]
     sums = np.random.default_rng(1).uniform(0.1, 1, (layers, experts, 3, 3)).astype(np.float32)
     return Sample(
         space.calibrated(Calibration({SUMS: sums[None]})),
         (ALLOCATE,),
-        lambda genome: (genome.capacities, genome.halvings, genome.exponents),
+        lambda genome: (genome.capacities, genome.activity, genome.halvings, genome.exponents),
         lambda genome, rng: genome,
         _check_allocation,
     )
@@ -228,6 +230,8 @@ SAMPLES = {
     "eep-allocated": _allocated_eep(4, 6, 8),
     "eep-allocated-one-expert": _allocated_eep(1, 5, 8),
     "eep-allocated-narrow": _allocated_eep(4, 5, 8, neuron_share=0.125),
+    "eep-allocated-active": _allocated_eep(4, 5, 8, mean_active=1.5),
+    "eep-allocated-any-number-active": _allocated_eep(None, 5, 16, neuron_share=0.125, mean_active=3),
     "eep-allocated-any-number": _allocated_eep(None, 5, 16, neuron_share=0.125),
     "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
     "nanomoe-II": _nanomoe(variant="II", blocks=2, rank=4, layers="*_proj"),
@@ -422,7 +426,8 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
     outline = outline_of(base_space(kind.space).facts)  # type: ignore[attr-defined]
     costs, genome = costs_of(kind.space, outline), start_of(kind)
     described = kind.space.describe(grown(kind, phase, 1, steps=6) if genome is None else genome)
-    if getattr(kind.space, "counts", ()):  # the largest of the numbers that are searched
+    # The largest number of experts where that is searched, and the same number of active ones in all layers.
+    if getattr(kind.space, "counts", ()) or getattr(kind.space, "mean_active", None):
         described = kind.space.describe(even_genome(kind.space))  # type: ignore[arg-type]
     experts, active, parameters, active_parameters = costs.counts(phase.kind)
     assert (experts, active) == (described.experts, described.active)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,11 @@ def test_numbers_retained_and_active(
             assert_close(logits(model, edit, tokens), plain_family_logits(checkpoint(variant), edit, tokens))
             tried += 1
     assert tried >= 4
+    even = make_family_edit(variant, "both", count, 2, space="logits")
+    edit = replace(even, active=(2, 1, 3)[: even.layers])
+    found = logits(model, edit, tokens)
+    assert_close(found, plain_family_logits(checkpoint(variant), edit, tokens))
+    assert float((found - logits(model, even, tokens)).abs().max()) > 1e-3
 
 
 @variants

@@ -106,13 +106,13 @@ class EepApplicator:
         mappings = _per_layer(host_tensor(edit.router_mapping), self._layers)
         selected = _per_layer(host_tensor(edit.router_mapping.argmax(axis=2)), self._layers)
         positions = _per_layer(host_tensor(edit.expert_merging.argmax(axis=2)), self._layers)
-        plans = []
+        plans, active = [], edit.active_by_layer
         for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
             own = positions[i] if edit.one_hot_merging[i] and not experts.on_host else None
             if edit.one_hot_mapping[i]:
-                plans.append(_one_hot_plan(layer, edit.active, own, selected[i], logits_space))
+                plans.append(_one_hot_plan(layer, active[i], own, selected[i], logits_space))
             else:
-                plans.append(_mapped_plan(layer, edit.active, own, mappings[i], logits_space))
+                plans.append(_mapped_plan(layer, active[i], own, mappings[i], logits_space))
         return plans
 
     def check(self, edit: EepEdit) -> None:
@@ -135,9 +135,10 @@ def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
     fault = rule.groups.fault(edit.retained)
     if fault is not None:
         return f"{edit.retained} experts {fault}"
-    fault = rule.active_fault(edit.retained, edit.active)
-    if fault is not None:
-        return f"{edit.active} active experts {fault}"
+    for active in sorted(set(edit.active_by_layer)):
+        fault = rule.active_fault(edit.retained, active)
+        if fault is not None:
+            return f"{active} active experts {fault}"
     if not rule.has_scores and edit.router_space == "probs" and not edit.one_hot_mapping.all():
         return f"router_space {NO_SCORES}"
     if rule.scores == "sparse_mixer" and edit.skip_rows is not None:

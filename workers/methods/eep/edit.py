@@ -83,7 +83,8 @@ class EepEdit:
     Attributes:
         router_mapping: `W_RM`, float32 [layers, n', n], one matrix per MoE layer in order of depth.
         expert_merging: `W_EM`, float32 [layers, n', n].
-        active: Experts per token k after the edit, 1 to n'.
+        active: Experts per token k after the edit, 1 to n': of every MoE layer, in order of depth, or one number for
+            all. Equal numbers become one.
         router_space: `probs` maps the scores of all n experts: the softmax as in the paper, or the family's own scores.
             `logits` maps the router's logits, so that the mapping folds into a smaller router. See
             `moevolve.kernels.routing`.
@@ -99,7 +100,7 @@ class EepEdit:
 
     router_mapping: NDArray[np.float32] = field(repr=False)
     expert_merging: NDArray[np.float32] = field(repr=False)
-    active: int
+    active: int | tuple[int, ...]
     router_space: RouterSpace = "probs"
     skip_rows: FitRows | None = field(default=None, repr=False)
     widths: tuple[int, ...] | None = None
@@ -114,14 +115,29 @@ class EepEdit:
                 f"an EEP edit needs two matrices of one shape [layers, n', n], got router_mapping {shape} and "
                 f"expert_merging {self.expert_merging.shape}"
             )
-        if not 1 <= self.active <= shape[1]:
-            raise UserError(f"an EEP edit of {shape[1]} experts can't have {self.active} active; use 1 to {shape[1]}")
+        self._check_active()
         if self.router_space not in ("probs", "logits"):
             raise UserError(f"router_space {self.router_space!r} of an EEP edit is unknown; use probs or logits")
         if self.widths is not None and (len(self.widths) != self.layers or min(self.widths) < 1):
             raise UserError(f"an EEP edit of {self.layers} layers has widths {self.widths}; give each layer 1 at least")
         if self.skip_rows is not None and self.active != 2:
             raise UserError(f"dynamic skipping is defined for 2 active experts, this EEP edit has {self.active}")
+
+    def _check_active(self) -> None:
+        if isinstance(self.active, tuple):
+            if len(self.active) != self.layers:
+                raise UserError(f"an EEP edit of {self.layers} layers has active {self.active}; give each layer one")
+            if len(set(self.active)) == 1:
+                object.__setattr__(self, "active", self.active[0])
+        for layer, active in enumerate(self.active_by_layer):
+            if not 1 <= active <= self.retained:
+                what = f"{active} active in MoE layer {layer}" if isinstance(self.active, tuple) else f"{active} active"
+                raise UserError(f"an EEP edit of {self.retained} experts can't have {what}; use 1 to {self.retained}")
+
+    @property
+    def active_by_layer(self) -> tuple[int, ...]:
+        """Experts per token of every MoE layer."""
+        return self.active if isinstance(self.active, tuple) else (self.active,) * self.layers
 
     @property
     def layers(self) -> int:
@@ -172,12 +188,13 @@ class EepEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        head = f"eep/1 {self.router_mapping.shape[1:]} k={self.active} {self.router_space} ".encode()
+        shape, space = self.router_mapping.shape[1:], self.router_space
+        heads = [f"eep/1 {shape} k={active} {space} ".encode() for active in self.active_by_layer]
         widths = [b""] * self.layers if self.widths is None else [f"width {each}".encode() for each in self.widths]
-        layers = zip(self.router_mapping, self.expert_merging, widths, strict=True)
+        layers = zip(heads, self.router_mapping, self.expert_merging, widths, strict=True)
         hashes = tuple(
             hashlib.sha256(head + mapping.tobytes() + merging.tobytes() + width).hexdigest()
-            for mapping, merging, width in layers
+            for head, mapping, merging, width in layers
         )
         if self.skip_rows is None:
             return hashes

@@ -60,8 +60,12 @@ class EepExporter:
             rows.append(
                 ("active experts", f"{used:.2f} on average, on {len(edit.skip_rows.tokens):,} calibration tokens")
             )
+        if _uneven(edit):
+            assert isinstance(edit, EepEdit)
+            shown = ", ".join(map(str, edit.active_by_layer))
+            rows.append(("active experts", f"{shown}, by MoE layer"))
         before = resident.layers[0].count, active_experts(resident.model.config)
-        note = _form_note(form, _maps(resident, edit, form), bool(thresholds))
+        note = _form_note(form, _maps(resident, edit, form), bool(thresholds), _uneven(edit))
         return _summary(resident.layers[0].family.title, edit, before, loaded_parameters(resident), note, rows)
 
     def merges(self, edit: Edit) -> str | None:
@@ -88,7 +92,7 @@ class EepExporter:
             raise UserError(f"the individual can't be written in its checkpoint's format: {obstacle}")
         kept = [abs(matrix).argmax(axis=2).tolist() for matrix in (edit.router_mapping, edit.expert_merging)]
         routers, experts = (tuple(map(tuple, rows)) for rows in kept)
-        return ExpertSelection(routers, experts, edit.active)
+        return ExpertSelection(routers, experts, max(edit.active_by_layer))
 
     def selection_summary(self, edit: Edit, facts: ModelFacts, form_note: str) -> ExportSummary:
         title, before = FAMILIES[facts.family].title, (facts.experts, facts.active)
@@ -161,16 +165,23 @@ def form_obstacle(edit: Edit, rule: RoutingRule) -> str | None:
     assert isinstance(edit, EepEdit)
     if edit.skip_rows is not None:
         return "it leaves out second experts, which no class of transformers does"
+    if _uneven(edit):
+        return "its layers use different numbers of experts per token, which no class of transformers does"
     if not edit.router_folds(rule):
         return "its router mapping acts on the family's routing weights, and doesn't fold into a smaller router"
     return None
 
 
 def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
-    """Experts n' and active experts k of the edited model."""
+    """Experts n' and active experts k of the edited model; the largest k if layers differ."""
     if isinstance(edit, EepEdit):
-        return edit.retained, edit.active
+        return edit.retained, max(edit.active_by_layer)
     return resident.layers[0].count, active_experts(resident.model.config)
+
+
+def _uneven(edit: Edit) -> bool:
+    """Whether layers differ in how many experts a token uses."""
+    return isinstance(edit, EepEdit) and isinstance(edit.active, tuple)
 
 
 def _summary(
@@ -182,10 +193,12 @@ def _summary(
     rows: Sequence[tuple[str, str]],
 ) -> ExportSummary:
     """Describe a model of a family; `before` has its experts n and active experts k, and `parameters` its size."""
-    retained, active = (edit.retained, edit.active) if isinstance(edit, EepEdit) else before
+    retained, numbers = (edit.retained, edit.active_by_layer) if isinstance(edit, EepEdit) else (before[0], before[1:])
+    least, most = min(numbers), max(numbers)
+    active = str(most) if least == most else f"{least} to {most}"
     return ExportSummary(
         experts=retained,
-        active=active,
+        active=most,
         parameters_before=parameters,
         lead=(
             f"{title} reduced from {before[0]} to {retained} experts per MoE layer ({active} active per token,\n"
@@ -198,12 +211,14 @@ def _summary(
     )
 
 
-def _form_note(form: CheckpointForm, maps: bool, skips: bool) -> str:
+def _form_note(form: CheckpointForm, maps: bool, skips: bool, uneven: bool) -> str:
     if form == "stock":
         return "A stock checkpoint of its family: no custom code."
     does = ["keeps the whole router and maps its scores onto the experts that are left"] if maps else []
     if skips:
         does.append("leaves out a token's second expert where its routing weight is small beside the first's")
+    if uneven:
+        does.append("gives each layer its own number of active experts")
     does = does or ["gives the experts of each layer their own number of neurons"]
     return f"The modelling code beside this card {' and '.join(does)}; it needs\n`transformers` only."
 
@@ -258,6 +273,7 @@ def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTr
         experts=retained,
         maps=maps,
         resized=_resized(resident),
+        uneven=_uneven(edit),
         skips=skips,
         routes=maps or skips,
         biased=layer.router_bias is not None,
@@ -281,6 +297,8 @@ def _config(
         assert isinstance(edit, EepEdit)
         if _resized(resident):
             config.expert_widths = _widths(resident)
+        if _uneven(edit):
+            config.active_experts = list(edit.active_by_layer)
         if _thresholds(resident):
             config.skip_below = _thresholds(resident)
         if _maps(resident, edit, form):
