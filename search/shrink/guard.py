@@ -55,9 +55,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Kept checks, and what they were made of: the winner, and numbers of prompts and tokens."""
+    """Kept checks, and what they were made of: search, winner, and numbers of prompts and tokens."""
 
-    of: tuple[str | None, int, int]
+    of: tuple[str, str | None, int, int]
     checks: tuple[TaskCheck, ...]
 
 
@@ -81,7 +81,7 @@ def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, pa
     Raises:
         UserError: The model can't be loaded, or the winner can't be run.
     """
-    of = table.winner, request.guard_prompts, request.guard_tokens
+    of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens
     kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
     if kept is None or kept.of != of:
         kept = _Checked(of, _answered(subject, table, request))

@@ -80,9 +80,10 @@ def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(guard, "_answered", answered)
 
-    def checked(winner: str, **changes: Any) -> TaskCheck:
+    def checked(winner: str, search: str = "one", **changes: Any) -> TaskCheck:
         table: Any = SimpleNamespace(winner=winner)
-        (found,) = check_winner(None, table, replace(REQUEST, **changes), tmp_path / "checks.json")  # type: ignore[arg-type]
+        subject: Any = SimpleNamespace(search=SimpleNamespace(id=search))
+        (found,) = check_winner(subject, table, replace(REQUEST, **changes), tmp_path / "checks.json")
         return found
 
     assert checked("s:1") == checked("s:1") == GOOD
@@ -91,6 +92,7 @@ def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatc
     for changes in ({"guard_prompts": 3}, {"guard_tokens": 20}):
         checked("s:1", **changes)
     assert checked("s:2") == GOOD and made == ["s:1"] * 3 + ["s:2"]
+    assert checked("s:2", search="another") == GOOD and len(made) == 5, "of a store that was made anew"
 
 
 @pytest.fixture(scope="module")
