@@ -78,10 +78,13 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure; the file's suffix chooses the format.
 
     Raises:
-        UserError: the suffix is of no known format.
+        UserError: the suffix is of no known format, or the file can't be written.
     """
     check_format(figure, path)
-    figure.savefig(path, dpi=200)
+    try:
+        figure.savefig(path, dpi=200)
+    except OSError as error:
+        raise UserError(f"{path}: can't be written: {error.strerror or error}") from error
 
 
 def check_format(figure: Figure, path: Path) -> None:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.figures.fitness import draw_fitness
-from moevolve.search.figures.style import check_format, drawing
+from moevolve.search.figures.style import check_format, drawing, save
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
@@ -64,10 +64,7 @@ def plot_search(
             draw_fitness(parts[0].subplots(), history, full)
         if drawn is not None:
             figures_for(drawn).draw(parts[-1], drawn, start, genome_label)
-        try:
-            figure.savefig(path, dpi=150)
-        except OSError as error:
-            raise UserError(f"{path}: can't be written: {error.strerror or error}") from error
+        save(figure, path)
 
 
 def picture(store: StoreReader, request: PlotRequest) -> bytes:

@@ -7,9 +7,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import TaskSection
+from moevolve.search.figures.speed import speed_figure
+from moevolve.search.figures.style import check_format, drawing, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.operations.evaluate import prepared_split
@@ -18,12 +21,16 @@ from moevolve.search.operations.subject import Subject, find_subject
 from moevolve.search.requests.models import ProfileRequest
 from moevolve.store.reader import StoreReader
 from moevolve.workers.checkpoints.loading import gguf_file, placed
+from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit
 from moevolve.workers.profiling.messages import LoadedDtype, ProfiledModel, ProfileSettings, TaskPrompts
 from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.profiling.report import ProfileReport
 from moevolve.workers.profiling.run import ProfileError, profile_models
+
+if TYPE_CHECKING:
+    from moevolve.search.figures.style import Figure
 
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
 _MOST_PROMPT_TOKENS = 512
@@ -61,6 +68,9 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
     if full is not None:
         configs.append(full)
     prompts, new_tokens = _prompts(request, subjects, configs)
+    scores = {} if store is None or prompts is None else _scores(store, subjects, prompts)
+    if request.plot is not None:
+        _check_plot(request.plot, prompts, scores)
     settings = _settings(request, full, min(position_limit(config) for config in configs), prompts, new_tokens)
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
         models = dict(folders)
@@ -75,7 +85,51 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
     notes = _notes(report, subjects)
     if request.apart is None and report.settings.apart:
         notes = (_APART, *notes)
-    return replace(report, notes=notes)
+    scored = tuple(replace(model, score=scores.get(model.label)) for model in report.models)
+    report = replace(report, models=scored, notes=notes)
+    if request.plot is not None:
+        save(_figure(report), request.plot)
+    return report
+
+
+def _scores(store: StoreReader, subjects: dict[str, Subject], prompts: TaskPrompts) -> dict[str, float]:
+    """Stored scores of individuals and of their full model on the prompts' task and split, by name."""
+    found = {}
+    for name, subject in subjects.items():
+        search = subject.search
+        tasks = [
+            one.task_fingerprint
+            for one in store.search_tasks(search.id)
+            if (one.task, one.split) == (prompts.task, prompts.split)
+        ]
+        names = {FULL: IdentityEdit().phenotype_hash}
+        if subject.detail is not None:
+            names[name] = subject.detail.individual.phenotype_hash
+        for label, phenotype in names.items():
+            for record in store.evaluations(phenotype, search.model_fingerprint, search.engine_fingerprint, tasks):
+                if record.score is not None:
+                    found[label] = record.score
+    return found
+
+
+def _check_plot(path: Path, prompts: TaskPrompts | None, scores: dict[str, float]) -> None:
+    """Raise UserError, before anything is measured, if there will be nothing to draw or the file can't be a picture."""
+    if prompts is None:
+        raise UserError("--plot draws scores on a task: name it with --task")
+    if not scores:
+        raise UserError(f"--plot: the store has no score of these models on {prompts.task} ({prompts.split})")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}")
+    with drawing(1) as figure:
+        check_format(figure, path)
+
+
+def _figure(report: ProfileReport) -> Figure:
+    """Draw the models that have a score."""
+    drawn = [model for model in report.models if model.score is not None]
+    sizes = report.settings.batch_sizes
+    rates = {size: [model.batches[place].answer_rate for model in drawn] for place, size in enumerate(sizes)}
+    return speed_figure([model.label for model in drawn], [model.score or 0.0 for model in drawn], rates)
 
 
 def _notes(report: ProfileReport, subjects: dict[str, Subject]) -> tuple[str, ...]:

@@ -294,3 +294,8 @@ class ProfileRequest(Request["ProfileReport"]):
         ),
         Flag("--apart/--together"),
     ] = None
+    plot: Annotated[
+        Path | None,
+        Field(description="Picture to write (.png, .svg, .pdf): scores on the task against answers per second."),
+        Flag(metavar="FILE"),
+    ] = None

@@ -58,11 +58,14 @@ class ModelProfile:
         label: Name of the model as the user gave it.
         load: Costs of the model and the settings that it ran with.
         batches: Measurements by batch size, ascending.
+        score: Stored score on the prompts' task and split, from 0 to 1; None for arbitrary prompts, folders, and models
+            that weren't evaluated on them.
     """
 
     label: str
     load: LoadReply
     batches: tuple[BatchProfile, ...]
+    score: float | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from moevolve.search.cli.output.console import output, print_table
-from moevolve.search.text import flop_count, memory_size, parameter_count
+from moevolve.search.text import flop_count, memory_size, parameter_count, percent
 
 if TYPE_CHECKING:
     from moevolve.workers.profiling.messages import ProfileSettings
@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 def print_profile(report: ProfileReport) -> None:
     """Print a line per model and batch size."""
     settings, reference = report.settings, report.reference
-    columns = [("model", False), ("parameters", True), ("active", True), ("weights", True), ("FLOPs/token", True)]
+    scored = any(model.score is not None for model in report.models)
+    columns = [("model", False), *([("score", True)] if scored else [])]
+    columns += [("parameters", True), ("active", True), ("weights", True), ("FLOPs/token", True)]
     columns += [("batch", True), ("peak memory", True), ("prefill tokens/s", True), ("decode tokens/s", True)]
     columns.append(("answers/s", True))
-    rows = [row for model in report.models for row in _rows(model, reference)]
+    rows = [row for model in report.models for row in _rows(model, reference, scored)]
     ran = reference.load
     print_table(
         f"{_machine(report)}, {ran.dtype}, {_prompts(settings)} and {settings.new_tokens} new tokens, "
@@ -32,11 +34,12 @@ def print_profile(report: ProfileReport) -> None:
         output.print(note, soft_wrap=True)
 
 
-def _rows(model: ModelProfile, reference: ModelProfile) -> Iterator[list[str]]:
+def _rows(model: ModelProfile, reference: ModelProfile, scored: bool) -> Iterator[list[str]]:
     """Make a line per batch size; cells that don't depend on it are in the first line only."""
     load, other = model.load, reference.load
     head = [
         model.label,
+        *([percent(model.score)] if scored else []),
         f"{parameter_count(load.parameters)}\n{_share(load.parameters, other.parameters)}",
         f"{parameter_count(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
         f"{memory_size(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",

@@ -22,7 +22,7 @@ MODEL = {
 EXPERTS = 3 * 1024 * 64 * 32 * 6 * 4
 """Bytes of all experts in float32."""
 ROOM = EXPERTS * 4 // 5
-"""With experts on disk the search takes 0.67 to 0.7 of their bytes on a CPU with AVX-512; in memory, they alone exceed it."""
+"""What a search may take: on disk, it needs up to 0.7 of the experts (with AVX-512); in memory, more than all."""
 OWN_GB = 0.013
 
 

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
+from moevolve.search.loop.scores import full_fitness
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
@@ -67,7 +67,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_individual_beside_its_full_model(
     folder: Path, tiny: Any, in_process: Any, scratch: Path, tmp_path: Path
 ) -> None:
-    """On prompts of a task: one that was merged and repaired."""
+    """On prompts of a task that both have a score on: one that was merged and repaired."""
 
     def content() -> str:
         with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
@@ -75,19 +75,20 @@ def test_an_individual_beside_its_full_model(
         return hashlib.sha256(repr(shown).encode()).hexdigest()
 
     before = content()
-    task = ("--task", f"{tiny.task}@generate", "--split", "dev")
+    task = ("--task", str(tiny.task), "--split", "search")
     quick = ("--batch-sizes", "3,1", "--repeats", "2", "--new-tokens", "2", "--threads", "1")
-    done = in_process("profile", "experts:4", *task, *quick, "--json", cwd=folder)
+    picture = tmp_path / "speed.svg"
+    done = in_process("profile", "experts:4", *task, *quick, "--json", "--plot", picture, cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    rows = prepare_split(load_task(str(tiny.task)), "dev").examples
+    rows = load_run_config(folder / "run.yaml").tasks[0].prepared("search", calibrating=True).examples
     # A token for each word, and one that begins the text.
     lengths = sorted(1 + len(example.prompt.split()) for example in rows)
-    name = load_task(f"{tiny.task}@generate").name
+    name = load_task(str(tiny.task)).name
     mean = round(sum(lengths) / len(lengths))
     sizes = {"count": len(rows), "shortest": lengths[0], "longest": lengths[-1], "mean": mean}
     settings = found["settings"]
-    assert settings["prompts"] == {"task": name, "split": "dev", **sizes}
+    assert settings["prompts"] == {"task": name, "split": "search", **sizes}
     assert (settings["batch_sizes"], settings["prompt_tokens"]) == ([1, 3], mean)
     assert "resident set" in found["peak_memory"] or "not measured" in found["peak_memory"]
     full, merged = (model["load"] for model in found["models"])
@@ -98,6 +99,10 @@ def test_an_individual_beside_its_full_model(
         record = store.individual("experts:4").individual
         assert merged["parameters"] == record.parameters < full["parameters"] == record.parameters_full
         assert merged["active_parameters"] == record.active_parameters
+        whole = full_fitness(store, store.search("experts"))
+        assert [model["score"] for model in found["models"]] == [whole, record.fitness]
+    drawn = picture.read_text()
+    assert "experts:4" in drawn and "batches of 3" in drawn
     tokens = {1: lengths[len(lengths) // 2], 3: sum(lengths[place * len(lengths) // 6] for place in (1, 3, 5))}
     for model in found["models"]:
         assert model["flops"] == model["load"]["linear_flops"] + model["load"]["attention_flops"]
@@ -187,5 +192,11 @@ def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
     task = ("--task", str(tiny.task))
     assert "not both" in refusal("experts:0", *task, "--prompt-tokens", "8", *store)
     assert "64 positions" in refusal("experts:0", *task, "--new-tokens", "60", *store)
+    picture = ("--plot", tmp_path / "speed.svg")
+    assert "--task" in refusal("experts:0", *picture, *store)
+    assert "no score of these models" in refusal("experts:0", *task, "--new-tokens", "2", *picture, *store)
+    scored = (*task, "--split", "search", "--new-tokens", "2", *store)
+    assert "unknown picture format" in refusal("experts:0", *scored, "--plot", tmp_path / "speed.docx")
+    assert "there is no folder" in refusal("experts:0", *scored, "--plot", tmp_path / "none" / "speed.svg")
     assert "none.db" in refusal("experts:0", "--store", f"sqlite:///{tmp_path / 'none.db'}")
     assert not (tmp_path / "none.db").exists()

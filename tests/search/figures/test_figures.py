@@ -12,7 +12,7 @@ import pytest
 from search_samples import HISTORY, history_row
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.figures import fitness, heatmaps, lineage, usage
+from moevolve.search.figures import fitness, heatmaps, lineage, speed, usage
 from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
 from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.contract.usage import MixedLayer, RoutedLayer, Usage
@@ -48,6 +48,16 @@ def test_scores_stand_over_sizes() -> None:
     assert dots(right, "individuals") == [[10, 40], [11, 60], [11.5, 50], [12, 70]]
     assert line(left, "not beaten in both") == [(25, 40), (35, 60), (45, 70)]
     assert line(left, "best found") == [(45, 70)] and line(left, "full model") == [(100, 80)]
+
+
+def test_scores_stand_over_speeds() -> None:
+    one, many = speed.speed_figure(
+        ["full", "a:1", "a:2", "a:3"], [0.9, 0.8, 0.7, 0.85], {1: [10, 20, 15, 12], 8: [5] * 4}
+    ).axes
+    assert dots(one, "models") == [[10, 90], [20, 80], [15, 70], [12, 85]]
+    assert line(one, "no other is faster and better") == [(20, 80), (12, 85), (10, 90)]
+    assert line(many, "no other is faster and better") == [(5, 90)]
+    assert [each.get_text() for each in one.texts] == ["full", "a:1", "a:2", "a:3"]
 
 
 def test_sizes_that_are_all_alike_are_not_blown_up() -> None:
