@@ -107,8 +107,8 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     """A warning, for users, for each phase with fewer than `FEWEST_ROUNDS` rounds.
 
     A round is the number of individuals that are made before the first of them can be a parent: a window or a
-    generation. Phases without children have no rounds. `repair` phases need few, since they start from good candidates
-    and vary only the recipe.
+    generation. Phases without children have no rounds. `repair` and `allocate` phases need few, since they start from
+    good candidates and formulas.
     """
     schedule = make_schedule(config)
     waits = schedule.generation is not None
@@ -117,7 +117,7 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     for span in schedule.spans:
         evaluations = span.stop - span.start
         rounds, most = -(-evaluations // size), (evaluations - 1) // (FEWEST_ROUNDS - 1)
-        if span.kind == "repair" or span.initial == evaluations or most == 0 or rounds >= FEWEST_ROUNDS:
+        if span.kind in {"repair", "allocate"} or span.initial == evaluations or most == 0 or rounds >= FEWEST_ROUNDS:
             continue
         found.append(
             f"warning: phases.{span.position} ({span.kind}) has {rounds} rounds: {evaluations} evaluations, and "
