@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,6 +17,9 @@ from outsider import Outsider
 
 # What is imported stays: collecting garbage among it, most of a million objects, was a twentieth of all the time.
 gc.disable()
+# The same modules are imported in process after process, and those of the tests rewritten: once is enough.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Test processes and the programs they start share few cores: threads of torch's own would only be in each other's way.
 # Read when torch is loaded, so before any test module is.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -135,7 +135,7 @@ def preview(config: RunConfig) -> Preview:
     """
     from moevolve.search.estimate.estimate import estimate
     from moevolve.search.estimate.memory import launch_memory
-    from moevolve.workers.checkpoints.loading import local_directory
+    from moevolve.workers.checkpoints.files import local_directory
     from moevolve.workers.profiling.outline import outline_model
 
     ranked, tested = final_evaluations(config)

@@ -20,7 +20,8 @@ from moevolve.search.operations.opening import opened_reader
 from moevolve.search.operations.subject import Subject, find_subject
 from moevolve.search.requests.models import ProfileRequest
 from moevolve.store.reader import StoreReader
-from moevolve.workers.checkpoints.loading import gguf_file, placed
+from moevolve.workers.checkpoints.files import gguf_file
+from moevolve.workers.checkpoints.loading import placed
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit

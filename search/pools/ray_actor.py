@@ -25,6 +25,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
+from moevolve.workers.checkpoints.files import local_directory
 from moevolve.workers.contract.capacity import NoRoomError
 from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
@@ -120,10 +121,12 @@ class FirstWorker:
             args: Further arguments.
 
         Raises:
-            UserError: The function has raised it.
+            UserError: The function has raised it, or the model isn't where the configuration says.
         """
         if "torch" in sys.modules:
             return function(config, *args)
+        if config.workers.address is None:  # a cluster's nodes may have folders that this machine doesn't have
+            local_directory(config.model)  # a wrong path is said at once, without waiting for Ray and torch
         try:
             start_ray(config.workers, self)
             reference = self._begin(function, config, *args)

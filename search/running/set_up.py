@@ -165,6 +165,9 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     Raises:
         UserError: The model or a task can't be had, or a setting doesn't suit them; the message names the field.
     """
+    held_out_tasks = [TaskSection(name=name) for name in config.final.held_out]
+    for section in (*config.tasks, *held_out_tasks):
+        section.task()  # a wrong one is named at once, without waiting for torch
     description: ModelDescription = call(describe_search, config)
     config = config.model_copy(update={"model": description.model})
     space = make_space(config.genome, description.facts, config.phases)
@@ -176,7 +179,7 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     schedule = make_schedule(config)
     # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
     make_strategy(config, space, schedule)
-    held_out = tuple(TaskSection(name=name).prepared("test") for name in config.final.held_out)
+    held_out = tuple(section.prepared("test") for section in held_out_tasks)
     if not description.repairs_fit:
         call(check_repairs, config, prepared["calibration"])
     return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, description.needed)

@@ -177,8 +177,8 @@ def _export(
 
 
 def _source_bytes(model: ModelConfig) -> int:
-    from moevolve.workers.checkpoints.formats.gguf import gguf_parts
-    from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file
+    from moevolve.workers.checkpoints.files import gguf_file, gguf_parts
+    from moevolve.workers.checkpoints.loading import checkpoint_folder
 
     file = gguf_file(model)
     if file is not None:

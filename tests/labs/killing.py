@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,16 +70,29 @@ class Forked:
         folder: Working directory.
         pool: Function of `disturbed_lab` that makes the pool of workers that score by a formula; None for Ray.
         scratch: Folder for temporary files; None for the usual one.
+        log: File to which its output is appended; None for one in `folder`.
+        env: Its environment; None for that of the process that it is forked from.
     """
 
-    def __init__(self, command: list[str], folder: Path, pool: str | None = None, scratch: Path | None = None) -> None:
-        self._log = folder / f"driver-{time.monotonic_ns()}.log"
-        self._process = forked(_run_command, command, folder, self._log, pool, scratch)
+    def __init__(
+        self,
+        command: list[str],
+        folder: Path,
+        pool: str | None = None,
+        scratch: Path | None = None,
+        log: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._log = log or folder / f"driver-{time.monotonic_ns()}.log"
+        self._process = forked(_run_command, command, folder, self._log, pool, scratch, env)
         assert self._process.pid is not None
         self.pid: int = self._process.pid
 
     def poll(self) -> int | None:
         return self._process.exitcode
+
+    def terminate(self) -> None:
+        self._process.terminate()
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         self._process.join(timeout)
@@ -87,12 +100,22 @@ class Forked:
         return self._log.read_text(), None
 
 
-def _run_command(command: list[str], folder: Path, log: Path, pool: str | None, scratch: Path | None) -> None:
+def _run_command(
+    command: list[str],
+    folder: Path,
+    log: Path,
+    pool: str | None,
+    scratch: Path | None,
+    env: Mapping[str, str] | None,
+) -> None:
     os.setsid()
     os.chdir(folder)
+    if env is not None:
+        os.environ.clear()
+        os.environ.update(env)
     if scratch is not None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
-    with log.open("wb") as file:
+    with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = ["moevolve", *command]

@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Mapping
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf
 from moevolve.workers.checkpoints.headers import StoredTensor, stored_tensors
-from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file
+from moevolve.workers.checkpoints.loading import checkpoint_folder
 from moevolve.workers.contract.settings import ModelConfig
 
 _HEX = 32

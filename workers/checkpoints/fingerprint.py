@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError, first_line
+from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, local_directory
 from moevolve.workers.contract.settings import ModelConfig
 
 WHOLE_HASH_LIMIT = 1 << 30
@@ -76,9 +77,6 @@ def model_fingerprint(config: ModelConfig) -> str:
     Raises:
         UserError: The checkpoint can't be found, has no safetensors, or contains invalid JSON.
     """
-    from moevolve.workers.checkpoints.formats.gguf import gguf_parts
-    from moevolve.workers.checkpoints.loading import gguf_file, local_directory
-
     directory = local_directory(config)
     if directory is None:
         return hashlib.sha256(_commit(config).encode()).hexdigest()
@@ -104,8 +102,6 @@ def pinned_revision(config: ModelConfig) -> str | None:
         UserError: The checkpoint can't be found.
     """
     # A branch may move during a search; loading the commit loads what the fingerprint was computed from.
-    from moevolve.workers.checkpoints.loading import local_directory
-
     return config.revision if local_directory(config) is not None else _commit(config)
 
 

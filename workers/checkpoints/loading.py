@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moevolve.evaluators.errors import UserError, first_line
-from moevolve.workers.checkpoints.formats.gguf import gguf_parts, gguf_tensors
+from moevolve.workers.checkpoints.files import gguf_file, local_directory
+from moevolve.workers.checkpoints.formats.gguf import gguf_tensors
 from moevolve.workers.checkpoints.formats.gguf_config import gguf_config
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.formats.unpacked import plain_tensors, unpacked_tensors
@@ -69,41 +69,6 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
     if resolve_device(settings).type != "cpu":
         return settings
     return replace(settings, device_map=None, originals="device" if config.originals == "host" else config.originals)
-
-
-def gguf_file(config: ModelConfig) -> Path | None:
-    """Return the checkpoint's GGUF file, the first part of a split one; None if `path` isn't such a file.
-
-    Raises:
-        UserError: The file, or a part of it, doesn't exist.
-    """
-    path = Path(config.path).expanduser()
-    return gguf_parts(path)[0] if path.suffix == ".gguf" else None
-
-
-def local_directory(config: ModelConfig) -> Path | None:
-    """Return the checkpoint's directory, for a GGUF file the one that it is in, or None if `path` is a hub id.
-
-    Raises:
-        UserError: `path` looks like a path, but isn't the directory of a checkpoint.
-    """
-    file = gguf_file(config)
-    if file is not None:
-        return file.parent
-    path = Path(config.path).expanduser()
-    if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
-        if files and not any(path.glob("*.safetensors")):
-            raise UserError(f"model {config.path}: of a folder of GGUF files give one, for example {files[0]}")
-        if not (path / "config.json").is_file():
-            raise UserError(f"model {config.path}: the directory has no config.json; give the folder of a checkpoint")
-        return path
-    hub_like = (
-        config.path.count("/") <= 1 and not config.path.startswith((".", "~", os.sep)) and "\\" not in config.path
-    )
-    if path.exists() or not hub_like:
-        raise UserError(f"model {config.path}: no such directory; give a checkpoint's folder or a hub id (owner/name)")
-    return None
 
 
 def checkpoint_folder(config: ModelConfig) -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.checkpoints.headers import file_tensors, stored_tensors
-from moevolve.workers.checkpoints.loading import gguf_file
 from moevolve.workers.checkpoints.pruning import MASK
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport
 from moevolve.workers.export.folder import finished, new_checkpoint, write_card

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from moevolve.workers.checkpoints.formats.gguf import gguf_parts
+from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.headers import StoredTensor, stored_tensors
 from moevolve.workers.checkpoints.pruning import KeptTensor
 from moevolve.workers.checkpoints.shards import MAX_SHARD_BYTES, header_room

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, open_parts, stored_gguf
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
-from moevolve.workers.checkpoints.loading import checkpoint_folder, gguf_file, load_config
+from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
 from moevolve.workers.checkpoints.text_models import is_text_of
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers

@@ -15,6 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.running.launch import register, set_up_new
+from moevolve.search.running.set_up import set_up
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 
@@ -69,6 +70,15 @@ def test_launch_names_what_is_wrong(launch: Callable[..., str], changes: dict[st
     message = launch(**changes)
     for word in named:
         assert word in message
+
+
+@pytest.mark.parametrize("changes", [{"tasks": ["boolk"]}, {"final": {"held_out": ["boolk"]}}])
+def test_a_wrong_task_is_named_before_the_model_is_described(
+    changes: dict[str, Any], tiny: Any, tmp_path: Path
+) -> None:
+    config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "bad", **changes))
+    with pytest.raises(UserError, match="unknown task `boolk`"):
+        set_up(config, "bad-1", lambda *_: pytest.fail("torch would be imported"))
 
 
 def test_overrides_are_checked_like_the_file(launch: Callable[..., str]) -> None:

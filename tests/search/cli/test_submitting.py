@@ -20,7 +20,7 @@ import pytest
 from killing import count
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.job_submission import JobSubmissionClient
-from ray_nodes import RAY, SETTINGS, free_port, own_nodes
+from ray_nodes import RAY, SETTINGS, free_ports, own_nodes
 from waiting import PATIENT_S
 
 import moevolve
@@ -52,14 +52,14 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A head with two CPUs, started by the README's commands."""
     home = tmp_path_factory.mktemp("home")
-    port, dashboard = free_port(), free_port()
+    port, dashboard, agent = free_ports(3)
     with own_nodes(home) as nodes:
         subprocess.run([RAY, "get-auth-token", "--generate"], env=nodes.env, check=True, capture_output=True)
         # A file that the head finds in place of the one that was sent would be taken from here.
         env = {name: value for name, value in nodes.env.items() if name != "PYTHONPATH"}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         env |= {"RAY_AUTH_MODE": "token", "PATH": path, "MOEVOLVE_STORE": "sqlite:////no/store"}
-        ports = ("--port", str(port), "--dashboard-agent-listen-port", str(free_port()))
+        ports = ("--port", str(port), "--dashboard-agent-listen-port", str(agent))
         nodes.start(env, "--head", *ports, "--num-cpus", "2", "--dashboard-port", str(dashboard))
         token = (home / ".ray" / "auth_token").read_text().strip()
         yield Cluster(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}", token, nodes.env)

@@ -10,6 +10,7 @@ import pytest
 import ray
 from search_lab import run_config
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import FirstWorker, worker_actor
 
@@ -42,6 +43,13 @@ def test_it_is_a_worker_where_there_is_room(ray_address: str, without_torch: Non
             ray.kill(other)
     finally:
         ray.shutdown()
+
+
+def test_a_wrong_path_is_said_before_ray_starts(without_torch: None) -> None:
+    config = run_config(model={"path": "/nowhere/model"})
+    with FirstWorker() as first, pytest.raises(UserError, match="/nowhere/model: no such directory"):
+        first.call(process_of, config)
+    assert not ray.is_initialized()
 
 
 def test_the_driver_does_it_where_no_cluster_answers(without_torch: None) -> None:

@@ -7,20 +7,20 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 import store_samples as samples
 from report_lab import finished
+from served_here import served_here
 from server_tokens import READ
 from waiting import PATIENT_S
 
 from moevolve.search.config.files import load_run_config, parse_stored_config
+from moevolve.search.server.settings import ServerSettings, read_settings
 from moevolve.store.leases import this_process
 from moevolve.store.records import Progress
 from moevolve.store.repository import Store
@@ -34,7 +34,6 @@ FLAGS = (
     "--disable-gpu",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-SERVE = "from moevolve.search.cli import main; main()"
 MORE = (
     "/individuals/eep:23/answers",
     "/contrast?searches=eep",
@@ -95,23 +94,8 @@ def url(store: Store, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> It
     tiny.write_run(folder / "runs" / "small.yaml", "small")
     settings = folder / "server.yaml"
     settings.write_text("configurations: [runs]\nlogs: logs\nexports: exports\nmodels: {gone: /nowhere/model}\n")
-    with serving(store, folder, "--settings", str(settings)) as found:
+    with served_here(read_settings(settings, {"store": store.url})) as found:
         yield found
-
-
-@contextmanager
-def serving(store: Store, folder: Path, *flags: str, **environment: str) -> Iterator[str]:
-    """The URL of a server of a store, in a process of its own."""
-    command = [sys.executable, "-c", SERVE, "serve", "--store", store.url, "--port", "0", *flags]
-    variables = dict(os.environ) | environment
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=variables) as server:
-        assert server.stdout is not None
-        found = re.search(r"http://\S+(?=;)", server.stdout.readline())
-        try:
-            assert found is not None
-            yield found[0]
-        finally:
-            server.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +338,7 @@ def test_a_search_is_launched_from_a_form(browse: Open, store: Store, url: str) 
     page.get_by_role("button", name="Launch").click()
     page.get_by_role("heading", name="Search found").wait_for()
     launch = next(one for one in page.request.get(f"{url}/api/launches").json() if one["name"] == "found")
-    os.kill(launch["process"], signal.SIGKILL)
+    os.killpg(launch["process"], signal.SIGKILL)  # and the Ray that it may have begun to start
     config = parse_stored_config(store.search("found").config)
     assert (config.genome.experts, config.window, config.phases[0].evaluations) == (3, 2, 8)
 
@@ -388,9 +372,10 @@ def test_table_rows_on_a_phone_are_as_high_as_their_visible_text(browse: Open, p
 
 
 def test_signing_in_leads_to_the_page_that_was_asked_for_and_back_to_it(
-    browse: Open, store: Store, tmp_path: Path
+    browse: Open, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(store, tmp_path, MOEVOLVE_READ_TOKEN=READ) as guarded:
+    monkeypatch.setenv("MOEVOLVE_READ_TOKEN", READ)
+    with served_here(ServerSettings(store=store.url)) as guarded:
         page = browse(f"{guarded}/searches/eep?order=newest", refusals=(401,))
         for _ in range(2):
             page.get_by_label("Token").fill(READ)
@@ -400,7 +385,7 @@ def test_signing_in_leads_to_the_page_that_was_asked_for_and_back_to_it(
             settled(page)
             page.context.clear_cookies()
             with page.expect_navigation():
-                page.evaluate("htmx.ajax('GET', '/searches/eep/now?part=1', '#now')")
+                page.evaluate("void htmx.ajax('GET', '/searches/eep/now?part=1', '#now')")
             page.get_by_role("heading", level=1, name="Sign in").wait_for()
             assert page.get_by_role("heading").count() == 1
 

@@ -16,9 +16,9 @@ from gguf_checkpoints import ARCHITECTURES, SETTINGS, gguf_checkpoint, lone_gguf
 from packed_checkpoints import same_numbers
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.files import gguf_parts, local_directory
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint
-from moevolve.workers.checkpoints.formats.gguf import gguf_parts
-from moevolve.workers.checkpoints.loading import load_model, local_directory
+from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.model.describe import describe_model
 

@@ -17,7 +17,7 @@ from gguf_checkpoints import ARCHITECTURES, SETTINGS, gguf_checkpoint, lone_gguf
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.gguf import gguf_parts
+from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
 from moevolve.workers.checkpoints.state import SavedNames, empty_model
 
@@ -38,7 +39,6 @@ ARCHITECTURES = {
 }
 """Architecture in a file's metadata (`general.architecture`) by model type."""
 
-_PART = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 _FUSED = re.compile(r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<matrix>gate_up|down)_proj(?P<bias>_bias)?")
 """Experts of GPT-OSS, the only supported family whose checkpoints have them fused."""
 
@@ -87,24 +87,6 @@ class GgufTensor:
 
         values = [dequantize(np.ascontiguousarray(each.data[which]), each.tensor_type) for each in self.sources]
         return self.arrange([torch.from_numpy(np.array(value, np.float32)) for value in values]).to(self.dtype)
-
-
-def gguf_parts(file: Path) -> tuple[Path, ...]:
-    """Return the files of a model, one of which is given: of a split one all parts, in order.
-
-    Raises:
-        UserError: A file is missing.
-    """
-    match = _PART.fullmatch(file.name)
-    names = [file.name]
-    if match is not None:
-        parts = range(1, int(match["parts"]) + 1)
-        names = [f"{match['name']}-{part:05}-of-{match['parts']}.gguf" for part in parts]
-    for name in names:
-        if not (file.parent / name).is_file():
-            hint = "; a split model needs all its parts in one folder" if match else ""
-            raise UserError(f"{file.parent / name}: no such file{hint}")
-    return tuple(file.parent / name for name in names)
 
 
 def open_gguf(file: Path) -> GGUFReader:

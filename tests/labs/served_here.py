@@ -1,0 +1,62 @@
+"""A server in a thread of this process: a real one on a port, without the seconds that new processes take to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
+
+import pytest
+import uvicorn
+from killing import Forked
+from waiting import PATIENT_S
+
+from moevolve.search.estimate.preview import PreviewProcess, preview
+from moevolve.search.server import processes
+from moevolve.search.server.app import make_app
+from moevolve.search.server.connections import BoundedProtocol
+from moevolve.search.server.settings import ServerSettings
+from moevolve.store.repository import Store
+
+
+@contextmanager
+def served_here(settings: ServerSettings) -> Iterator[str]:
+    """The URL of a server on a free port.
+
+    The commands that it starts are processes of their own, forked from one which has imported torch and its like; it
+    previews launches in this process, which has torch.
+    """
+    with pytest.MonkeyPatch.context() as patch, Store.open(settings.store) as store:
+        patch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked_command}))
+        patch.setattr(PreviewProcess, "preview", lambda _, config: preview(config))
+        config = uvicorn.Config(
+            make_app(store, settings), port=0, http=BoundedProtocol, ws="none", log_level="error",
+            timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join(PATIENT_S)
+
+
+def forked_command(
+    command: list[str], *, stdin: int, stdout: BinaryIO, stderr: int, env: Mapping[str, str], start_new_session: bool
+) -> Forked:
+    """In the place of `subprocess.Popen`, for commands whose output goes to a log."""
+    assert command[:3] == [sys.executable, "-m", "moevolve.search.cli"] and start_new_session
+    assert (stdin, stderr) == (subprocess.DEVNULL, subprocess.STDOUT)
+    return Forked(command[3:], Path.cwd(), log=Path(stdout.name), env=env)

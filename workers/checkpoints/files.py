@@ -1,0 +1,65 @@
+"""Finds a checkpoint's files on this machine, without importing torch: a driver looks for them before it starts Ray."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.contract.settings import ModelConfig
+
+_PART = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
+
+
+def gguf_parts(file: Path) -> tuple[Path, ...]:
+    """Return the files of a model, one of which is given: of a split one all parts, in order.
+
+    Raises:
+        UserError: A file is missing.
+    """
+    match = _PART.fullmatch(file.name)
+    names = [file.name]
+    if match is not None:
+        parts = range(1, int(match["parts"]) + 1)
+        names = [f"{match['name']}-{part:05}-of-{match['parts']}.gguf" for part in parts]
+    for name in names:
+        if not (file.parent / name).is_file():
+            hint = "; a split model needs all its parts in one folder" if match else ""
+            raise UserError(f"{file.parent / name}: no such file{hint}")
+    return tuple(file.parent / name for name in names)
+
+
+def gguf_file(config: ModelConfig) -> Path | None:
+    """Return the checkpoint's GGUF file, the first part of a split one; None if `path` isn't such a file.
+
+    Raises:
+        UserError: The file, or a part of it, doesn't exist.
+    """
+    path = Path(config.path).expanduser()
+    return gguf_parts(path)[0] if path.suffix == ".gguf" else None
+
+
+def local_directory(config: ModelConfig) -> Path | None:
+    """Return the checkpoint's directory, for a GGUF file the one that it is in, or None if `path` is a hub id.
+
+    Raises:
+        UserError: `path` looks like a path, but isn't the directory of a checkpoint.
+    """
+    file = gguf_file(config)
+    if file is not None:
+        return file.parent
+    path = Path(config.path).expanduser()
+    if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        if files and not any(path.glob("*.safetensors")):
+            raise UserError(f"model {config.path}: of a folder of GGUF files give one, for example {files[0]}")
+        if not (path / "config.json").is_file():
+            raise UserError(f"model {config.path}: the directory has no config.json; give the folder of a checkpoint")
+        return path
+    hub_like = (
+        config.path.count("/") <= 1 and not config.path.startswith((".", "~", os.sep)) and "\\" not in config.path
+    )
+    if path.exists() or not hub_like:
+        raise UserError(f"model {config.path}: no such directory; give a checkpoint's folder or a hub id (owner/name)")
+    return None
