@@ -129,7 +129,8 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
         float,
         Field(
             ge=1,
-            description="Largest perplexity on these prompts and their answers, as a multiple of the full model's.",
+            description="Largest perplexity on these prompts and their answers, as a multiple of the full model's; not "
+            "of tasks whose answers are right or wrong.",
         ),
     ] = 3.0
     least_recovery: Annotated[

@@ -45,12 +45,14 @@ class Probe:
         split: The rows, with `agreement` as their fitness.
         recovery: Share of the full model's score; None where there is none.
         general: True for the set that ships.
+        graded: True if answers of this task are right or wrong.
     """
 
     name: str
     split: PreparedSplit
     recovery: float | None
     general: bool = False
+    graded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,10 @@ def check_edit(
 def _held_out(subject: Subject, table: FinalTable, request: ShrinkRequest) -> Iterator[Probe]:
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
+        graded = split.metric == "accuracy"
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{section.name}@agreement", "test")
-        yield Probe(task, split.head(request.guard_prompts), _recovery(table, task))
+        yield Probe(task, split.head(request.guard_prompts), _recovery(table, task), graded=graded)
 
 
 def general_set() -> list[Probe]:
@@ -170,6 +173,7 @@ def _check(probe: Probe, before: _Measured, after: _Measured, request: ShrinkReq
         perplexity=before.texts / after.texts if before.texts and after.texts else None,
         recovery=probe.recovery,
         known=not probe.general or before.texts * _KNOWN >= 1,
+        graded=probe.graded,
     )
     return replace(found, faults=faults_of(found, request))
 
@@ -227,7 +231,7 @@ def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
         faults.append(f"repeats itself in {check.loops} of {check.prompts} answers, where the full model doesn't")
     if _too_many(check.broken, check.structured, request.most_broken):
         faults.append(f"lost {check.broken} of the full model's {check.structured} answers with JSON or tool calls")
-    if check.perplexity is None or check.perplexity > request.most_perplexity:
+    if check.perplexity is None or (check.perplexity > request.most_perplexity and not check.graded):
         times = "far more than" if check.perplexity is None else f"{check.perplexity:.1f} times"
         faults.append(f"has {times} the full model's perplexity, more than {request.most_perplexity:g} times")
     if check.recovery is not None and check.recovery < request.least_recovery:

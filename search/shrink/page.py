@@ -55,6 +55,8 @@ class TaskCheck:
         perplexity: The winner's perplexity on these rows as a multiple of the full model's; None if it has none.
         recovery: Score on `test` as a share of the full model's; None if it isn't known.
         known: False for a domain of the general set that the full model doesn't know itself.
+        graded: True if the task's answers are right or wrong, so that `recovery` says what it lost. Its perplexity,
+            which is mostly of prompts, isn't judged then.
         faults: What is beyond the request's limits, each as the end of a sentence about the candidate.
     """
 
@@ -67,6 +69,7 @@ class TaskCheck:
     perplexity: float | None
     recovery: float | None
     known: bool = True
+    graded: bool = False
     faults: tuple[str, ...] = ()
 
     @property

@@ -94,7 +94,7 @@ class Bed:
 
     def _probe(self, name: str, scores: Mapping[str, float]) -> Probe:
         judged = prepare_split(load_task(f"demo-{name}@agreement"), "test").head(REQUEST.guard_prompts)
-        return Probe(name, judged, scores[name] / self.full[name])
+        return Probe(name, judged, scores[name] / self.full[name], graded=True)
 
 
 def report(bed: Bed, wanted: int, bad: bool) -> None:

@@ -68,6 +68,9 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
         (fault,) = faults_of(bad, REQUEST)
         assert said in fault
         assert faults_of(replace(bad, known=False), REQUEST) == (), "what the full model doesn't know can't be lost"
+    graded = replace(GOOD, perplexity=13.5, graded=True)
+    assert faults_of(graded, REQUEST) == (), "its score says what it lost, and of more rows"
+    assert faults_of(replace(graded, recovery=0.4), REQUEST) and faults_of(replace(graded, perplexity=None), REQUEST)
     assert "| chats | 16 | 1 | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD])
 
 
