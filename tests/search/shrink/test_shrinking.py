@@ -122,12 +122,13 @@ def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_its_lim
     shrunk: tuple[Path, dict[str, Any]], in_process: Any
 ) -> None:
     folder, page = shrunk
-    again = in_process(*COMMAND, "--least-recovery", "2", "--force", cwd=folder)
+    again = in_process(*COMMAND, "--least-recovery", "2", "--most-perplexity", "1", "--force", cwd=folder)
     assert again.returncode == 0, again.stderr
     said = " ".join(again.stdout.split())
     assert "best found" in said and "wrote small (source checkpoint of small:" in said
     kept = f"keeps {100 * page['checks'][0]['recovery']:.0f} % of the full model's score, less than 200%"
     assert f"chats: the candidate {kept}" in said
+    assert page["checks"][0]["perplexity"] > 1 and "the full model's perplexity" not in said, "its answers are graded"
     with moevolve.open_reader(f"sqlite:///{folder / 'moevolve.db'}") as store:
         detail = store.individual(page["table"]["winner"])
     assert len(detail.exports) == 1
