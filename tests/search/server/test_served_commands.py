@@ -156,23 +156,18 @@ def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
         assert "no configuration 'big': there are small" in in_process("launch", "big").stderr
         for key in ("model.path=/etc", "store=sqlite:///x.db", "engine.threads=3"):
             assert "can't be set over the network" in in_process("launch", "small", "--set", key).stderr
-        watched = subprocess.Popen(
-            [MOEVOLVE, "launch", "small", "--set", "workers.num_cpus=0.5"],
-            env=dict(os.environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        log = tmp_path / "watched.log"
+        with log.open("w") as file:
+            command = [MOEVOLVE, "launch", "small", "--set", "workers.num_cpus=0.5"]
+            watched = subprocess.Popen(command, env=dict(os.environ), stdout=file, stderr=subprocess.STDOUT, text=True)
         until(lambda: count(database) > 1, watched)
         assert api.pause(served.url, "calm").desired_state == "paused"
         until(lambda: api.searches(served.url)[0].search.status == "paused")
-        assert watched.stdout is not None
-        while not watched.stdout.readline().startswith("calm: "):  # who watches sees that it began
-            assert watched.poll() is None
+        until(lambda: "\ncalm: " in f"\n{log.read_text()}", watched)  # who watches sees that it began
         # Who watches goes, the server goes, the search stays.
         watched.send_signal(signal.SIGINT)
-        told, _ = watched.communicate(timeout=PATIENT_S)
-        assert f"the search goes on; end it with: moevolve stop calm --server {served.url}" in told
+        watched.wait(PATIENT_S)
+        assert f"the search goes on; end it with: moevolve stop calm --server {served.url}" in log.read_text()
         served.process.kill()
         served.process.wait()
         port = served.url.rpartition(":")[2]
