@@ -80,6 +80,11 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
     return best
 
 
+def draw_front(axes: Axes, front: Sequence[tuple[float, float]], label: str) -> None:
+    """Draw the points (x, y) of a Pareto front as a line with dots."""
+    axes.plot(*zip(*front, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label=label)
+
+
 def size_figure(history: Sequence[IndividualRecord], full: float | None, best: int | None) -> Figure:
     """Draw score against parameters, total and per token, of every individual, with the Pareto front.
 
@@ -106,10 +111,7 @@ def size_figure(history: Sequence[IndividualRecord], full: float | None, best: i
 def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None, full: float | None) -> None:
     xs, ys = zip(*points, strict=True)
     axes.scatter(xs, ys, s=9, color=BLUE, alpha=0.75, label="individuals", rasterized=len(points) > MANY_MARKS)
-    edge = pareto_front(points)
-    axes.plot(
-        *zip(*edge, strict=True), color=GREEN, linewidth=1.3, marker="o", markersize=3, label="not beaten in both"
-    )
+    draw_front(axes, pareto_front(points), "not beaten in both")
     if best is not None:
         axes.plot(*points[best], marker="*", markersize=10, color=RED, linestyle="", label="best found")
     sizes = [size for size, _ in points]

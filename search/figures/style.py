@@ -80,17 +80,20 @@ def save(figure: Figure, path: Path) -> None:
     Raises:
         UserError: the suffix is of no known format, or the file can't be written.
     """
-    check_format(figure, path)
+    check_format(path)
     try:
         figure.savefig(path, dpi=200)
     except OSError as error:
         raise UserError(f"{path}: can't be written: {error.strerror or error}") from error
 
 
-def check_format(figure: Figure, path: Path) -> None:
+def check_format(path: Path) -> None:
     """Raise UserError if figures can't be written in the format of a file's suffix."""
-    if path.suffix.lstrip(".").lower() not in figure.canvas.get_supported_filetypes():
-        known = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in formats:
+        known = ", ".join(sorted(formats))
         raise UserError(f"{path}: unknown picture format; use one of {known}")
 
 

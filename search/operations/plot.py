@@ -57,7 +57,7 @@ def plot_search(
     heights = [4.0] * above + [3.6] * (drawn is not None)
     width = _WIDTH if drawn is None else max(_WIDTH, figures_for(drawn).width(drawn))
     with drawing(sum(heights), width) as figure:
-        check_format(figure, path)
+        check_format(path)
         figure.suptitle(title)
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         if above:

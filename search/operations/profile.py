@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import TaskSection
 from moevolve.search.figures.speed import speed_figure
-from moevolve.search.figures.style import check_format, drawing, save
+from moevolve.search.figures.style import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.operations.evaluate import prepared_split
@@ -20,9 +20,9 @@ from moevolve.search.operations.opening import opened_reader
 from moevolve.search.operations.subject import Subject, find_subject
 from moevolve.search.requests.models import ProfileRequest
 from moevolve.store.reader import StoreReader
+from moevolve.store.records import FULL_MODEL
 from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.checkpoints.loading import placed
-from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit
 from moevolve.workers.profiling.messages import LoadedDtype, ProfiledModel, ProfileSettings, TaskPrompts
@@ -103,10 +103,10 @@ def _scores(store: StoreReader, subjects: dict[str, Subject], prompts: TaskPromp
             for one in store.search_tasks(search.id)
             if (one.task, one.split) == (prompts.task, prompts.split)
         ]
-        names = {FULL: IdentityEdit().phenotype_hash}
+        phenotypes = {FULL: FULL_MODEL}
         if subject.detail is not None:
-            names[name] = subject.detail.individual.phenotype_hash
-        for label, phenotype in names.items():
+            phenotypes[name] = subject.detail.individual.phenotype_hash
+        for label, phenotype in phenotypes.items():
             for record in store.evaluations(phenotype, search.model_fingerprint, search.engine_fingerprint, tasks):
                 if record.score is not None:
                     found[label] = record.score
@@ -121,16 +121,16 @@ def _check_plot(path: Path, prompts: TaskPrompts | None, scores: dict[str, float
         raise UserError(f"--plot: the store has no score of these models on {prompts.task} ({prompts.split})")
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no folder {path.parent}")
-    with drawing(1) as figure:
-        check_format(figure, path)
+    check_format(path)
 
 
 def _figure(report: ProfileReport) -> Figure:
     """Draw the models that have a score."""
-    drawn = [model for model in report.models if model.score is not None]
+    scores = {model.label: model.score for model in report.models if model.score is not None}
+    drawn = [model for model in report.models if model.label in scores]
     sizes = report.settings.batch_sizes
     rates = {size: [model.batches[place].answer_rate for model in drawn] for place, size in enumerate(sizes)}
-    return speed_figure([model.label for model in drawn], [model.score or 0.0 for model in drawn], rates)
+    return speed_figure(scores, rates)
 
 
 def _notes(report: ProfileReport, subjects: dict[str, Subject]) -> tuple[str, ...]:

@@ -1,16 +1,16 @@
-"""A server in a thread of this process: a real one on a port, without the seconds that new processes take to import."""
+"""Servers in threads of this process: real ones on a port, without the seconds that new processes take to import."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 import uvicorn
@@ -35,22 +35,24 @@ def served_here(settings: ServerSettings) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch, Store.open(settings.store) as store:
         patch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked_command}))
         patch.setattr(PreviewProcess, "preview", lambda _, config: preview(config))
-        config = uvicorn.Config(
-            make_app(store, settings), port=0, http=BoundedProtocol, ws="none", log_level="error",
-            timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        try:
+        app = make_app(store, settings)
+        with in_thread(app, http=BoundedProtocol, ws="none", timeout_graceful_shutdown=1) as (port, _):
             yield f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = True
-            thread.join(PATIENT_S)
+
+
+@contextmanager
+def in_thread(app: Any, **settings: Any) -> Iterator[tuple[int, uvicorn.Server]]:
+    """A server of an application with settings of uvicorn, and its port."""
+    server = uvicorn.Server(uvicorn.Config(app, **{"log_level": "error"} | settings))
+    # It listens from now on: requests wait until the server is ready for them.
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        yield listening.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        thread.join(PATIENT_S)
 
 
 def forked_command(

@@ -52,7 +52,7 @@ def test_scores_stand_over_sizes() -> None:
 
 def test_scores_stand_over_speeds() -> None:
     one, many = speed.speed_figure(
-        ["full", "a:1", "a:2", "a:3"], [0.9, 0.8, 0.7, 0.85], {1: [10, 20, 15, 12], 8: [5] * 4}
+        {"full": 0.9, "a:1": 0.8, "a:2": 0.7, "a:3": 0.85}, {1: [10, 20, 15, 12], 8: [5] * 4}
     ).axes
     assert dots(one, "models") == [[10, 90], [20, 80], [15, 70], [12, 85]]
     assert line(one, "no other is faster and better") == [(20, 80), (12, 85), (10, 90)]

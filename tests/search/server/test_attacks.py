@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
@@ -14,8 +12,8 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-import uvicorn
 from search_lab import UnrulyPool, drive, run_config, start
+from served_here import in_thread
 from server_tokens import READ, WRITE, write_runs
 from sqlalchemy import update
 from starlette.testclient import TestClient
@@ -89,13 +87,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with Store.open(settings.store) as store:
         drive(store, start(store, run_config()), UnrulyPool(seed=1))
         store.create_search(search("alpha"), [split()])
-        config = uvicorn.Config(make_app(store, settings), http=ImpatientProtocol, ws="none", log_level="critical")
-        listening, server = socket.create_server(("127.0.0.1", 0)), uvicorn.Server(config)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
-        thread.start()
-        yield Served(listening.getsockname()[1], store, server.server_state.connections)
-        server.should_exit = True
-        thread.join(PATIENT_S)
+        with in_thread(make_app(store, settings), http=ImpatientProtocol, ws="none", log_level="critical") as (
+            port,
+            server,
+        ):
+            yield Served(port, store, server.server_state.connections)
 
 
 @pytest.mark.parametrize("path", ["/api/searches/check", "/api/searches", "/launch?part=1", "/api/searches/lab/scale"])

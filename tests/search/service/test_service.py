@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 from search_lab import UnrulyPool, drive, run_config, start
+from served_here import in_thread
 from server_tokens import WRITE
 from store_samples import judged, scored, search, split
 
@@ -115,17 +113,8 @@ def served(store: Store) -> Iterator[RemoteService]:
         patch.setattr(queries, "genome", view)
         patch.setattr(effects, "effects", what_mattered)
         app = make_app(store, ServerSettings.model_validate({"store": store.url}))
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        with RemoteService(f"http://127.0.0.1:{port}") as service:
+        with in_thread(app) as (port, _), RemoteService(f"http://127.0.0.1:{port}") as service:
             yield service
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(params=["local", "remote"])
