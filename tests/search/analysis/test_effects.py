@@ -145,6 +145,10 @@ def test_settings_and_sizes_are_genes() -> None:
     assert target == pytest.approx(0.04, abs=0.01)
     assert by_option["ridge lambda", "from"].effect == pytest.approx(2 * 0.02 * 3**0.5, rel=0.25)
     assert by_option["neurons of layers 0-2", "from"].effect == pytest.approx(2 * 0.01 * 21**0.5 / 2, rel=0.3)
+    ends = {each.choice: [float(end) for end in each.option.split()[1::2]] for each in options if "from" in each.option}
+    assert np.prod(ends["ridge lambda"]) == pytest.approx(1, abs=0.5)  # numbers over six decades, by their logarithms
+    neurons = 8 * np.arange(1, 9)
+    assert ends["neurons of layers 0-2"] == pytest.approx(neurons.mean() + neurons.std() * np.array([-1, 1]), rel=0.06)
 
 
 def test_without_scores_nothing_is_told(store: Store, tmp_path: Path) -> None:
