@@ -18,8 +18,8 @@ def print_profile(report: ProfileReport) -> None:
     settings, reference = report.settings, report.reference
     scored = any(model.score is not None for model in report.models)
     columns = [("model", False), *([("score", True)] if scored else [])]
-    columns += [("parameters", True), ("active", True), ("weights", True), ("FLOPs/token", True)]
-    columns += [("batch", True), ("peak memory", True), ("prefill tokens/s", True), ("decode tokens/s", True)]
+    columns += [("parameters", True), ("active", True), ("weights", True), ("FLOPs\nper token", True)]
+    columns += [("batch", True), ("peak\nmemory", True), ("prefill\ntokens/s", True), ("decode\ntokens/s", True)]
     columns.append(("answers/s", True))
     rows = [row for model in report.models for row in _rows(model, reference, scored)]
     ran = reference.load
@@ -50,9 +50,9 @@ def _rows(model: ModelProfile, reference: ModelProfile, scored: bool) -> Iterato
             *head,
             str(mine.batch_size),
             _peak(mine, theirs),
-            f"{mine.prefill_rate:,.0f} ({mine.prefill_rate / theirs.prefill_rate:.2f}x)",
-            f"{mine.decode_rate:,.0f} ({mine.decode_rate / theirs.decode_rate:.2f}x)",
-            f"{mine.answer_rate:,.1f} ({mine.answer_rate / theirs.answer_rate:.2f}x)",
+            f"{mine.prefill_rate:,.0f}\n{mine.prefill_rate / theirs.prefill_rate:.2f}x",
+            f"{mine.decode_rate:,.0f}\n{mine.decode_rate / theirs.decode_rate:.2f}x",
+            f"{mine.answer_rate:,.1f}\n{mine.answer_rate / theirs.answer_rate:.2f}x",
         ]
         head = [""] * len(head)
 
@@ -67,9 +67,8 @@ def _prompts(settings: ProfileSettings) -> str:
 def _peak(mine: BatchProfile, theirs: BatchProfile) -> str:
     if mine.peak_bytes is None:
         return "-"
-    return memory_size(mine.peak_bytes) + (
-        f" ({_share(mine.peak_bytes, theirs.peak_bytes)})" if theirs.peak_bytes else ""
-    )
+    share = f"\n{_share(mine.peak_bytes, theirs.peak_bytes)}" if theirs.peak_bytes else ""
+    return memory_size(mine.peak_bytes) + share
 
 
 def _machine(report: ProfileReport) -> str:
