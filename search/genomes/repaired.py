@@ -104,6 +104,10 @@ class RepairedSpace:
     def selects_subset(self, phase: PhaseConfig) -> bool:
         return isinstance(self.inner, SubsetSpace) and self.inner.selects_subset(phase)
 
+    def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
+        assert isinstance(self.inner, SubsetSpace)
+        return self.inner.importance(phase)
+
     def start(self, phase: PhaseConfig) -> Offspring[Any] | None:
         start = self.inner.start(phase)
         return None if start is None else self.repair_offspring(start, phase)

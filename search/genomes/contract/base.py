@@ -225,6 +225,13 @@ class SubsetSpace(Protocol):
         """
         ...
 
+    def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
+        """Return what the calibration says of the parts, a row per statistic: float64 [statistics, parts].
+
+        Higher values are for parts that are more likely worth keeping; there may be no rows.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Baseline:

@@ -39,7 +39,8 @@ from moevolve.search.genomes.eep.allocation import (
 )
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSection, EepSpace, token_limit
-from moevolve.search.settings.phases import AllocatePhase, PhaseConfig
+from moevolve.search.genomes.eep.subsets import mean_shares
+from moevolve.search.settings.phases import AllocatePhase, PhaseConfig, PrunePhase, SurrogateSection
 from moevolve.workers.contract.edits import CalibrationRecipe, PerTaskRecipe
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
@@ -52,13 +53,9 @@ _LEAST_GAIN = 1e-12
 def _hope(space: EepSpace) -> Offspring[EepGenome]:
     """Drop the experts with the least sum of `pair_norms` over their pairs.
 
-    The matrices of a group's layers are divided by the sums of their entries and added.
+    The matrices of a group's layers are divided by the sums of their entries and averaged.
     """
-    matrices = space.statistics["pair_norms"].astype(np.float64)
-    totals = matrices.sum(axis=(1, 2), keepdims=True)
-    shares = matrices / np.where(totals > 0, totals, 1.0)
-    owners = np.array(space.layer_groups)
-    groups = [shares[owners == group].sum(axis=0) for group in range(space.groups)]
+    groups = mean_shares(space.statistics["pair_norms"], space.layer_groups)
     every, count = np.arange(space.experts), space.experts - space.retained
     kept = [np.setdiff1d(every, cheapest_to_drop(matrix, count)) for matrix in groups]
     return Offspring(space.from_kept(np.stack(kept)), "hope", ())
@@ -131,7 +128,7 @@ def _keep_highest(operator: str, statistic: str) -> Callable[[EepSpace], Offspri
     """Make the baseline that keeps the experts with the highest values of a statistic."""
 
     def make(space: EepSpace) -> Offspring[EepGenome]:
-        shares = _mean_shares(space.statistics[statistic], space.layer_groups)
+        shares = mean_shares(space.statistics[statistic], space.layer_groups)
         return Offspring(space.from_kept(space.subsets.best(shares)), operator, ())
 
     return make
@@ -171,7 +168,7 @@ def _hc_smoe(space: EepSpace) -> Offspring[EepGenome]:
     owners = np.array(space.layer_groups)
     totals = distances.sum(axis=(1, 2), keepdims=True)
     squares = (distances / np.where(totals > 0, totals, 1.0)) ** 2
-    weights = _mean_shares(space.statistics["counts"], space.layer_groups)
+    weights = mean_shares(space.statistics["counts"], space.layer_groups)
     mapping = np.zeros((space.groups, space.retained, space.experts), dtype=np.float32)
     merging = np.zeros_like(mapping)
     for group in range(space.groups):
@@ -216,12 +213,14 @@ BASELINES: dict[str, EepBaseline] = {
 def expert_recipes(
     space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]
 ) -> tuple[CalibrationRecipe | None, ...]:
-    """Return the measurements for allocate phases, and for the baselines of all phases; None if not needed."""
+    """Return the measurements for allocate phases, and those for baselines and surrogates; None if not needed."""
     tokens = token_limit(section.calibration_tokens)
     allocates = any(isinstance(phase, AllocatePhase) for phase in phases)
     importance = PerTaskRecipe(ExpertsRecipe(("importance",), None, tokens)) if allocates else None
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
+    if any(isinstance(phase, PrunePhase) and isinstance(phase.strategy, SurrogateSection) for phase in phases):
+        statistics |= {"usage", "saliency", "pairs"}  # for `EepSpace.importance`
     compared = SubsetRecipe(
         retained=space.retained,
         active=space.active,
@@ -253,12 +252,3 @@ def average_linkage(distances: NDArray[np.float64], clusters: int) -> list[list[
         return [[0]]
     labels = cut_tree(average(squareform(distances, checks=False)), clusters)[:, 0]
     return [np.flatnonzero(labels == label).tolist() for label in dict.fromkeys(labels.tolist())]
-
-
-def _mean_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequence[int]) -> NDArray[np.float64]:
-    """Divide each layer's scores [layers, ...] by their sum and average over each group's layers: [groups, ...]."""
-    values = scores.astype(np.float64)
-    totals = values.sum(axis=tuple(range(1, values.ndim)), keepdims=True)
-    shares = values / np.where(totals > 0, totals, 1.0)
-    owners = np.array(layer_groups)
-    return np.stack([shares[owners == group].mean(axis=0) for group in range(owners.max() + 1)])

@@ -44,7 +44,7 @@ from moevolve.search.genomes.eep.allocation import (
     to_vector,
 )
 from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
-from moevolve.search.genomes.eep.subsets import Subsets
+from moevolve.search.genomes.eep.subsets import Subsets, mean_shares
 from moevolve.search.settings.phases import AllocatePhase, MergePhase, PhaseConfig, PrunePhase
 from moevolve.workers.contract.edits import ALL_TOKENS, Calibration, CalibrationRecipe
 from moevolve.workers.contract.facts import ModelFacts, parameters_after
@@ -324,6 +324,17 @@ class EepSpace:
     def selects_subset(self, phase: PhaseConfig) -> bool:
         """See `SubsetSpace`: genomes of the prune phase are subsets of the experts of every group."""
         return isinstance(phase, PrunePhase)
+
+    def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
+        """See `SubsetSpace`: how often experts are chosen, REAP's scores, and HOPE's, summed over an expert's pairs.
+
+        Each is a share of its layer's sum, averaged over the layers of a group. There are rows for what was measured.
+        """
+        measured = {} if self.calibration is None else self.statistics
+        scores = [measured[name] for name in ("counts", "saliency", "pair_norms") if name in measured]
+        sums = (each.sum(axis=2) if each.ndim > 2 else each for each in scores)
+        rows = [mean_shares(each, self.layer_groups).ravel() for each in sums]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), self.groups * self.experts)
 
     def flatten(self, genome: Any, phase: PhaseConfig) -> NDArray[np.float64]:
         """Prune phase: 1 for retained experts, else 0, [groups * n]. Merge phase: the entries of both tensors.

@@ -7,6 +7,7 @@ routing group is a subset problem of its own; R = 1 is one problem over all expe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,3 +69,12 @@ class Subsets:
         group = kept // (self.experts // self.routing_groups)
         expected = np.arange(self.retained) // (self.retained // self.routing_groups)
         return bool((np.diff(kept, axis=1) > 0).all() and (group == expected).all())
+
+
+def mean_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequence[int]) -> NDArray[np.float64]:
+    """Divide each layer's scores [layers, ...] by their sum and average over each group's layers: [groups, ...]."""
+    values = scores.astype(np.float64)
+    totals = values.sum(axis=tuple(range(1, values.ndim)), keepdims=True)
+    shares = values / np.where(totals > 0, totals, 1.0)
+    owners = np.array(layer_groups)
+    return np.stack([shares[owners == group].mean(axis=0) for group in range(owners.max() + 1)])

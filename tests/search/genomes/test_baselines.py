@@ -188,6 +188,15 @@ def test_layers_of_a_group_count_alike_whatever_their_totals() -> None:
     assert isinstance(genome, EepGenome) and space.kept(genome).tolist() == [[1]]
 
 
+def test_importance_has_a_row_for_every_statistic_that_was_measured() -> None:
+    space = eep_space(1, 1, layers=2, experts=3)
+    assert space.importance(PRUNE).shape == (0, 3)
+    pairs = np.array([[[4, 1, 0], [1, 2, 0], [0, 0, 2]], [[1, 1, 1], [1, 0, 0], [1, 0, 0]]], dtype=np.float32)
+    measured = {"counts": np.array([[1, 2, 1], [0, 30, 10]]), "pair_norms": pairs}
+    rows = space.calibrated(Calibration(measured)).importance(PRUNE)
+    assert np.allclose(rows, [[(1 / 4 + 0) / 2, (2 / 4 + 3 / 4) / 2, (1 / 4 + 1 / 4) / 2], [0.55, 0.25, 0.2]])
+
+
 def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]]:
     """Average linkage by definition: the mean over all pairs, computed again at every step."""
     clusters = [[point] for point in range(len(distances))]

@@ -11,6 +11,7 @@ import pytest
 from factorllm_samples import factorllm_space
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from repair_samples import rows_of
 from search_samples import MERGE, PRUNE, continuous, dense_model, eep_space, few, many
 
@@ -184,16 +185,20 @@ def test_a_phase_that_repairs_nothing_brings_forth_bare_genomes() -> None:
 
 
 class SelectingSpace:
-    """The smallest space with `selects_subset`."""
+    """The smallest `SubsetSpace`."""
 
     def selects_subset(self, phase: Any) -> bool:
         return bool(phase.kind == "prune")
+
+    def importance(self, phase: Any) -> NDArray[np.float64]:
+        return np.array([[3.0, 1.0, 2.0]])
 
 
 def test_a_space_chooses_where_what_it_wraps_does() -> None:
     choosing = replace(repaired(eep_space(4, 2)), inner=SelectingSpace())  # type: ignore[arg-type]
     assert isinstance(choosing, SubsetSpace)
     assert [choosing.selects_subset(phase) for phase in (PRUNE, REPAIRING, MERGE, REPAIR)] == [True, True, False, False]
+    assert choosing.importance(REPAIRING).tolist() == [[3.0, 1.0, 2.0]]
     dense = repaired(factorllm_space(dense_model()))
     assert not any(dense.selects_subset(phase) for phase in (PRUNE, REPAIR))
 

@@ -23,6 +23,7 @@ from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.search.strategies.schedule import Schedule
 from moevolve.search.strategies.surrogate import LinearPosterior, Surrogate, targets_of
 from moevolve.store.records import IndividualRecord
+from moevolve.workers.contract.edits import Calibration
 
 Score = Callable[[IndividualRecord], tuple[float, float] | None]
 Told = tuple[list[IndividualRecord], list[IndividualRecord]]
@@ -156,6 +157,22 @@ def test_experts_of_every_routing_group_are_learned_apart() -> None:
         space.from_kept(space.kept(space.from_bytes(proposal.genome)))  # as many of each group, or it raises
     found = min(members, key=rank_key).tie_break
     assert found == pytest.approx(best_of(space), rel=0.02)
+
+
+@pytest.mark.parametrize(("sign", "told"), [(1, True), (-1, True), (1, False)])
+def test_what_the_calibration_says_of_experts_is_believed_as_far_as_scores_agree(sign: int, told: bool) -> None:
+    """256 experts in eight layers, scores of 24 choices, and a statistic that is right or the reverse of right."""
+    space = eep_space(8, "per_layer", layers=8, experts=32)
+    worth = np.random.default_rng(3).standard_normal((8, 32))  # as in `planted`
+    noise = np.random.default_rng(4).standard_normal((3, 8, 32))
+    known = sign * worth + 0.5 * noise[0]
+    measured = {"counts": np.exp(known), "saliency": np.exp(noise[1]), "pair_norms": np.exp(noise[2])[:, :, None]}
+    if told:
+        space = space.calibrated(Calibration(measured))
+    phase = PrunePhase(evaluations=32, initial=24)
+    _, members = run(space, (phase,), SurrogateSection(bred=0.0), planted(space, failing=0), window=1)
+    made = np.mean([one.tie_break or 0.0 for one in members[24:]]) / best_of(space)
+    assert made > 0.4 if told else made < 0.25
 
 
 def test_who_makes_what() -> None:
