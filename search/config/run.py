@@ -6,16 +6,18 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import PurePath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
-from moevolve.search.genomes.registry import AnyGenomeSection
+from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.genomes.registry import AnyGenomeSection, make_space
 from moevolve.search.settings.phases import MOST_EVALUATIONS, EvolutionSection, Phase, Section, StrategySection
 from moevolve.store.session import without_password
+from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
@@ -229,6 +231,11 @@ class RunConfig(Section):
     def is_imported(self) -> bool:
         """True for the configuration of imported individuals, which can't be run."""
         return not self.phases
+
+    def space(self, facts: ModelFacts) -> GenomeSpace[Any]:
+        """The space of the search's genomes for a model; see `make_space`."""
+        phases = [phase.model_copy(update={"strategy": phase.strategy or self.strategy}) for phase in self.phases]
+        return make_space(self.genome, facts, phases)
 
     def canonical_json(self) -> str:
         """The configuration as stored with the search, including settings that have their default."""

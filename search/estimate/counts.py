@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import GenomeCosts
-from moevolve.search.genomes.registry import costs_of, make_space
+from moevolve.search.genomes.registry import costs_of
 from moevolve.search.settings.phases import PhaseConfig
 from moevolve.workers.contract.facts import active_parameters
 
@@ -89,5 +89,5 @@ def count_run(config: RunConfig, outline: ModelOutline) -> tuple[tuple[ModelSize
     Raises:
         UserError: the genome's settings don't fit the model; the message names the field.
     """
-    costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+    costs = costs_of(config.space(outline.facts), outline)
     return model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)

@@ -23,7 +23,7 @@ from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.estimate.report import DeviceEstimate, Estimate
 from moevolve.search.estimate.workload import Prompts, SplitWork, WorkloadReader
 from moevolve.search.genomes.contract.costs import GenomeCosts
-from moevolve.search.genomes.registry import costs_of, make_space
+from moevolve.search.genomes.registry import costs_of
 from moevolve.search.loop.setup import needs_calibration
 from moevolve.search.strategies.schedule import make_schedule, rounds_notes
 from moevolve.workers.contract.capacity import WorkerMemory, experts_share
@@ -53,7 +53,7 @@ def estimate(
             of prompts; the message names the field.
     """
     outline = outline or _outline(config)
-    space = make_space(config.genome, outline.facts, config.phases)
+    space = config.space(outline.facts)
     costs = costs_of(space, outline)
     reader = WorkloadReader(config, outline, prompts, needs_calibration(space))
     searched, set_aside = reader.splits("search"), reader.set_aside()

@@ -24,7 +24,7 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import ModelSize, PhaseCount, count_run, final_evaluations
 from moevolve.search.estimate.devices import gpus_for
-from moevolve.search.genomes.registry import costs_of, make_space
+from moevolve.search.genomes.registry import costs_of
 from moevolve.workers.contract.capacity import WorkerMemory
 
 LIMIT_S = 120.0
@@ -148,7 +148,7 @@ def preview(config: RunConfig) -> Preview:
     try:
         found = estimate(config, gpus_for(config), outline=outline)
     except UserError as error:  # `launch` may still download the data
-        costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+        costs = costs_of(config.space(outline.facts), outline)
         memory = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0).memory
         notes = (f"memory is that of the largest batches, and the time isn't known: {error}",)
         return replace(known, memory=memory, notes=notes)

@@ -10,7 +10,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import changed_loading, parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace
-from moevolve.search.genomes.registry import make_space
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.running.calibration import calibrated_space
@@ -112,7 +111,7 @@ def bound_subject(
 
 def uncalibrated_space(config: RunConfig, facts: ModelFacts) -> GenomeSpace[Any]:
     """Make the genome space of a stored search without its calibration."""
-    return make_space(config.genome, facts, config.phases)
+    return config.space(facts)
 
 
 def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:

@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS, PreparedSplit
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.contract.base import GenomeSpace
-from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of, make_space
+from moevolve.search.genomes.registry import KINDS, check_baselines, costs_of
 from moevolve.search.loop.setup import SearchSetup, needs_calibration
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
@@ -70,7 +70,7 @@ def describe_search(config: RunConfig) -> ModelDescription:
     if config.engine.chat_template not in ("auto", "none"):
         # Workers render the prompts; an unknown template is refused before any of them starts.
         chat_template(load_tokenizer(config.model), config.engine)
-    space = make_space(config.genome, facts, config.phases)
+    space = config.space(facts)
     _check_phases(config, space, facts)
     costs = costs_of(space, outline)
     needed = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0)
@@ -93,7 +93,7 @@ def check_repairs(config: RunConfig, calibration: tuple[PreparedSplit, ...]) -> 
     from moevolve.workers.profiling.passes import PromptMeter
 
     outline = outline_model(config.model)
-    costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+    costs = costs_of(config.space(outline.facts), outline)
     meter = PromptMeter(config.model, config.engine)
     tokens = sum(meter.most_tokens(split) for split in calibration)
     for work in repair_works(config, costs, outline, max(tokens, 2)):
@@ -170,7 +170,7 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
         section.task()  # a wrong one is named at once, without waiting for torch
     description: ModelDescription = call(describe_search, config)
     config = config.model_copy(update={"model": description.model})
-    space = make_space(config.genome, description.facts, config.phases)
+    space = config.space(description.facts)
     calibrating = needs_calibration(space)
     wanted = {"calibration": calibrating, "search": True, "dev": config.final.rerank, "test": config.final.test}
     names = [name for name in SPLITS if wanted[name]]

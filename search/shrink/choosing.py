@@ -303,13 +303,13 @@ def room_for(config: RunConfig) -> Room:
         NoRoomError: None of them fits; the message says what is missing.
     """
     from moevolve.search.estimate.memory import launch_memory
-    from moevolve.search.genomes.registry import costs_of, make_space
+    from moevolve.search.genomes.registry import costs_of
     from moevolve.workers.checkpoints.loading import resolve_device
     from moevolve.workers.contract.capacity import NoRoomError, check_room, free_bytes
 
     config = config.model_copy(update={"model": pinned(config.model)})
     outline = _outlined(config.model)
-    costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+    costs = costs_of(config.space(outline.facts), outline)
     device = resolve_device(config.model)
     on_gpu = device.type == "cuda"
     places: tuple[Originals, ...] = ("device", "host", "disk") if on_gpu else ("device", "disk")

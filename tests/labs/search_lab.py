@@ -14,7 +14,6 @@ from store_samples import decided, evaluation, search, split
 
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split, SplitResult
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.registry import make_space
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
@@ -91,9 +90,7 @@ def make_lab_setup(config: RunConfig, search_id: str = "lab-1") -> SearchSetup:
     splits: dict[Split, tuple[PreparedSplit, ...]] = {
         "search": tuple(prepared(task.name, "search") for task in config.tasks)
     }
-    return SearchSetup(
-        config, search_id, facts, make_space(config.genome, facts, config.phases), make_schedule(config), splits
-    )
+    return SearchSetup(config, search_id, facts, config.space(facts), make_schedule(config), splits)
 
 
 def scored(score: Callable[[Edit], Outcome]) -> Callable[[EvaluationRequest], EvaluationReply]:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from moevolve.search.config.files import find_model
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.memory import _activations, _cached, launch_memory
-from moevolve.search.genomes.registry import costs_of, make_space
+from moevolve.search.genomes.registry import costs_of
 from moevolve.workers.contract import capacity
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError, check_room
 from moevolve.workers.contract.settings import ModelConfig
@@ -110,7 +110,7 @@ def needed(name: str, dtype: str = "bfloat16", on_gpu: bool = True, **changes: A
         data[key] = data.get(key, {}) | value if isinstance(value, dict) else value
     config = RunConfig.model_validate(data)
     outline = outline_model(config.model)
-    costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+    costs = costs_of(config.space(outline.facts), outline)
     return launch_memory(config, outline, costs, on_gpu)
 
 

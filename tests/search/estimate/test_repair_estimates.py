@@ -19,7 +19,7 @@ from moevolve.search.estimate.devices import GPUS
 from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.repairs import RepairWork, repair_works
 from moevolve.search.estimate.workload import Prompts
-from moevolve.search.genomes.registry import costs_of, make_space
+from moevolve.search.genomes.registry import costs_of
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 from moevolve.workers.methods.repair import fits as repair_fits
@@ -200,7 +200,7 @@ def test_fits_are_those_that_are_made(
         finished(store, config)
         candidates = len({row.phenotype_hash for row in store.history(store.search("counted").id)})
     outline = outline_model(config.model)
-    costs = costs_of(make_space(config.genome, outline.facts, config.phases), outline)
+    costs = costs_of(config.space(outline.facts), outline)
     expected = [fit for layer in costs.fitted_maps(uneven=False) for fit in layer]
     (work,) = repair_works(config, costs, outline)
     times = 2 if kind == "eep" else 1  # neurons by worth, and by what a fit of them leaves

@@ -23,7 +23,7 @@ from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
-from moevolve.search.settings.phases import MergePhase, PrunePhase, SurrogateSection, TunePhase
+from moevolve.search.settings.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.store.repository import Store
 from moevolve.workers.contract.fitting import RowsRecipe
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
@@ -171,9 +171,17 @@ def test_only_what_is_needed_is_measured() -> None:
     assert recipe("hc_smoe", "frequency").statistics == ("mean_outputs", "usage")
     assert recipe(dynamic_skipping=True, skipping_tokens=99) == RowsRecipe(99, "skipping")
     assert recipe("naee", naee_subsets=7).subsets.limit == 7
-    learning = PrunePhase(evaluations=9, initial=1, strategy=SurrogateSection())
-    learned = make_space(EepSection(experts=4), mixtral(), [learning]).recipe
-    assert isinstance(learned, ExpertsRecipe) and learned.statistics == ("pairs", "saliency", "usage")
+
+
+@pytest.mark.parametrize("of_phase", [True, False])
+def test_the_surrogate_has_experts_measured_in_phases_that_prune(of_phase: bool) -> None:
+    def recipe(kind: str) -> Any:
+        phase = {"kind": kind, "evaluations": 9, "initial": 1} | ({"strategy": "surrogate"} if of_phase else {})
+        return run_config(phases=[phase], **({} if of_phase else {"strategy": "surrogate"})).space(mixtral()).recipe
+
+    assert recipe("merge") is None
+    found = recipe("prune")
+    assert isinstance(found, ExpertsRecipe) and found.statistics == ("pairs", "saliency", "usage")
 
 
 def test_what_a_phase_begins_with_is_part_of_the_hash() -> None:
