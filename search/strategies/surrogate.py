@@ -2,7 +2,8 @@
 
 The model predicts scores from the parts that a genome has, in phases whose genomes choose parts (`SubsetSpace`), such
 as kept experts. A child is the best genome under weights drawn from their posterior, so each part is tried as often as
-it may be among the best.
+it may be among the best. How far a draw is from the mean is scaled by a number between 0 and 1, drawn for each child:
+with many more parts than scores, whole draws would choose almost at random.
 
 Sources: Bayesian linear regression as in Bishop, Pattern Recognition and Machine Learning (2006), Sec. 3.3; with
 Thompson sampling of binary choices it is BOCS (Baptista and Poloczek, arXiv 1806.08838), which also has products of
@@ -45,6 +46,8 @@ _TRUST = 0.7
 layers, 8 of 32 experts), the marginal likelihood hardly depends on it between 0.3 and 1."""
 _LEVEL = 1e-9
 """Spread of a statistic's sums below which all individuals have the same sum, but for rounding."""
+_LEAST_EXPLORED = 0.2
+"""Least share of a draw's deviation from the mean that a child has."""
 _WIDER = 1.2
 """Factor by which each draw after a repeated individual deviates further from the mean."""
 
@@ -159,8 +162,10 @@ class Surrogate:
         # Weights of parts, then of statistics, all with the same prior: a statistic is scaled to that.
         model = LinearPosterior(np.hstack([centred, centred @ directions.T]), targets_of(self._told), precision, _NOISE)
         mean, parts = model.mean, features.shape[1]
+        # From no exploration to Thompson sampling, whose draws are nearly random where there are many parts.
+        explored = rng.uniform(_LEAST_EXPLORED, 1)
         for repeats in range(DRAWS):
-            weights = mean + _WIDER**repeats * (model.draw(rng) - mean)
+            weights = mean + explored * _WIDER**repeats * (model.draw(rng) - mean)
             genome = self._space.unflatten(weights[:parts] + weights[parts:] @ directions, self._phase)
             if genome.express().phenotype_hash not in taken:
                 return Offspring(genome, "surrogate", (), f"learned from {len(self._told)}")

@@ -145,7 +145,7 @@ def test_targets_are_normal_scores_of_fitness_and_tie_break() -> None:
 @pytest.mark.parametrize("groups", [4, "per_layer"])
 def test_where_worth_adds_up_it_finds_the_best_choice_of_all(groups: Any) -> None:
     space = eep_space(2, groups, layers=6)
-    _, members = run(space, (PrunePhase(evaluations=120, initial=31),), LEARNING, planted(space, failing=0))
+    _, members = run(space, (PrunePhase(evaluations=200, initial=31),), LEARNING, planted(space, failing=0))
     found = min(members, key=rank_key).tie_break
     assert found == pytest.approx(best_of(space), abs=1e-3)
 
