@@ -20,10 +20,14 @@ On other devices torch's own operations are used. oneDNN (https://github.com/uxl
 on processors with AVX-512 that aren't Intel's, where MKL doesn't use its fastest code: one core of an AMD EPYC with
 AVX-512 reaches 97 GFLOP/s with MKL and 218 with oneDNN; with AVX2 both are equally fast
 (tests/benchmarks/bench_kernels.py).
+
+Processors of x86 without instructions for 16-bit products multiply such numbers as float32, which takes a quarter of
+the time that torch takes otherwise. Matrices are widened piece by piece, and sums are rounded once.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
@@ -54,6 +58,9 @@ _ALIGNMENT = 64
 _VECTOR = 64
 """A multiple of the number of values that torch's vectorised loops process at once."""
 
+_WIDENED = 1 << 21
+"""Maximum number of values of a 16-bit matrix that are widened at once, roughly; they take 8 MiB."""
+
 _SERIAL = 1 << 15
 """Maximum number of values for which torch computes elementwise functions in one thread: `at::internal::GRAIN_SIZE`."""
 
@@ -72,6 +79,16 @@ def onednn_preferred() -> bool:
     except OSError:
         return False
     return onednn_available() and "GenuineIntel" not in processor and "avx512f" in processor
+
+
+@cache
+def widens(dtype: torch.dtype) -> bool:
+    """Return whether numbers of this dtype are multiplied as float32 on this machine's CPU."""
+    supported = {
+        torch.bfloat16: torch.cpu._is_avx512_bf16_supported,  # noqa: SLF001 - torch has no public name for it
+        torch.float16: torch.cpu._is_amx_fp16_supported,  # noqa: SLF001
+    }
+    return dtype in supported and platform.machine() in ("x86_64", "AMD64") and not supported[dtype]()
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, use_onednn: bool = False) -> Tensor:
@@ -220,6 +237,9 @@ def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, us
     padding = -rows.shape[1] % _FEATURES
     if padding:
         rows, weight = functional.pad(rows, (0, padding)), functional.pad(weight, (0, padding))
+    if widens(rows.dtype):
+        _multiply_widened(rows, weight, bias, out)
+        return
     tile, matrix = _tile(weight, use_onednn), weight.t()
     for part, result in zip(_tiles(rows, tile), out.split(tile), strict=False):
         if tile == ONEDNN_TILE:
@@ -229,6 +249,20 @@ def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, us
             torch.mm(part, matrix, out=result)
         else:
             torch.addmm(bias, part, matrix, out=result)
+
+
+def _multiply_widened(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Do as `_multiply` with MKL for 16-bit numbers, as float32."""
+    tiles, results = _tiles(rows, TILE), out.split(TILE)
+    pieces = max(1, min(weight.numel() // _WIDENED, len(weight) // _LEAST_OUTPUTS))
+    begin = 0
+    for piece in weight.tensor_split(pieces):
+        end = begin + len(piece)
+        matrix, offset = piece.float().t(), None if bias is None else bias[begin:end].float()
+        for part, result in zip(tiles, results, strict=False):
+            wide = part.float()
+            result[:, begin:end] = torch.mm(wide, matrix) if offset is None else torch.addmm(offset, wide, matrix)
+        begin = end
 
 
 def _tiles(rows: Tensor, tile: int) -> tuple[Tensor, ...]:

@@ -88,6 +88,27 @@ def test_a_row_is_the_same_wherever_it_stands(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("outputs", "features"), [(1, 40), (17, 33), (97, 24), (320, 256)])
+def test_widened_numbers_are_summed_exactly_and_rounded_once(
+    dtype: torch.dtype, outputs: int, features: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "widens", lambda _: True)
+    monkeypatch.setattr(products, "_WIDENED", 1 << 9)  # so that matrices are widened in several pieces
+    # Sums of small whole numbers are exact in float32.
+    weight, rows = (draw(n, features).mul(3).round().to(dtype) for n in (outputs, 130))
+    for bias in (None, draw(outputs).mul(9).round().to(dtype)):
+        exact = rows.double() @ weight.double().t() + (0 if bias is None else bias.double())
+        for each in (weight, weight.t().contiguous().t()):
+            found = products.linear(rows, each, bias)
+            assert torch.equal(found, exact.to(dtype))
+    row = draw(1, features, seed=1).to(dtype).repeat(130, 1)
+    whole = products.linear(row, weight, bias)
+    for count in (1, 97, 130):
+        assert torch.equal(products.linear(row[:count], weight, bias), whole[:1].expand(count, -1))
+
+
+@torch.inference_mode()
 def test_a_row_is_the_same_among_products_of_large_matrices(use_onednn: bool, threads: int) -> None:
     weight, rows = draw(320, 256), draw(1, 256).repeat(200, 1)
     whole = products.linear(rows, weight, use_onednn=use_onednn)

@@ -41,7 +41,8 @@ class StoredExperts:
 
     Args:
         model: Model on the meta device, whose fused experts have the checkpoint's shapes.
-        tensors: Tensors of the checkpoint by name, as objects that return them on `tensor[...]`.
+        tensors: Tensors of the checkpoint by name, as objects that return them on `tensor[...]`, and fused experts from
+            `first` up to `last` on `tensor[first:last]`.
     """
 
     def __init__(self, model: PreTrainedModel, tensors: Mapping[str, Any]) -> None:
@@ -81,12 +82,10 @@ class StoredExperts:
         """
         for name, tensor in tensors.items():
             for piece in self._found(index, name, tensor):
-                if not piece.rest:
-                    stored = self._tensors[piece.block][...]
-                    tensor.copy_(stored if list(kept) == list(range(len(stored))) else stored[list(kept)])
-                    continue
+                # Expert by expert, so that no more than one is unpacked beside those that are kept.
                 for slot, expert in enumerate(kept):
-                    part = self._tensors[piece.of(expert)][...]
+                    stored = self._tensors[piece.of(expert)]
+                    part = stored[...] if piece.rest else stored[expert : expert + 1][0]
                     tensor[slot, piece.start : piece.start + piece.count].copy_(part)
 
     def whole(self, index: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

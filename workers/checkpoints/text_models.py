@@ -92,15 +92,15 @@ class _Turned:
     """Fused experts that a checkpoint may store transposed, as Qwen3-VL's does.
 
     Attributes:
-        tensor: The stored tensor [n, ...], which is returned on `tensor[...]`.
+        tensor: The stored tensor [n, ...], which is returned on `tensor[...]`, and some of its experts on a slice.
         shape: Shape of an expert in the family.
     """
 
     tensor: Any
     shape: tuple[int, int]
 
-    def __getitem__(self, everything: EllipsisType) -> Tensor:
-        values: Tensor = self.tensor[...]
+    def __getitem__(self, which: EllipsisType | slice) -> Tensor:
+        values: Tensor = self.tensor[which]
         return values if tuple(values.shape[1:]) == self.shape else values.mT.contiguous()
 
 

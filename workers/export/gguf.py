@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -121,8 +121,28 @@ def _write_file(
     writer.write_ti_data_to_file()
     checksums = {}
     for tensor in tensors:
-        data = b"".join(tensor.chunks())
-        checksums[tensor.name] = zlib.crc32(data)
-        writer.write_tensor_data(np.frombuffer(data, np.uint8), tensor_endianess=reader.endianess)
+        copied: Any = _Copied(tensor)
+        writer.write_tensor_data(copied, tensor_endianess=reader.endianess)
+        checksums[tensor.name] = copied.checksum
     writer.close()
     return checksums
+
+
+class _Copied:
+    """What the library's writer asks of an array, for a tensor whose bytes are copied piece by piece.
+
+    Attributes:
+        nbytes: Size in bytes.
+        checksum: CRC-32 of what was copied.
+    """
+
+    def __init__(self, tensor: KeptTensor) -> None:
+        self._tensor = tensor
+        self.nbytes = tensor.nbytes
+        self.checksum = 0
+
+    def tofile(self, stream: IO[bytes]) -> None:
+        """Copy the bytes to a file."""
+        for chunk in self._tensor.chunks():
+            self.checksum = zlib.crc32(chunk, self.checksum)
+            stream.write(chunk)

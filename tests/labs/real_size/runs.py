@@ -19,18 +19,23 @@ _EXPERTS_PHASES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def write_task(directory: Path, rows: int = 8) -> Path:
+def write_task(directory: Path, rows: int = 8, later: int = 85) -> Path:
     """A task of as many questions per split, with its data; returns its file.
 
     What is measured on is few long texts: they run one by one, and each takes a pass over all weights.
+
+    Args:
+        directory: its folder.
+        rows: questions of a split.
+        later: words that make the texts longer that are measured on.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for position, split in enumerate(("calibration", "search", "test")):
         lines = []
         for row in range(rows):
             name = _MONTHS[(row + 3 * position) % len(_MONTHS)]
-            later = "later " * (85 if split == "calibration" else row % 4)
-            passage = f"{name} is when the {row + position} of them came back, {later}than was expected."
+            longer = "later " * (later if split == "calibration" else row % 4)
+            passage = f"{name} is when the {row + position} of them came back, {longer}than was expected."
             lines.append({"passage": passage, "question": f"When did the {row} come back?", "answer": name})
         (directory / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     files = "".join(f"    {split}: {split}.jsonl\n" for split in ("calibration", "search", "test"))

@@ -12,13 +12,14 @@ import torch
 from edit_checks import logits
 from family_samples import edit_of_kind
 from gguf_checkpoints import SETTINGS, gguf_checkpoint
-from packed_checkpoints import LINEAR_FORMATS, checkpoint_in_format
+from live_bytes import LiveBytes
+from packed_checkpoints import LINEAR_FORMATS, MXFP4_SIZES, checkpoint_in_format, mxfp4_checkpoint
 from repair_samples import rows_of, sequences_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.loading import placed
+from moevolve.workers.checkpoints.loading import load_without_experts, placed
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.fitting import NeuronRecipe
@@ -34,7 +35,8 @@ Configs = Callable[..., ModelConfig]
 Checkpoints = Callable[[str], ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
-KINDS = ("mixtral", "gpt_oss", "qwen3_5_moe_text", "fp8", "mxfp4", "int4", "nvfp4", "gptq", "gguf", "fused")
+STORED = ("fused", "gguf", "gguf fused")
+KINDS = ("mixtral", "gpt_oss", "qwen3_5_moe_text", "fp8", "mxfp4", "int4", "nvfp4", "gptq", *STORED)
 
 
 @pytest.fixture
@@ -49,8 +51,9 @@ def config(
     def get(kind: str) -> ModelConfig:
         if kind in ("fp8", "mxfp4", *LINEAR_FORMATS):
             return checkpoint_in_format(kind, tiny_model, tiny_tokenizer, tmp_path)
-        if kind == "gguf":
-            return gguf_checkpoint(tiny_model("mixtral", **SETTINGS["mixtral"]), tiny_tokenizer, tmp_path)[0]
+        if kind.startswith("gguf"):
+            family = "gpt_oss" if kind == "gguf fused" else "mixtral"
+            return gguf_checkpoint(tiny_model(family, **SETTINGS[family]), tiny_tokenizer, tmp_path)[0]
         if kind == "fused":
             return fused(tiny_model("qwen3_moe"), tiny_tokenizer, tmp_path / "fused")
         return replace(model_config(kind), dtype="float32")
@@ -76,6 +79,20 @@ def test_candidates_compute_the_same(kind: str, config: Checkpoints, tokens: Ten
         assert torch.equal(logits(disk, edit, tokens), logits(host, edit, tokens))
     for name, tensor in host.original_experts(0).items():
         assert torch.equal(disk.original_experts(0)[name], tensor)
+
+
+def test_no_more_than_one_expert_is_unpacked_beside_those_that_are_kept(
+    tiny_model: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    made = tiny_model("gpt_oss", **MXFP4_SIZES | {"num_local_experts": 32})
+    found = mxfp4_checkpoint(made, tiny_tokenizer, tmp_path)[0]
+    model, _, stored = load_without_experts(replace(found, originals="disk"))
+    parameters = dict(model.get_submodule("model.layers.0.mlp.experts").named_parameters())
+    kept = {name: torch.empty((2, *each.shape[1:])) for name, each in parameters.items()}
+    whole = sum(each.nbytes for each in parameters.values())
+    with LiveBytes() as meter:
+        stored.layer(0, parameters).read([5, 9], kept)
+    assert 0 < meter.peak < whole / 4
 
 
 def test_repairs_and_exports_are_the_same(config: Checkpoints, tokens: Tensor, tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from edit_checks import assert_close, logits, write_source
@@ -17,11 +20,15 @@ from gguf_checkpoints import ARCHITECTURES, SETTINGS, gguf_checkpoint, lone_gguf
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints import headers
 from moevolve.workers.checkpoints.files import gguf_parts
+from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf
 from moevolve.workers.checkpoints.loading import load_model
+from moevolve.workers.checkpoints.pruning import KeptTensor
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.gguf import write_gguf as copy_gguf
 from moevolve.workers.export.sizes import file_sizes
 from moevolve.workers.model.resident import ResidentModel
 
@@ -130,6 +137,22 @@ def test_llama_cpp_computes_the_same(
         loaded.eval(tokens[0].tolist())
         found = torch.tensor(loaded.scores[: tokens.shape[1]])
         assert_close(found, logits(resident, change, tokens)[0], 1e-2)  # its KV cache is in half precision
+
+
+def test_a_tensor_is_copied_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.arange(1 << 21, dtype=np.float32).reshape(4, -1)
+    write_gguf(tmp_path / "whole.gguf", {"experts": (numbers, Type.F32)}, {"general.architecture": "qwen3moe"})
+    (stored,) = stored_gguf(open_parts(tmp_path / "whole.gguf")).values()
+    monkeypatch.setattr(headers, "_CHUNK", 1 << 16)
+    (tmp_path / "part").mkdir()
+    tracemalloc.start()
+    checksums = copy_gguf(tmp_path / "whole.gguf", tmp_path / "part", [KeptTensor("experts", stored, (3, 1))], {})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    (copied,) = gguf.GGUFReader(tmp_path / "part" / "whole.gguf").tensors
+    assert np.array_equal(copied.data, numbers[[3, 1]])
+    assert checksums == {"experts": zlib.crc32(numbers[[3, 1]].tobytes())}
+    assert peak < numbers.nbytes / 8
 
 
 def test_transformers_alone_loads_it(write: Checkpoints, tokens: Tensor, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ Arrange = Callable[[list[Tensor]], Tensor]
 class GgufTensor:
     """A tensor of a model in Hugging Face form, which is read and unpacked on `tensor[...]`.
 
+    Of fused experts, `tensor[first:last]` reads some.
+
     Attributes:
         name: Name in an unquantised Hugging Face checkpoint.
         shape: Shape there.
@@ -68,14 +70,15 @@ class GgufTensor:
     experts: range | None
     arrange: Arrange = field(repr=False)
 
-    def __getitem__(self, everything: EllipsisType) -> Tensor:
+    def __getitem__(self, which: EllipsisType | slice) -> Tensor:
         if self.experts is None:
             return self._unpacked(...).reshape(self.shape)
+        experts = self.experts if which is ... else self.experts[which]
         # One expert at a time, because unpacking goes through float32.
-        whole = torch.empty((len(self.experts), *self._expert_shape), dtype=self.dtype)
-        for slot, expert in enumerate(self.experts):
-            whole[slot] = self._unpacked(expert)
-        return whole.reshape(self.shape)
+        found = torch.empty((len(experts), *self._expert_shape), dtype=self.dtype)
+        for slot, expert in enumerate(experts):
+            found[slot] = self._unpacked(expert)
+        return found.reshape(self.shape) if which is ... else found
 
     @property
     def _expert_shape(self) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ from moevolve.workers.checkpoints.shards import read_tensor
 class UnpackedTensor:
     """A tensor that is read from its files, and unpacked, on `tensor[...]`, as a slice of the safetensors library is.
 
+    Of fused experts, `tensor[first:last]` reads some.
+
     Attributes:
         name: Name in an unquantised checkpoint.
         parts: Stored tensors by last name.
@@ -31,8 +33,8 @@ class UnpackedTensor:
     codec: Codec = field(repr=False)
     dtype: torch.dtype
 
-    def __getitem__(self, everything: EllipsisType) -> Tensor:
-        parts = {last: read_tensor(stored) for last, stored in self.parts.items()}
+    def __getitem__(self, which: EllipsisType | slice) -> Tensor:
+        parts = {last: read_tensor(stored)[which] for last, stored in self.parts.items()}
         if self.codec.plain:
             return next(iter(parts.values()))
         try:
