@@ -64,11 +64,15 @@ def _print_page(found: Shrunk) -> None:
         ["after", *after, memory_size(written.weight_bytes)],
     ]
     columns = [("model", False), ("experts", False), ("parameters", True), ("weight files", True)]
+    if found.speed is not None:
+        columns.append((f"tokens/s ({found.speed.sequences} at once)", True))
+        rows[0].append(f"{found.speed.full:.4g}")
+        rows[1].append(f"{found.speed.shrunk:.4g} ({found.speed.times:.2f}x)")
     print_table(f"{found.model}, kept: {best.summary}", columns, rows)
     took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
     output.print(f"took {took}", soft_wrap=True)
-    if found.timing is not None:
-        output.print(found.timing, soft_wrap=True)
+    for choice in found.choices:
+        output.print(choice, soft_wrap=True)
     output.print(f"wrote {written.directory} ({written.form} checkpoint of {found.table.winner})", soft_wrap=True)
     for title, names in written.changes:
         output.print(f"{title}: {names}", soft_wrap=True)

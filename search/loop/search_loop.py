@@ -152,8 +152,8 @@ class SearchLoop:
             self._total = self._next
             position = schedule.span(self._next).position
             self._on_note(
-                f"ended before phases.{position}: individual {self._best[2]} has {-self._best[0] / self._full:.1%} of "
-                f"the full model's fitness, and stop_at_recovery is {recovery:g}"
+                f"ended before phases.{position}: individual {self._best[2]} has a fitness of {-self._best[0]:.4g}, "
+                f"the full model {self._full:.4g}, and stop_at_recovery is {recovery:g}"
             )
         return self._next < self._total
 

@@ -24,7 +24,7 @@ from moevolve.store.records import FULL_MODEL
 from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.checkpoints.loading import placed
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.profiling.checkpoints import check_folder, position_limit
+from moevolve.workers.profiling.checkpoints import check_folder, position_limit, usual_prompt_tokens
 from moevolve.workers.profiling.messages import LoadedDtype, ProfiledModel, ProfileSettings, TaskPrompts
 from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.profiling.report import ProfileReport
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
 
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
-_MOST_PROMPT_TOKENS = 512
 _NEW_TOKENS = 32
 _APART = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
 
@@ -215,7 +214,7 @@ def _settings(
             "--new-tokens, or truncate prompts with engine.max_prompt_tokens",
         )
     else:
-        tokens = request.prompt_tokens or max(1, min(_MOST_PROMPT_TOKENS, positions // 2))
+        tokens = request.prompt_tokens or usual_prompt_tokens(positions)
         longest, fewer = tokens, "--prompt-tokens or --new-tokens"
     if longest + new_tokens > positions:
         raise UserError(

@@ -50,12 +50,23 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
             "many experts are kept as fit."
         ),
     ] = None
+    speed: Annotated[
+        str | None,
+        Field(
+            description="Instead of --experts, how many times as many tokens per second it should generate, for "
+            "example 1.5x: experts keep as many of their neurons as that allows on this machine."
+        ),
+    ] = None
     context: Annotated[
         str | None,
-        Field(description="Count the KV cache of this many tokens, for example 32k, towards --size as well."),
+        Field(
+            description="Count the KV cache of this many tokens, for example 32k, towards --size as well; with "
+            "--speed, generate after prompts of this length."
+        ),
     ] = None
     batch: Annotated[
-        int | None, Field(ge=1, description="Number of sequences of --context tokens in that cache, 1 if left out.")
+        int | None,
+        Field(ge=1, description="Number of sequences in that cache, or generated at once, 1 if left out."),
     ] = None
     data: Annotated[
         Sequence[str | Path],
@@ -141,6 +152,6 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
         bool,
         Field(
             description="Write the run and task files, and launch nothing. With --time a few candidates are measured "
-            "all the same."
+            "all the same, and with --speed the model."
         ),
     ] = False

@@ -1,18 +1,15 @@
-"""What to keep: a number or a share of experts, a share of neurons, or a size that weights and KV cache must fit."""
+"""What to keep: a number or a share of experts or neurons, or what fits a size or makes the model as fast as asked."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.text import memory_size, quantity
-
-if TYPE_CHECKING:
-    from moevolve.workers.export.sizes import FileSizes
+from moevolve.workers.contract.facts import FileSizes
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -33,19 +30,40 @@ class Budget:
     positions: int
 
 
-def budget_of(request: ShrinkRequest) -> Budget | None:
-    """Read the size that a request asks for; None if it asks for experts or neurons.
+@dataclass(frozen=True, slots=True)
+class SpeedBudget:
+    """How fast a checkpoint has to generate.
+
+    Attributes:
+        text: The speed as it was given.
+        times: Tokens per second, as a multiple of the full model's.
+        sequences: Number of sequences that are generated at once.
+        prompt_tokens: Length of their prompts; None for the usual one of profiles.
+    """
+
+    text: str
+    times: float
+    sequences: int
+    prompt_tokens: int | None
+
+
+def budget_of(request: ShrinkRequest) -> Budget | SpeedBudget | None:
+    """Read the size or the speed that a request asks for; None if it asks for experts or neurons.
 
     Raises:
-        UserError: It asks for several or none of them, or a size or length isn't one.
+        UserError: It asks for several or none of them, or a size, speed or length isn't one.
     """
-    if sum(each is not None for each in (request.experts, request.neurons, request.size)) != 1:
+    if sum(each is not None for each in (request.experts, request.neurons, request.size, request.speed)) != 1:
         raise UserError(
-            "give one of --experts (for example 50%), --neurons (for example 12.5%) and --size (for example 16GiB)"
+            "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
+            "--speed (for example 1.5x)"
         )
+    if request.speed is not None:
+        length = None if request.context is None else _length(request.context)
+        return SpeedBudget(request.speed, _times(request.speed), request.batch or 1, length)
     if request.size is None:
         if request.context is not None or request.batch is not None:
-            raise UserError("--context and --batch: the KV cache counts towards --size, which isn't given")
+            raise UserError("--context and --batch are of --size and --speed, of which none is given")
         return None
     if request.batch is not None and request.context is None:
         raise UserError("--batch: say with --context how long the sequences are")
@@ -58,6 +76,13 @@ def _size(text: str) -> int:
     if found is None:
         raise UserError(f"--size {text}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
     return int(found)
+
+
+def _times(text: str) -> float:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*[xX]\s*", text)
+    if found is None or float(found[1]) <= 1:
+        raise UserError(f"--speed {text}: give a factor above 1, such as 1.5x")
+    return float(found[1])
 
 
 def _length(text: str) -> int:

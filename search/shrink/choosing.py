@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,24 +29,32 @@ from moevolve.search.config.files import (
 from moevolve.search.config.run import RunConfig
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
-from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts, kept_share
+from moevolve.search.shrink.budget import (
+    Budget,
+    SpeedBudget,
+    budget_of,
+    fitting_experts,
+    kept_experts,
+    kept_share,
+)
 from moevolve.search.shrink.chats import ToolChat, render_chats
 from moevolve.search.shrink.domains import read_domains, write_tasks
+from moevolve.search.shrink.speed import plan_speed
 from moevolve.search.shrink.timing import plan_time, shortened
+from moevolve.workers.contract.facts import FileSizes
 from moevolve.workers.contract.settings import ModelConfig, Originals
 from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
     from moevolve.search.loop.setup import SearchSetup
     from moevolve.search.pools.ray_actor import FirstWorker
-    from moevolve.workers.export.sizes import FileSizes
     from moevolve.workers.profiling.outline import ModelOutline
 
 _WINDOW = 4
 """Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
 _RUN_FILE = "run.yaml"
-_TIMED = "# "
-"""Begin of the run file's second line if a time was given."""
+_CHOICE = "# "
+"""Begin of the run file's lines about what a speed and a time have made of it, after the first line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ def folder_of(request: ShrinkRequest) -> Path:
         return Path(request.output)
     model = Path(request.model)
     stem = model.stem if model.suffix == ".gguf" else model.resolve().name if model.exists() else model.name
-    budget = request.experts or request.neurons or request.size or "small"
+    budget = request.experts or request.neurons or request.size or request.speed or "small"
     return Path(f"{stem}-{budget.replace('%', 'pct')}")
 
 
@@ -128,20 +137,22 @@ def run_file(
         tasks = write_tasks(domains, folder / "tasks")
         if has_run_file(request):
             return path, None
-    data = _settings(request, [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)], first)
-    head, setup = _mark(request), None
+    names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
+    data, choices = _settings(request, names, first, on_stage)
+    setup = None
     if request.time is not None:
         plan, setup = plan_time(request.time, _parsed(data), begun, first, on_stage)
-        data, head = _shortened(data, plan.evaluations), f"{head}{_TIMED}{plan.text}\n"
+        data, choices = _shortened(data, plan.evaluations), [*choices, plan.text]
+    head = _mark(request) + "".join(f"{_CHOICE}{text}\n" for text in choices)
     with writing_into(folder):
         path.write_text(head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return path, setup
 
 
-def timing_of(path: Path) -> str | None:
-    """The sentence of a run file about its number of evaluations; None if no time was given for it."""
-    _, second, *_ = path.read_text(encoding="utf-8").split("\n", 2)
-    return second.removeprefix(_TIMED) if second.startswith(_TIMED) else None
+def choices_of(path: Path) -> tuple[str, ...]:
+    """The sentences of a run file about what was chosen for a speed and for a time, if these were given."""
+    _, *lines = path.read_text(encoding="utf-8").splitlines()
+    return tuple(line.removeprefix(_CHOICE) for line in takewhile(lambda line: line.startswith(_CHOICE), lines))
 
 
 def has_run_file(request: ShrinkRequest) -> bool:
@@ -160,7 +171,7 @@ def _mark(request: ShrinkRequest) -> str:
     """First line of a run file, which tells the request that it was made for."""
     content = {
         "model": request.model,
-        "budget": [request.experts, request.neurons, request.size, request.context, request.batch],
+        "budget": [request.experts, request.neurons, request.size, request.speed, request.context, request.batch],
         "data": [str(path) for path in request.data],
         "tasks": list(request.tasks),
         "weights": list(request.weights),
@@ -173,23 +184,30 @@ def _mark(request: ShrinkRequest) -> str:
     return f"# moevolve shrink {json.dumps(content)}\n"
 
 
-def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> dict[str, Any]:
-    """The settings of a request's search as plain data."""
-    data = _base(request, tasks, first)
+def _settings(
+    request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker, on_stage: Callable[[str], None]
+) -> tuple[dict[str, Any], list[str]]:
+    """The settings of a request's search as plain data, and sentences about those that were measured."""
+    data, choices = _override(_base(request, tasks, first), request), list[str]()
     sizes: Sizes = first.call(sizes_of, _parsed(data))
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
     genome: dict[str, Any] = {"kind": "eep", "router_space": stock_space(sizes.rule)}
+    budget = budget_of(request)
+    if request.neurons is not None or isinstance(budget, SpeedBudget):
+        _check_narrowing(request, sizes, repaired)
     if request.neurons is not None:
-        if not repaired or sizes.quantised:
-            raise UserError(
-                f"--neurons {request.neurons}: narrower experts need a repair, and weights that aren't quantised; give "
-                "--experts or --size"
-            )
         genome["neuron_share"], preset = kept_share(request.neurons), "share"
+    elif isinstance(budget, SpeedBudget):
+        for section in _parsed(data).tasks:
+            section.task()  # a wrong name is said before the model is loaded
+        plan = plan_speed(budget, _parsed(data), first, on_stage)
+        choices.append(plan.text)
+        genome |= {"experts": sizes.experts, "neuron_share": plan.share}
+        preset = "best"
     else:
         # Only experts of the width that they have can be packed in a checkpoint's own format.
         preset = "prune" if not repaired else "repaired" if sizes.quantised else "best"
-        genome["experts"] = _experts(request, sizes)
+        genome["experts"] = _experts(request, budget, sizes)
     data |= {"genome": genome, "preset": preset}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)
@@ -202,7 +220,18 @@ def _settings(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) 
         data["engine"] = {"threads": threads}
         data["workers"] = {"count": count, "num_cpus": threads}
     _override(data, request)
-    return data
+    return data, choices
+
+
+def _check_narrowing(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> None:
+    """Raise UserError if experts can't be made narrower."""
+    option = f"--neurons {request.neurons}" if request.speed is None else f"--speed {request.speed}"
+    if not sizes.experts:
+        raise UserError(f"{option}: this model is dense, it has no experts to make narrower")
+    if not repaired or sizes.quantised:
+        raise UserError(
+            f"{option}: narrower experts need a repair, and weights that aren't quantised; give --experts or --size"
+        )
 
 
 def _base(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> dict[str, Any]:
@@ -246,9 +275,9 @@ def _override(data: dict[str, Any], request: ShrinkRequest) -> dict[str, Any]:
     return data
 
 
-def _experts(request: ShrinkRequest, sizes: Sizes) -> int:
+def _experts(request: ShrinkRequest, budget: Budget | None, sizes: Sizes) -> int:
     """The number of experts to keep per MoE layer."""
-    count, groups, budget = sizes.experts, sizes.rule.groups, budget_of(request)
+    count, groups = sizes.experts, sizes.rule.groups
     if budget is None:
         assert request.experts is not None
         return kept_experts(request.experts, count, groups)
@@ -287,7 +316,7 @@ def sizes_of(config: RunConfig) -> Sizes:
         UserError: The checkpoint can't be read, or its family isn't supported.
     """
     from moevolve.workers.checkpoints.loading import load_config, packing
-    from moevolve.workers.export.sizes import FileSizes, file_sizes
+    from moevolve.workers.export.sizes import file_sizes
 
     model = pinned(config.model)
     outline = _outlined(model)

@@ -42,6 +42,25 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast the full model and a new checkpoint generate, in plain `transformers` on this machine.
+
+    Attributes:
+        sequences: Number of sequences at once.
+        full, shrunk: New tokens per second, of all sequences together.
+    """
+
+    sequences: int
+    full: float
+    shrunk: float
+
+    @property
+    def times(self) -> float:
+        """The new checkpoint's tokens per second as a multiple of the full model's."""
+        return self.shrunk / self.full
+
+
+@dataclass(frozen=True, slots=True)
 class TaskCheck:
     """What a winner's answers to held-out prompts of one task are like; see `moevolve.search.shrink.guard`.
 
@@ -107,7 +126,8 @@ class Shrunk:
     Attributes:
         model: Path or hub id of the checkpoint.
         run_file: Run file of the search.
-        timing: How the number of candidates follows from the time that was given; None if none was.
+        choices: How the number of candidates follows from the time that was given, and the experts' width from the
+            speed, as sentences; empty if none was given.
         store: URL of its store.
         table: Winner and final table of the search.
         experts_full, experts: Experts per MoE layer before and after; the latter is None without a winner.
@@ -115,13 +135,14 @@ class Shrunk:
         weight_bytes: Size of the checkpoint's weight files.
         routing: How much of each task's routing as many experts have; empty if their number is searched.
         checks: What the winner's answers are like, by task; empty without a winner.
+        speed: Measured speeds; None if no speed was asked for, or nothing was written.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
     """
 
     model: str
     run_file: Path
-    timing: str | None
+    choices: tuple[str, ...]
     store: str
     table: FinalTable = field(repr=False)
     experts_full: int
@@ -130,5 +151,6 @@ class Shrunk:
     weight_bytes: int
     routing: tuple[RetainedMass, ...]
     checks: tuple[TaskCheck, ...]
+    speed: Speed | None
     written: Written | None
     seconds: Mapping[str, float]

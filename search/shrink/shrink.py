@@ -19,11 +19,12 @@ from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import with_changes
-from moevolve.search.shrink.budget import Budget, budget_of
-from moevolve.search.shrink.choosing import folder_of, has_run_file, read_run, run_file, timing_of
+from moevolve.search.shrink.budget import Budget, SpeedBudget, budget_of
+from moevolve.search.shrink.choosing import choices_of, folder_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.guard import check_winner, checks_table
-from moevolve.search.shrink.page import RetainedMass, ShrinkPlan, Shrunk, TaskCheck, Written
+from moevolve.search.shrink.page import RetainedMass, ShrinkPlan, Shrunk, Speed, TaskCheck, Written
 from moevolve.search.shrink.routing import retained_mass, said_of
+from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import seconds_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
@@ -53,7 +54,8 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
         with opened_store(config.store if request.store is None else request.store, create=True) as store:
             _check_same(request, store, config)
             routing: tuple[RetainedMass, ...] = ()
-            if (experts := config.genome.model_dump()["experts"]) is not None:  # else their number is searched
+            experts = config.genome.model_dump()["experts"]
+            if request.speed is None and experts is not None:  # else all are kept, or their number is searched
                 with _timed("routing", seconds):
                     observer.on_stage("measuring the routing of every task")
                     routing = retained_mass(config, experts, first, path.with_name("routing.json"))
@@ -65,8 +67,14 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
                 )
                 table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
             checks, written = _shipped(request, store, table, path, observer, seconds)
-            _check_fits(budget, written)
-            return _page(setup, path, store, table, routing, checks, written, seconds)
+            speed = None
+            if isinstance(budget, Budget):
+                _check_fits(budget, written)
+            elif budget is not None and written is not None:
+                with _timed("speed", seconds):
+                    speed = measured_speed(setup.config.model, written.directory, budget, observer.on_stage)
+                _check_speed(request, budget, speed, written)
+            return _page(setup, path, store, table, routing, checks, speed, written, seconds)
 
 
 def _shipped(
@@ -97,6 +105,7 @@ def _page(
     table: FinalTable,
     routing: tuple[RetainedMass, ...],
     checks: tuple[TaskCheck, ...],
+    speed: Speed | None,
     written: Written | None,
     seconds: dict[str, float],
 ) -> Shrunk:
@@ -104,7 +113,7 @@ def _page(
     return Shrunk(
         model=config.model.path,
         run_file=path,
-        timing=timing_of(path),
+        choices=choices_of(path),
         store=store.url,
         table=table,
         experts_full=facts.experts,
@@ -113,6 +122,7 @@ def _page(
         weight_bytes=_source_bytes(config.model),
         routing=routing,
         checks=checks,
+        speed=speed,
         written=written,
         seconds=seconds,
     )
@@ -133,12 +143,19 @@ def _check_free(request: ShrinkRequest) -> None:
         raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
 
 
-def _check_fits(budget: Budget | None, written: Written | None) -> None:
+def _check_fits(budget: Budget, written: Written | None) -> None:
     """Raise an error if a checkpoint is larger than was asked for, which its predicted size excludes."""
-    if budget is not None and written is not None and written.weight_bytes > budget.size:
+    if written is not None and written.weight_bytes > budget.size:
         raise ExportError(
             f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
         )
+
+
+def _check_speed(request: ShrinkRequest, budget: SpeedBudget, speed: Speed, written: Written) -> None:
+    """Raise an error if a checkpoint is slower than was asked for, unless the request forces it."""
+    slower = slower_than_asked(budget, speed)
+    if slower is not None and not request.force:
+        raise ExportError(f"{slower}; give the same command again to time it again, or --force", written.directory)
 
 
 def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -> None:

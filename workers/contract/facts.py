@@ -135,3 +135,22 @@ def active_parameters(facts: ModelFacts, retained: int, active: int, native: boo
     """Number of parameters that a token uses with n' experts per layer and k of them active."""
     idle = (retained - active) * facts.expert_parameters
     return parameters_after(facts, retained, native) - len(facts.moe_layers) * idle
+
+
+@dataclass(frozen=True, slots=True)
+class FileSizes:
+    """Size of the weight files of a pruned checkpoint.
+
+    Which experts are kept makes a difference of a few bytes in the headers of files, which count at their largest.
+
+    Attributes:
+        fixed: Bytes of what isn't experts'.
+        expert: Bytes that one expert of every MoE layer takes, with its router rows.
+    """
+
+    fixed: int
+    expert: int
+
+    def total(self, experts: int) -> int:
+        """Bytes of the weight files with so many kept experts per MoE layer."""
+        return self.fixed + experts * self.expert

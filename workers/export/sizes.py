@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +10,7 @@ from moevolve.workers.checkpoints.headers import StoredTensor, stored_tensors
 from moevolve.workers.checkpoints.pruning import KeptTensor
 from moevolve.workers.checkpoints.shards import MAX_SHARD_BYTES, header_room
 from moevolve.workers.checkpoints.state import SavedNames
-from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.contract.facts import FileSizes, ModelFacts
 from moevolve.workers.contract.methods import ExpertSelection
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.gguf import kept_gguf
@@ -20,25 +19,6 @@ from moevolve.workers.model.describe import meta_model
 
 _GGUF_PADDING = 64
 """Upper bound on the bytes before a tensor of a GGUF file, which begins at a multiple of 32 or 64."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileSizes:
-    """Size of the weight files of a pruned checkpoint.
-
-    Which experts are kept makes a difference of a few bytes in the headers of files, which count at their largest.
-
-    Attributes:
-        fixed: Bytes of what isn't experts'.
-        expert: Bytes that one expert of every MoE layer takes, with its router rows.
-    """
-
-    fixed: int
-    expert: int
-
-    def total(self, experts: int) -> int:
-        """Bytes of the weight files with so many kept experts per MoE layer."""
-        return self.fixed + experts * self.expert
 
 
 def file_sizes(model: ModelConfig, form: Literal["source", "stock"]) -> FileSizes:

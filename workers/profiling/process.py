@@ -38,6 +38,12 @@ class ProfiledProcess:
         self._device = torch.device("cpu")
         self._memory: PeakMemory | None = None
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """The loaded model."""
+        assert self._model is not None
+        return self._model
+
     def load(self, request: LoadRequest) -> LoadReply:
         """Load the checkpoint and count its costs.
 
@@ -88,8 +94,8 @@ class ProfiledProcess:
     @torch.inference_mode()
     def measure(self, request: MeasureRequest) -> MeasureReply:
         """Run a batch once. Decoding is greedy and doesn't stop at end tokens."""
-        assert self._memory is not None and self._model is not None
-        model: Any = self._model
+        assert self._memory is not None
+        model: Any = self.model
         tokens, mask = self._prompts(request)
         gc.collect()
         self._memory.start()
@@ -110,11 +116,10 @@ class ProfiledProcess:
 
         The mask is None if nothing is padded. Arbitrary prompts go through the vocabulary in large steps.
         """
-        assert self._model is not None
-        device = next(self._model.get_input_embeddings().parameters()).device
+        device = next(self.model.get_input_embeddings().parameters()).device
         if not request.prompts:
             steps = torch.arange(request.batch_size * request.prompt_tokens) * _STRIDE + _OFFSET
-            tokens = (steps % int(self._model.config.vocab_size)).view(request.batch_size, request.prompt_tokens)
+            tokens = (steps % int(self.model.config.vocab_size)).view(request.batch_size, request.prompt_tokens)
             return tokens.to(device), None
         longest = max(map(len, request.prompts))
         rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in request.prompts]

@@ -145,6 +145,16 @@ def test_a_search_ends_before_a_phase_that_isnt_needed(open_store: Opener) -> No
         assert population(store) == expected[:count]
 
 
+def test_a_full_model_that_gets_nothing_right_is_reached_by_every_candidate(open_store: Opener) -> None:
+    def score(edit: Edit) -> tuple[float, float] | None:
+        return (0.0, -1.0) if isinstance(edit, IdentityEdit) else smooth(edit)
+
+    config, store = run_config(stop_at_recovery=0.99), open_store("s")
+    start(store, config)
+    reports = drive(store, make_lab_setup(config), ScriptedPool(scored(score)))
+    assert reports[-1].full == 0 and reports[-1].done == reports[-1].total == 30
+
+
 def test_resuming_a_finished_search_asks_for_nothing(open_store: Opener) -> None:
     config = run_config()
     store = open_store("s")

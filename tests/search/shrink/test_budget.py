@@ -14,9 +14,10 @@ from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts, kept_share
 from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.contract.facts import FileSizes
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.export.sizes import FileSizes, file_sizes
+from moevolve.workers.export.sizes import file_sizes
 from moevolve.workers.methods.eep.edit import stock_space
 
 DEMO = ModelConfig(str(Path(__file__).parents[3] / "configs" / "demo" / "model"), device="cpu")
@@ -65,14 +66,14 @@ def test_the_largest_number_of_experts_that_fits_is_kept() -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({}, "one of --experts .* --neurons .* and --size"),
+        ({}, "one of --experts .* --neurons .* --size .* and --speed"),
         ({"experts": "4", "neurons": "50%"}, "one of --experts"),
-        ({"experts": "4", "size": "1GiB"}, "one of --experts .* and --size"),
+        ({"experts": "4", "size": "1GiB"}, "one of --experts .* and --speed"),
         ({"size": "16"}, "--size 16: give a number with a unit"),
         ({"size": "0GiB"}, "--size 0GiB"),
         ({"size": "1GiB", "context": "32m"}, "--context 32m: give a number of tokens"),
         ({"size": "1GiB", "batch": 8}, "--batch: say with --context"),
-        ({"experts": "4", "context": "32k"}, "counts towards --size"),
+        ({"experts": "4", "context": "32k"}, "--context and --batch are of --size and --speed"),
     ],
 )
 def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str) -> None:

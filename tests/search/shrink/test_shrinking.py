@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from commands_here import run_command, worker_here
+from demo_chats import write_chats
 from packed_checkpoints import write
 from safetensors.torch import load_file
 
@@ -28,15 +29,6 @@ COMMAND = (
     *("--guard-prompts", "2", "--guard-tokens", "16"),
     *(word for setting in SETTINGS for word in ("--set", setting)),
 )
-
-
-def write_chats(path: Path, rows: int) -> None:
-    """Questions of the demo about spans of days, as chats with short answers."""
-    lines = (DEMO / "data" / "span" / "search.jsonl").read_text().splitlines()[:rows]
-    with path.open("w") as file:
-        for row in map(json.loads, lines):
-            asked = {"role": "user", "content": f"{row['passage']}\nQuestion: {row['question']}\nAnswer:"}
-            file.write(json.dumps({"messages": [asked, {"role": "assistant", "content": row["answer"]}]}) + "\n")
 
 
 def write_fp8(folder: Path) -> None:
@@ -80,7 +72,8 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     labels = [entry["label"] for entry in page["table"]["entries"]]
     assert labels[0] == "full model" and labels[-1] == "best found"
     assert list(page["seconds"]) == ["settings", "routing", "search", "checks", "export"]
-    assert page["timing"].startswith("--time 1s: 4 candidates, the fewest that there can be, although they take longer")
+    (choice,) = page["choices"]
+    assert choice.startswith("--time 1s: 4 candidates, the fewest that there can be, although they take longer")
     best = page["table"]["entries"][-1]
     assert best["parameters"] < page["table"]["parameters_full"]
     (test,) = (score for score in best["scores"] if score["split"] == "test")

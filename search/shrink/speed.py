@@ -1,0 +1,159 @@
+"""How narrow experts must be to generate faster: timed before the search, and checked on the checkpoint after it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import RunConfig
+from moevolve.search.shrink.budget import SpeedBudget
+from moevolve.search.shrink.page import Speed
+from moevolve.workers.contract.settings import ModelConfig
+
+if TYPE_CHECKING:
+    from moevolve.search.pools.ray_actor import FirstWorker
+    from moevolve.workers.profiling.messages import ProfileSettings
+
+SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Shares of each expert's neurons that are timed; between them, seconds are interpolated."""
+_MARGIN = 1.03
+"""The share is chosen for a speed above the one asked for, since repeated timings differ by a few percent."""
+_TOLERANCE = 0.97
+_NEW_TOKENS, _REPEATS = 32, 5
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedPlan:
+    """The share of neurons that a speed allows.
+
+    Attributes:
+        share: Share of the experts' neurons to keep, in (0, 1).
+        text: A sentence about it for people.
+    """
+
+    share: float
+    text: str
+
+
+def plan_speed(
+    budget: SpeedBudget, config: RunConfig, first: FirstWorker, on_stage: Callable[[str], None]
+) -> SpeedPlan:
+    """Time the model with narrower experts, and choose how narrow they have to be.
+
+    Args:
+        budget: The speed.
+        config: The search, as far as it is known.
+        first: Calls what imports torch.
+        on_stage: Called with a line about each stage.
+
+    Raises:
+        UserError: No width is fast enough, or the model can't be run.
+    """
+    on_stage("timing narrower experts")
+    return chosen_share(budget, first.call(seconds_by_share, config, budget))
+
+
+def seconds_by_share(config: RunConfig, budget: SpeedBudget) -> dict[float, float]:
+    """Seconds in which the model generates a token of every sequence, by share of the experts' neurons."""
+    import torch
+
+    from moevolve.workers.checkpoints.loading import placed
+    from moevolve.workers.profiling.messages import ProfiledModel
+    from moevolve.workers.profiling.widths import time_widths
+
+    model, threads = placed(config.model), torch.get_num_threads()
+    full = ProfiledModel(model.path, model.path, model.revision, model.device_map, model.trust_remote_code)
+    try:
+        seconds = time_widths(full, SHARES, _settings(model, budget))
+    finally:
+        torch.set_num_threads(threads)
+    return {share: each / _NEW_TOKENS for share, each in zip(SHARES, seconds, strict=True)}
+
+
+def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> SpeedPlan:
+    """Choose the largest share of neurons with which a model is as fast as was asked for, and a little more.
+
+    Args:
+        budget: The speed.
+        seconds: Result of `seconds_by_share`.
+
+    Raises:
+        UserError: None of the shares is fast enough; the message says how fast the fastest is.
+    """
+    full = seconds[1.0]
+    aim = budget.times * _MARGIN
+    wider, before = 1.0, full
+    for share in sorted(seconds, reverse=True)[1:]:
+        taken = min(before, seconds[share])  # fewer neurons don't take longer, but by chance
+        if taken <= full / aim:
+            found = share + (wider - share) * (full / aim - taken) / (before - taken)
+            return SpeedPlan(
+                round(found, 4),
+                f"--speed {budget.text}: the full model generates {budget.sequences / full:.4g} tokens/s with "
+                f"{_at_once(budget)} on this machine, and {aim:.3g} times as many with {found:.1%} of its experts' "
+                "neurons",
+            )
+        wider, before = share, taken
+    raise UserError(
+        f"--speed {budget.text}: with {wider:.1%} of their neurons, the fewest that were timed, this model's experts "
+        f"make it {full / before:.2f} times as fast with {_at_once(budget)} on this machine; give a smaller speed, "
+        "another --batch, or --experts"
+    )
+
+
+def measured_speed(config: ModelConfig, folder: Path, budget: SpeedBudget, on_stage: Callable[[str], None]) -> Speed:
+    """Time a new checkpoint beside the one that it was made of, as plain `transformers` runs them.
+
+    Args:
+        config: The full model.
+        folder: Folder of the new checkpoint. Code in it is run, since this program has written it.
+        budget: The speed.
+        on_stage: Called with a line about each stage.
+
+    Raises:
+        UserError: One of them can't be loaded.
+        ProfileError: Its process has ended.
+    """
+    from moevolve.workers.checkpoints.loading import placed
+    from moevolve.workers.profiling.messages import ProfiledModel
+    from moevolve.workers.profiling.run import profile_models
+
+    model = placed(config)
+    models = [
+        ProfiledModel("full", model.path, model.revision, model.device_map, model.trust_remote_code),
+        ProfiledModel(str(folder), str(folder), None, model.device_map, trust_remote_code=True),
+    ]
+    with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
+        report = profile_models(models, _settings(model, budget), Path(scratch), on_stage)
+    full, new = (profile.batches[0].decode_rate for profile in report.models)
+    return Speed(budget.sequences, full, new)
+
+
+def slower_than_asked(budget: SpeedBudget, speed: Speed) -> str | None:
+    """What is wrong with the speed of a checkpoint, as a sentence; None if it is as fast as was asked for."""
+    if speed.times >= _TOLERANCE * budget.times:
+        return None
+    return f"it generates {speed.times:.2f} times as many tokens/s as the full model, fewer than --speed {budget.text}"
+
+
+def _settings(model: ModelConfig, budget: SpeedBudget) -> ProfileSettings:
+    from moevolve.workers.profiling.checkpoints import position_limit, usual_prompt_tokens
+    from moevolve.workers.profiling.messages import ProfileSettings
+
+    positions = position_limit(model)
+    tokens = budget.prompt_tokens or usual_prompt_tokens(positions)
+    if tokens + _NEW_TOKENS > positions:
+        raise UserError(
+            f"--context {tokens}: that and {_NEW_TOKENS} new tokens are more than the model's {positions} positions"
+        )
+    cores = len(os.sched_getaffinity(0))
+    return ProfileSettings((budget.sequences,), tokens, _NEW_TOKENS, _REPEATS, model.device, model.dtype, cores)
+
+
+def _at_once(budget: SpeedBudget) -> str:
+    return "one sequence" if budget.sequences == 1 else f"{budget.sequences} sequences at once"

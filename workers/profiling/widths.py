@@ -1,0 +1,91 @@
+"""Times how fast a mixture of experts generates with narrower experts, before it is known which neurons they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.families.layers import MoELayer, find_moe_layers
+from moevolve.workers.methods.eep.neurons import ExpertNeurons
+from moevolve.workers.profiling.messages import LoadRequest, ProfiledModel, ProfileSettings
+from moevolve.workers.profiling.process import ProfiledProcess
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_ALIGNMENT = 8
+"""Widths are multiples of this: grouped matrix products need rows of whole 16 bytes."""
+
+
+def time_widths(model: ProfiledModel, shares: Sequence[float], settings: ProfileSettings) -> list[float]:
+    """Time the decoding of a model whose experts have only the first of their neurons, as plain `transformers` runs it.
+
+    Every repeat runs all widths, in alternating order, so that changes in the machine's speed affect all of them.
+
+    Args:
+        model: A checkpoint, which is loaded once.
+        shares: Shares of each expert's neurons, in (0, 1].
+        settings: Settings of the runs, with one batch size.
+
+    Returns:
+        Seconds of all decoding steps by share, medians over the repeats.
+
+    Raises:
+        UserError: The model can't be loaded, or memory is short.
+    """
+    process = ProfiledProcess()
+    process.load(LoadRequest(model, settings))
+    request = settings.request(*settings.batch_sizes)
+    seconds: list[list[float]] = [[] for _ in shares]
+    try:
+        process.measure(request)  # the first run is slower
+        for repeat in range(settings.repeats):
+            turns = list(range(len(shares)))
+            for turn in turns if repeat % 2 == 0 else reversed(turns):
+                with narrowed(process.model, model.label, shares[turn]):
+                    seconds[turn].append(process.measure(request).decode_seconds)
+    except torch.cuda.OutOfMemoryError as error:
+        raise UserError(f"{model.label}: the GPU has no room for it and a narrower copy of its experts") from error
+    return [median(each) for each in seconds]
+
+
+@contextmanager
+def narrowed(model: PreTrainedModel, name: str, share: float) -> Iterator[None]:
+    """Context manager in which every expert of a model has only the first of its neurons.
+
+    Args:
+        model: Mixture of experts as `transformers` has it.
+        name: Name of the model as the user gave it, for messages.
+        share: Share of each expert's neurons, in (0, 1], rounded to what kernels can multiply.
+    """
+    with ExitStack() as stack:
+        for layer in find_moe_layers(model, name):
+            stack.enter_context(_narrowed_layer(layer, share))
+        yield
+
+
+@contextmanager
+def _narrowed_layer(layer: MoELayer, share: float) -> Iterator[None]:
+    originals = layer.expert_tensors()
+    wide = ExpertNeurons(layer.experts, originals)
+    width = min(wide.width, max(1, round(share * wide.width / _ALIGNMENT)) * _ALIGNMENT)
+    if width == wide.width:
+        yield
+        return
+    tensors = {key: originals[key].new_empty(shape) for key, shape in wide.shapes(wide.count, width).items()}
+    tensors |= {key: originals[key] for key in wide.output_biases}
+    first = torch.arange(wide.count)[:, None] * wide.width + torch.arange(width)
+    ExpertNeurons(layer.experts, tensors).copy_from(wide, first)
+    try:
+        for key, tensor in tensors.items():
+            setattr(layer.experts, key, nn.Parameter(tensor.data, requires_grad=False))
+        yield
+    finally:
+        for key, tensor in originals.items():
+            setattr(layer.experts, key, tensor)
