@@ -60,18 +60,13 @@ def plan_speed(
 
 def seconds_by_share(config: RunConfig, budget: SpeedBudget) -> dict[float, float]:
     """Seconds in which the model generates a token of every sequence, by share of the experts' neurons."""
-    import torch
-
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.profiling.messages import ProfiledModel
     from moevolve.workers.profiling.widths import time_widths
 
-    model, threads = placed(config.model), torch.get_num_threads()
+    model = placed(config.model)
     full = ProfiledModel(model.path, model.path, model.revision, model.device_map, model.trust_remote_code)
-    try:
-        seconds = time_widths(full, SHARES, _settings(model, budget))
-    finally:
-        torch.set_num_threads(threads)
+    seconds = time_widths(full, SHARES, _settings(model, budget))
     return {share: each / _NEW_TOKENS for share, each in zip(SHARES, seconds, strict=True)}
 
 

@@ -39,11 +39,11 @@ def time_widths(model: ProfiledModel, shares: Sequence[float], settings: Profile
     Raises:
         UserError: The model can't be loaded, or memory is short.
     """
-    process = ProfiledProcess()
-    process.load(LoadRequest(model, settings))
+    process, threads = ProfiledProcess(), torch.get_num_threads()
     request = settings.request(*settings.batch_sizes)
     seconds: list[list[float]] = [[] for _ in shares]
     try:
+        process.load(LoadRequest(model, settings))
         process.measure(request)  # the first run is slower
         for repeat in range(settings.repeats):
             turns = list(range(len(shares)))
@@ -52,6 +52,8 @@ def time_widths(model: ProfiledModel, shares: Sequence[float], settings: Profile
                     seconds[turn].append(process.measure(request).decode_seconds)
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(f"{model.label}: the GPU has no room for it and a narrower copy of its experts") from error
+    finally:
+        torch.set_num_threads(threads)  # the process goes on to evaluate candidates
     return [median(each) for each in seconds]
 
 

@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.budget import SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of
-from moevolve.search.shrink.page import Speed
+from moevolve.search.shrink.page import Speed, TaskCheck
 from moevolve.search.shrink.speed import SHARES, chosen_share, slower_than_asked
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
@@ -93,20 +93,28 @@ def test_a_dry_run_has_the_width_and_says_why(tmp_path: Path, in_process: Any) -
 def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def checked(*_: Any) -> tuple[TaskCheck, ...]:
+        return ()
+
+    def timed(config: Any, folder: Path, budget: SpeedBudget, on_stage: Any) -> Speed:
+        assert json.loads((folder / "config.json").read_text())["num_local_experts"] == 8
+        return Speed(budget.sequences, 100.0, 110.0)
+
+    monkeypatch.setattr("moevolve.search.shrink.shrink.check_winner", checked)
+    monkeypatch.setattr("moevolve.search.shrink.shrink.measured_speed", timed)
     write_chats(tmp_path / "chats.jsonl", 100)
     settings = (word for each in ("engine.chat_template=none", "final.random_baselines=0") for word in ("--set", each))
     command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "3x", "--evaluations", "4", "-o", "small")
-    command = (*command, "--guard-prompts", "1", "--guard-tokens", "16", *settings)
+    command = (*command, *settings)
     with worker_here():
         done = in_process(*command, "--force", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     page = json.loads(done.stdout)
     assert page["experts"] == page["experts_full"] == 8 and page["routing"] == []
-    assert page["speed"]["sequences"] == 1 and 0 < page["speed"]["shrunk"] < 3 * page["speed"]["full"]
+    assert page["speed"] == {"sequences": 1, "full": 100.0, "shrunk": 110.0}
     best = page["table"]["entries"][-1]
     # A share of 0.25 of the experts' neurons, which are most of the parameters.
     assert 0.3 < best["parameters"] / page["table"]["parameters_full"] < 0.45
-    monkeypatch.setattr("moevolve.search.shrink.shrink.measured_speed", lambda *_: Speed(1, 100.0, 110.0))
     done = in_process(*command, cwd=tmp_path)
     said = "it generates 1.10 times as many tokens/s as the full model, fewer than --speed 3x"
     assert done.returncode == 1 and f"{said}; give the same command again" in " ".join(done.stderr.split())
