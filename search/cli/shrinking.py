@@ -28,7 +28,8 @@ _AGAIN = "give the same command again to go on"
 @takes(ShrinkRequest)
 def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
     told = f"interrupted, {_AGAIN}"
-    with exit_with_message(told, moevolve.PoolError), exit_with_message(told, moevolve.ExportError):
+    failures = (moevolve.PoolError, moevolve.ExportError, moevolve.ProfileError)
+    with exit_with_message(told, failures):
         found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN)
     if as_json:
         print_json(found)

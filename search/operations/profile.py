@@ -24,8 +24,15 @@ from moevolve.store.records import FULL_MODEL
 from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.checkpoints.loading import placed
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.profiling.checkpoints import check_folder, position_limit, usual_prompt_tokens
-from moevolve.workers.profiling.messages import LoadedDtype, ProfiledModel, ProfileSettings, TaskPrompts
+from moevolve.workers.profiling.checkpoints import check_folder, position_limit
+from moevolve.workers.profiling.messages import (
+    NEW_TOKENS,
+    LoadedDtype,
+    ProfiledModel,
+    ProfileSettings,
+    TaskPrompts,
+    usual_prompt_tokens,
+)
 from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.profiling.report import ProfileReport
 from moevolve.workers.profiling.run import ProfileError, profile_models
@@ -34,7 +41,6 @@ if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
 
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
-_NEW_TOKENS = 32
 _APART = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"
 
 
@@ -189,7 +195,7 @@ def _prompts(
 ) -> tuple[TaskPrompts | None, int]:
     """Prompts of the task as the first model reads them, and the number of new tokens."""
     if request.task is None:
-        return None, _NEW_TOKENS if request.new_tokens is None else request.new_tokens
+        return None, NEW_TOKENS if request.new_tokens is None else request.new_tokens
     if request.prompt_tokens is not None:
         raise UserError("--prompt-tokens: prompts of a task are as long as they are; give it or --task, not both")
     subject = next(iter(subjects.values()), None)
@@ -240,9 +246,7 @@ def _stored_models(subjects: dict[str, Subject], full: ModelConfig, scratch: Pat
     from moevolve.workers.contract.card import ExportError
     from moevolve.workers.profiling.checkpoints import export_models
 
-    # Where a search keeps original experts elsewhere, one GPU may not hold the whole model: it is spread over all.
-    spread = "balanced" if full.originals != "device" else full.device_map
-    models = {FULL: ProfiledModel(FULL, full.path, full.revision, spread, full.trust_remote_code)}
+    models = {FULL: ProfiledModel.full(FULL, full)}
     edits = [(name, subject.edit) for name, subject in subjects.items() if name != FULL]
     try:
         exported = export_models(full, edits, scratch) if edits else ()

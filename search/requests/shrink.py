@@ -25,7 +25,8 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
             or the folder is taken.
         StoreError: the store can't be opened, or the search was cancelled.
         PoolError: no worker can be started; giving the same request again continues the search.
-        ExportError: the checkpoint failed its verification.
+        ExportError: the checkpoint failed its verification, or is larger or slower than asked.
+        ProfileError: the process that times the new checkpoint has ended; it is written all the same.
     """
 
     needs_one = ("data", "tasks")

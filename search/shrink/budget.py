@@ -79,10 +79,10 @@ def _size(text: str) -> int:
 
 
 def _times(text: str) -> float:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*[xX]\s*", text)
-    if found is None or float(found[1]) <= 1:
+    found = quantity(text.lower(), {"x": 1})
+    if found is None or found <= 1:
         raise UserError(f"--speed {text}: give a factor above 1, such as 1.5x")
-    return float(found[1])
+    return found
 
 
 def _length(text: str) -> int:

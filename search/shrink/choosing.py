@@ -127,7 +127,7 @@ def run_file(
 
     def render(chats: tuple[ToolChat, ...]) -> tuple[tuple[str, str | None], ...]:
         # There is no task before the chats are rendered.
-        config = _parsed(_override(_base(replace(request, weights=()), ["chats"], first), request))
+        config = _parsed(_base(replace(request, weights=()), ["chats"], first))
         return first.call(render_chats, config, chats)
 
     domains = read_domains([Path(path) for path in request.data], render)
@@ -188,8 +188,11 @@ def _settings(
     request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker, on_stage: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of a request's search as plain data, and sentences about those that were measured."""
-    data, choices = _override(_base(request, tasks, first), request), list[str]()
-    sizes: Sizes = first.call(sizes_of, _parsed(data))
+    data, choices = _base(request, tasks, first), list[str]()
+    config = _parsed(data)
+    for section in config.tasks:
+        section.task()  # a wrong name is said before the model is looked at
+    sizes: Sizes = first.call(sizes_of, config)
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
     genome: dict[str, Any] = {"kind": "eep", "router_space": stock_space(sizes.rule)}
     budget = budget_of(request)
@@ -198,9 +201,7 @@ def _settings(
     if request.neurons is not None:
         genome["neuron_share"], preset = kept_share(request.neurons), "share"
     elif isinstance(budget, SpeedBudget):
-        for section in _parsed(data).tasks:
-            section.task()  # a wrong name is said before the model is loaded
-        plan = plan_speed(budget, _parsed(data), first, on_stage)
+        plan = plan_speed(budget, config, first, on_stage)
         choices.append(plan.text)
         genome |= {"experts": sizes.experts, "neuron_share": plan.share}
         preset = "best"
@@ -247,7 +248,7 @@ def _base(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> d
     resolve_paths(data, Path.cwd())
     gpus = first.gpus(_parsed(data))
     data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
-    return data
+    return _override(data, request)
 
 
 def _weighted(request: ShrinkRequest, tasks: Sequence[str]) -> list[dict[str, Any]]:

@@ -133,7 +133,8 @@ class Shrunk:
         experts_full, experts: Experts per MoE layer before and after; the latter is None without a winner.
         layers: Number of MoE layers.
         weight_bytes: Size of the checkpoint's weight files.
-        routing: How much of each task's routing as many experts have; empty if their number is searched.
+        routing: How much of each task's routing as many experts have; empty if all are kept, or their number is
+            searched.
         checks: What the winner's answers are like, by task; empty without a winner.
         speed: Measured speeds; None if no speed was asked for, or nothing was written.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.

@@ -72,7 +72,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
                 _check_fits(budget, written)
             elif budget is not None and written is not None:
                 with _timed("speed", seconds):
-                    speed = measured_speed(setup.config.model, written.directory, budget, observer.on_stage)
+                    speed = measured_speed(setup.config.model, written, budget, observer.on_stage)
                 _check_speed(request, budget, speed, written)
             return _page(setup, path, store, table, routing, checks, speed, written, seconds)
 

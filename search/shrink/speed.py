@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.scores import FULL
 from moevolve.search.shrink.budget import SpeedBudget
-from moevolve.search.shrink.page import Speed
+from moevolve.search.shrink.page import Speed, Written
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.profiling.messages import NEW_TOKENS, ProfiledModel, ProfileSettings, usual_prompt_tokens
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import FirstWorker
-    from moevolve.workers.profiling.messages import ProfileSettings
 
 SHARES = (1.0, 0.5, 0.25, 0.125)
 """Shares of each expert's neurons that are timed; between them, seconds are interpolated."""
 _MARGIN = 1.03
 """The share is chosen for a speed above the one asked for, since repeated timings differ by a few percent."""
 _TOLERANCE = 0.97
-_NEW_TOKENS, _REPEATS = 32, 5
+_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,11 @@ def plan_speed(
 def seconds_by_share(config: RunConfig, budget: SpeedBudget) -> dict[float, float]:
     """Seconds in which the model generates a token of every sequence, by share of the experts' neurons."""
     from moevolve.workers.checkpoints.loading import placed
-    from moevolve.workers.profiling.messages import ProfiledModel
     from moevolve.workers.profiling.widths import time_widths
 
     model = placed(config.model)
-    full = ProfiledModel(model.path, model.path, model.revision, model.device_map, model.trust_remote_code)
-    seconds = time_widths(full, SHARES, _settings(model, budget))
-    return {share: each / _NEW_TOKENS for share, each in zip(SHARES, seconds, strict=True)}
+    seconds = time_widths(ProfiledModel.full(model.path, model), SHARES, _settings(model, budget))
+    return {share: each / NEW_TOKENS for share, each in zip(SHARES, seconds, strict=True)}
 
 
 def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> SpeedPlan:
@@ -101,12 +100,14 @@ def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> SpeedPl
     )
 
 
-def measured_speed(config: ModelConfig, folder: Path, budget: SpeedBudget, on_stage: Callable[[str], None]) -> Speed:
+def measured_speed(
+    config: ModelConfig, written: Written, budget: SpeedBudget, on_stage: Callable[[str], None]
+) -> Speed:
     """Time a new checkpoint beside the one that it was made of, as plain `transformers` runs them.
 
     Args:
         config: The full model.
-        folder: Folder of the new checkpoint. Code in it is run, since this program has written it.
+        written: The new checkpoint. Its code is run only if this program has written that, for a native checkpoint.
         budget: The speed.
         on_stage: Called with a line about each stage.
 
@@ -115,13 +116,12 @@ def measured_speed(config: ModelConfig, folder: Path, budget: SpeedBudget, on_st
         ProfileError: Its process has ended.
     """
     from moevolve.workers.checkpoints.loading import placed
-    from moevolve.workers.profiling.messages import ProfiledModel
     from moevolve.workers.profiling.run import profile_models
 
-    model = placed(config)
+    model, path = placed(config), str(written.directory)
     models = [
-        ProfiledModel("full", model.path, model.revision, model.device_map, model.trust_remote_code),
-        ProfiledModel(str(folder), str(folder), None, model.device_map, trust_remote_code=True),
+        ProfiledModel.full(FULL, model),
+        ProfiledModel(path, path, None, model.device_map, written.form == "native"),
     ]
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
         report = profile_models(models, _settings(model, budget), Path(scratch), on_stage)
@@ -137,17 +137,16 @@ def slower_than_asked(budget: SpeedBudget, speed: Speed) -> str | None:
 
 
 def _settings(model: ModelConfig, budget: SpeedBudget) -> ProfileSettings:
-    from moevolve.workers.profiling.checkpoints import position_limit, usual_prompt_tokens
-    from moevolve.workers.profiling.messages import ProfileSettings
+    from moevolve.workers.profiling.checkpoints import position_limit
 
     positions = position_limit(model)
     tokens = budget.prompt_tokens or usual_prompt_tokens(positions)
-    if tokens + _NEW_TOKENS > positions:
+    if tokens + NEW_TOKENS > positions:
         raise UserError(
-            f"--context {tokens}: that and {_NEW_TOKENS} new tokens are more than the model's {positions} positions"
+            f"--context {tokens}: that and {NEW_TOKENS} new tokens are more than the model's {positions} positions"
         )
     cores = len(os.sched_getaffinity(0))
-    return ProfileSettings((budget.sequences,), tokens, _NEW_TOKENS, _REPEATS, model.device, model.dtype, cores)
+    return ProfileSettings((budget.sequences,), tokens, NEW_TOKENS, _REPEATS, model.device, model.dtype, cores)
 
 
 def _at_once(budget: SpeedBudget) -> str:

@@ -38,6 +38,9 @@ CORRECTION_BIAS = "e_score_correction_bias"
 OUTPUT_NORM = "its layers normalise what their experts give before adding it, and a repair is linear in what they add"
 """Why candidates of some families can't be repaired."""
 
+EXPERT_ALIGNMENT = 8
+"""Experts get widths that are multiples of this: grouped matrix products need rows of whole 16 bytes."""
+
 MTP_FIELDS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "mtp_num_layers")
 """Config fields with the number of layers for multi-token prediction, as DeepSeek and GLM, MiniMax, Qwen and MiMo name
 them. `transformers` never loads these layers."""

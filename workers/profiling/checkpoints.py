@@ -20,8 +20,6 @@ from moevolve.workers.families.registry import FAMILIES, family_of
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.messages import ProfiledModel
 
-_MOST_PROMPT_TOKENS = 512
-
 
 def check_folder(name: str, trust_remote_code: bool) -> Path:
     """Check that a folder holds a checkpoint that may be loaded, and return its path.
@@ -55,11 +53,6 @@ def position_limit(config: ModelConfig) -> int:
     if not native:
         family_of(settings, config.path)
     return int(settings.max_position_embeddings)
-
-
-def usual_prompt_tokens(positions: int) -> int:
-    """Length of the prompts that models are timed with where none is given, by their maximum number of positions."""
-    return max(1, min(_MOST_PROMPT_TOKENS, positions // 2))
 
 
 def export_models(model: ModelConfig, edits: Sequence[tuple[str, Edit]], folder: Path) -> tuple[ProfiledModel, ...]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, computed_field
 
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.contract.settings import Device
+from moevolve.workers.contract.settings import Device, ModelConfig
+
+NEW_TOKENS = 32
+"""Decoding steps of profiles where nothing else is asked for."""
+_MOST_PROMPT_TOKENS = 512
 
 LoadedDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -30,6 +35,18 @@ class ProfiledModel:
     revision: str | None = None
     device_map: str | None = None
     trust_remote_code: bool = False
+
+    @classmethod
+    def full(cls, label: str, model: ModelConfig) -> Self:
+        """Return the unedited model of a search's settings."""
+        # Where a search keeps original experts elsewhere, one GPU may not hold the whole model: it is spread over all.
+        spread = "balanced" if model.originals != "device" else model.device_map
+        return cls(label, model.path, model.revision, spread, model.trust_remote_code)
+
+
+def usual_prompt_tokens(positions: int) -> int:
+    """Length of the prompts that models are timed with where none is given, by their maximum number of positions."""
+    return max(1, min(_MOST_PROMPT_TOKENS, positions // 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +122,11 @@ class ProfileSettings:
         """Return the measurement for a batch size."""
         prompts = () if self.prompts is None else self.prompts.batch(size)
         return MeasureRequest(size, self.prompt_tokens, self.new_tokens, prompts)
+
+    def turns(self, count: int) -> Iterator[Sequence[int]]:
+        """Order of `count` models in each repeat. It alternates, so that changes in the machine's speed affect all."""
+        for repeat in range(self.repeats):
+            yield range(count)[:: 1 if repeat % 2 == 0 else -1]
 
 
 @dataclass(frozen=True, slots=True)

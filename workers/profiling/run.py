@@ -99,10 +99,9 @@ def _interleaved(
             process.measure(request)
         for per_size in runs:
             per_size.append([])
-        for repeat in range(settings.repeats):
+        for repeat, turns in enumerate(settings.turns(len(processes))):
             on_stage(f"batch size {size}: {repeat + 1} of {settings.repeats}")
-            turns = list(range(len(processes)))
-            for turn in turns if repeat % 2 == 0 else reversed(turns):
+            for turn in turns:
                 runs[turn][-1].append(processes[turn].measure(request))
     return runs
 

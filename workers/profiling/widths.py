@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.families.base import EXPERT_ALIGNMENT
 from moevolve.workers.families.layers import MoELayer, find_moe_layers
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.profiling.messages import LoadRequest, ProfiledModel, ProfileSettings
@@ -19,14 +20,9 @@ from moevolve.workers.profiling.process import ProfiledProcess
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_ALIGNMENT = 8
-"""Widths are multiples of this: grouped matrix products need rows of whole 16 bytes."""
-
 
 def time_widths(model: ProfiledModel, shares: Sequence[float], settings: ProfileSettings) -> list[float]:
     """Time the decoding of a model whose experts have only the first of their neurons, as plain `transformers` runs it.
-
-    Every repeat runs all widths, in alternating order, so that changes in the machine's speed affect all of them.
 
     Args:
         model: A checkpoint, which is loaded once.
@@ -45,9 +41,9 @@ def time_widths(model: ProfiledModel, shares: Sequence[float], settings: Profile
     try:
         process.load(LoadRequest(model, settings))
         process.measure(request)  # the first run is slower
-        for repeat in range(settings.repeats):
-            turns = list(range(len(shares)))
-            for turn in turns if repeat % 2 == 0 else reversed(turns):
+        for turns in settings.turns(len(shares)):
+            for turn in turns:
+                # Made anew for every run, so that memory holds one narrower copy at a time.
                 with narrowed(process.model, model.label, shares[turn]):
                     seconds[turn].append(process.measure(request).decode_seconds)
     except torch.cuda.OutOfMemoryError as error:
@@ -76,7 +72,7 @@ def narrowed(model: PreTrainedModel, name: str, share: float) -> Iterator[None]:
 def _narrowed_layer(layer: MoELayer, share: float) -> Iterator[None]:
     originals = layer.expert_tensors()
     wide = ExpertNeurons(layer.experts, originals)
-    width = min(wide.width, max(1, round(share * wide.width / _ALIGNMENT)) * _ALIGNMENT)
+    width = min(wide.width, max(1, round(share * wide.width / EXPERT_ALIGNMENT)) * EXPERT_ALIGNMENT)
     if width == wide.width:
         yield
         return

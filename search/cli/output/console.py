@@ -90,7 +90,7 @@ STOPPED = 3
 @contextmanager
 def exit_with_message(
     interrupted: str,
-    failure: type[Exception],
+    failure: type[Exception] | tuple[type[Exception], ...],
     hint: str = "",
     signals: Sequence[signal.Signals] = (signal.SIGTERM,),
     stopped: int = STOPPED,
@@ -99,7 +99,7 @@ def exit_with_message(
 
     Args:
         interrupted: Line to print after Ctrl-C; the exit code is 130.
-        failure: Type of error that ends with exit code 1.
+        failure: Type, or types, of error that ends with exit code 1.
         hint: Advice to add to the error.
         signals: Signals that count as Ctrl-C from now on, for example SIGTERM from a cluster manager.
         stopped: Exit code if the search was stopped or cancelled from elsewhere.

@@ -14,7 +14,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.budget import SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of
-from moevolve.search.shrink.page import Speed, TaskCheck
+from moevolve.search.shrink.page import Speed, TaskCheck, Written
 from moevolve.search.shrink.speed import SHARES, chosen_share, slower_than_asked
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
@@ -96,8 +96,8 @@ def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     def checked(*_: Any) -> tuple[TaskCheck, ...]:
         return ()
 
-    def timed(config: Any, folder: Path, budget: SpeedBudget, on_stage: Any) -> Speed:
-        assert json.loads((folder / "config.json").read_text())["num_local_experts"] == 8
+    def timed(config: Any, written: Written, budget: SpeedBudget, on_stage: Any) -> Speed:
+        assert json.loads((written.directory / "config.json").read_text())["num_local_experts"] == 8
         return Speed(budget.sequences, 100.0, 110.0)
 
     monkeypatch.setattr("moevolve.search.shrink.shrink.check_winner", checked)

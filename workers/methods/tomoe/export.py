@@ -21,6 +21,7 @@ from moevolve.workers.checkpoints.state import empty_model, layer_state, layers_
 from moevolve.workers.contract.card import CheckpointForm, ExportSummary
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident, host_tensor
+from moevolve.workers.families.base import EXPERT_ALIGNMENT
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.shared.dense import native_family, network_use, write_native_dense
 from moevolve.workers.methods.tomoe.apply import fold
@@ -28,10 +29,6 @@ from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-
-_ALIGNMENT = 8
-"""Mixtral's experts get a width that is a multiple of this: grouped matrix products need rows of whole 16 bytes."""
 
 
 class ToMoeExporter:
@@ -107,7 +104,7 @@ def _ties(edit: ToMoeEdit) -> bool:
 
 def _stock_width(edit: ToMoeEdit) -> int:
     """Neurons per expert of the Mixtral."""
-    return -(-int(edit.widths.max()) // _ALIGNMENT) * _ALIGNMENT
+    return -(-int(edit.widths.max()) // EXPERT_ALIGNMENT) * EXPERT_ALIGNMENT
 
 
 def _stock_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
