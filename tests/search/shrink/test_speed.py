@@ -15,7 +15,10 @@ from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.budget import SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of
 from moevolve.search.shrink.page import Speed, TaskCheck, Written
-from moevolve.search.shrink.speed import SHARES, chosen_share, slower_than_asked
+from moevolve.search.shrink.speed import SHARES, chosen_share, measured_speed, slower_than_asked
+from moevolve.workers.contract.card import CheckpointForm
+from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.profiling.messages import ProfiledModel
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 
@@ -61,6 +64,30 @@ def test_a_speed_is_a_factor_above_one() -> None:
             budget_of(ShrinkRequest("model", data=("chats.jsonl",), speed=wrong))
     with pytest.raises(UserError, match="give one of --experts"):
         budget_of(ShrinkRequest("model", data=("chats.jsonl",), speed="2x", experts="50%"))
+
+
+@pytest.mark.parametrize("form", ["native", "stock"])
+def test_only_code_that_an_export_has_written_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: CheckpointForm
+) -> None:
+    """A copied checkpoint may bring code of others, which the request hasn't trusted."""
+
+    def profiled(models: list[ProfiledModel], *_: Any) -> Any:
+        assert [model.trust_remote_code for model in models] == [False, form == "native"]
+        raise UserError("seen")
+
+    monkeypatch.setattr("moevolve.workers.profiling.run.profile_models", profiled)
+    model = ModelConfig(str(DEMO / "model"), device="cpu")
+    with pytest.raises(UserError, match="seen"):
+        measured_speed(model, Written(tmp_path, form, 1), asked(1.5), lambda _: None)
+
+
+@pytest.mark.parametrize("budget", ["--speed=2x", "--experts=4"])
+def test_a_task_that_there_isnt_is_said_at_once(tmp_path: Path, in_process: Any, budget: str) -> None:
+    done = in_process(
+        "shrink", DEMO / "model", "--task", "nonexistent", budget, "-o", "small", "--dry-run", cwd=tmp_path
+    )
+    assert done.returncode == 2 and "nonexistent" in done.stderr
 
 
 def measured(config: Any, budget: SpeedBudget) -> dict[float, float]:
