@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from ray._private.ray_constants import DASHBOARD_CLIENT_MAX_SIZE
-from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+from ray._raylet import AuthenticationTokenLoader
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 

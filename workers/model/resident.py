@@ -73,7 +73,7 @@ class ResidentModel:
             # It must take over the experts before the first edit, and before the model is moved to its device.
             self._applicator(experts_owner().edit)
         if self._parts.on_host:
-            model.to(device)  # type: ignore[arg-type]  # transformers' decorator hides the signature
+            model.to(device)
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         self._applied: Edit = IdentityEdit()
 
