@@ -9,6 +9,8 @@ DEMO := --set name=demo --set model.dtype=float32 --set 'tasks.0.counts={search:
 STORE := sqlite:///.demo/moevolve.db
 FOLDERS := search workers evaluators store kernels tests configs
 
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint format bench bench-real matrix clean
 
 demo: $(INSTALLED)
@@ -45,12 +47,12 @@ matrix: $(STAMP)
 bench-real: $(STAMP)
 	$(BIN)/python tests/benchmarks/bench_real.py --readme
 
-# Byte code is made of the modules that are imported, as they are: of all it would be half of the time of installing.
 $(INSTALLED): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --editable .
+	$(BIN)/pip install --quiet --editable .
 	@touch $@
 
+# The tests write byte code of what they import; compiling everything would be half of the time of installing.
 $(STAMP): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --editable '.[dev]'
