@@ -181,14 +181,27 @@ def route_logits(
     """
     if rule.scores == "sparse_mixer":
         return _sparse_mixer(logits, rule.nearness)
-    if rule.scores == "softmax_of_chosen":
-        values, chosen = torch.topk(logits, active, dim=-1)
-        weights = torch.softmax(values, dim=-1, dtype=torch.float32)
-        if skip_below is not None:
-            weights = weights * _used(weights, skip_below)
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights * rule.scale, chosen
+    if rule.scores in ("softmax_of_chosen", "sigmoid_of_chosen"):
+        return _weights_of_chosen(logits, active, rule, skip_below, bias)
     return top_k(scores_of(logits, rule), active, rule, skip_below, bias=bias)
+
+
+def _weights_of_chosen(
+    logits: Tensor, active: int, rule: RoutingRule, skip_below: float | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Choose experts by their logits, and weight them by a softmax over the chosen ones or by sigmoids."""
+    chosen = torch.topk(logits if bias is None else logits + bias, active, dim=-1).indices
+    values = logits.gather(-1, chosen)
+    if rule.scores == "softmax_of_chosen":
+        weights = torch.softmax(values, dim=-1, dtype=torch.float32)
+    else:
+        weights = elementwise(torch.sigmoid, values.float())
+    if skip_below is not None:
+        weights = weights * _used(weights, skip_below)
+    # A softmax sums to 1 unless one of the two is skipped.
+    if rule.renormalise and (skip_below is not None or rule.scores == "sigmoid_of_chosen"):
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + POSITIVE_EPS)
+    return weights * rule.scale, chosen
 
 
 def _sparse_mixer(logits: Tensor, nearness: float) -> tuple[Tensor, Tensor]:

@@ -14,10 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Scores = Literal["softmax", "sigmoid", "softmax_of_chosen", "sparse_mixer"]
+Scores = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer"]
 """How logits become routing weights. With `softmax_of_chosen` (GPT-OSS) the top-k of the logits is chosen, and their
-softmax gives the weights. With `sparse_mixer` (Phi-3.5-MoE) the best expert is chosen, then the best of the others, and
-each is weighted by a softmax over those whose logits are near its own. Neither has scores over all experts."""
+softmax gives the weights. With `sigmoid_of_chosen` (Kolibri-1) it is the top-k of the logits plus a correction bias,
+and the sigmoids of their logits. With `sparse_mixer` (Phi-3.5-MoE) the best expert is chosen, then the best of the
+others, and each is weighted by a softmax over those whose logits are near its own. None of the three has scores over
+all experts."""
 
 NO_SCORES = (
     "probs maps the scores of all experts, and this family has none, since it chooses and weights experts by their "

@@ -231,6 +231,8 @@ RECENT: dict[str, dict[str, Any]] = {
         "global_attn_every_n_layers": 2,
         "route_scale": 1.5,
     },
+    "kolibri1": {"moe_intermediate_size": 24, "num_experts": 6, "head_dim": 8, "sliding_window": 6}
+    | {"shared_expert_intermediate_size": 20},
     "gemma4_text": {
         "intermediate_size": 40,
         "moe_intermediate_size": 24,
@@ -261,7 +263,7 @@ RECENT: dict[str, dict[str, Any]] = {
 """Further families, whose blocks are like those above, or like Qwen's."""
 
 SETTINGS = SAMPLED | RECENT
-UNREPAIRABLE = ("flex_olmo", "axk1", "afmoe", "gemma4_text", "nemotron_h-latent")
+UNREPAIRABLE = ("flex_olmo", "axk1", "afmoe", "kolibri1", "gemma4_text", "nemotron_h-latent")
 """Families whose layers' outputs aren't linear in the experts' output projections, or in those alone."""
 
 
@@ -403,6 +405,14 @@ class PlainBlock(nn.Module):
             rest.remove(best)
         return found
 
+    def kolibri1(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        logits = self.mapping @ self.logits(hidden)
+        assert self.correction is not None
+        chosen = torch.argsort(logits + self.mapping @ self.correction, descending=True)[: self.edit.active]
+        weights = torch.sigmoid(logits[chosen])
+        total = weights.sum() if self.config.norm_topk_prob else 1.0
+        return list(zip(chosen.tolist(), weights / total, strict=True))
+
     def deepseek_v2(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         scores = self.mapped(self.logits(hidden), lambda values: torch.softmax(values, dim=0))
         pool = list(range(len(scores)))
@@ -445,7 +455,7 @@ class PlainBlock(nn.Module):
 
     def routed(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         """Experts of a token with their weights."""
-        if self.config.model_type in ("deepseek_v2", "gpt_oss", "phimoe", "gemma4_text"):
+        if self.config.model_type in ("deepseek_v2", "gpt_oss", "phimoe", "gemma4_text", "kolibri1"):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
         if getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
             return self.sigmoid(hidden)

@@ -56,14 +56,15 @@ def route_token(
         float64 [n'].
     """
     logits, mapping = logits.double(), mapping.double()
-    if logits_space:
-        mapped = _scores(torch.stack([(row * logits).sum() for row in mapping]), rule)
+    new_logits = torch.stack([(row * logits).sum() for row in mapping])
+    if logits_space or rule.scores == "sigmoid_of_chosen":
+        mapped = _scores(new_logits, rule)
     else:
         scores = _scores(logits, rule)
         mapped = torch.stack([(row * scores).sum() for row in mapping])
-    ranks = (
-        mapped if correction is None else mapped + torch.stack([(row * correction.double()).sum() for row in mapping])
-    )
+    ranks = new_logits if rule.scores == "sigmoid_of_chosen" else mapped
+    if correction is not None:
+        ranks = ranks + torch.stack([(row * correction.double()).sum() for row in mapping])
     size = len(mapped) // rule.groups.count
     groups = [list(range(start, start + size)) for start in range(0, len(mapped), size)]
     worth = [sum(sorted((float(ranks[i]) for i in group), reverse=True)[: rule.groups.best]) for group in groups]
@@ -85,7 +86,7 @@ def route_token(
 
 def _scores(logits: Tensor, rule: RoutingRule) -> Tensor:
     """The softmax, of which the chosen part is rescaled where only the chosen logits have one, or the sigmoid."""
-    return 1 / (1 + torch.exp(-logits)) if rule.scores == "sigmoid" else torch.softmax(logits, dim=0)
+    return 1 / (1 + torch.exp(-logits)) if rule.scores.startswith("sigmoid") else torch.softmax(logits, dim=0)
 
 
 def block_mix_weight(u: Tensor, v: Tensor, mixing: Tensor | None) -> Tensor:

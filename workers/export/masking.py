@@ -1,8 +1,9 @@
 """Experts that the router's bias keeps from being chosen: as padding, and instead of leaving experts out.
 
-A router with a bias b chooses by `s + b` (DeepSeek-V3, arXiv 2412.19437, Sec. 2.1.2) or by `W x + b` (GPT-OSS). With
-b = `MASK` an expert is chosen only if too few others can be. Weights are computed from the chosen experts alone, so a
-mask changes nothing else: the sigmoids don't depend on each other, and GPT-OSS takes the softmax of the chosen.
+A router with a bias b chooses by `s + b` (DeepSeek-V3, arXiv 2412.19437, Sec. 2.1.2) or by `W x + b` (GPT-OSS,
+Kolibri-1). With b = `MASK` an expert is chosen only if too few others can be. Weights are computed from the chosen
+experts alone, so a mask changes nothing else: the sigmoids don't depend on each other, and GPT-OSS takes the softmax of
+the chosen.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from moevolve.workers.families.mixture import (
     QWEN3_MOE,
     QWEN3_NEXT,
 )
-from moevolve.workers.families.sigmoid import AFMOE, HY_V3, LAGUNA, LFM2_MOE, MINIMAX_M2
+from moevolve.workers.families.sigmoid import AFMOE, HY_V3, KOLIBRI, LAGUNA, LFM2_MOE, MINIMAX_M2
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,6 +50,7 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         LFM2_MOE,
         LAGUNA,
         AFMOE,
+        KOLIBRI,
         COHERE2_MOE,
         MELLUM,
         GEMMA4,
@@ -81,7 +82,6 @@ NOT_DESCRIBED: dict[str, str] = {
     "glm5_next": "its residual stream consists of several streams that every layer mixes",
     "glm5_next_text": "its residual stream consists of several streams that every layer mixes",
     "jetmoe": "its attention consists of experts as well",
-    "kolibri1": "it adds its correction bias to logits instead of scores",
     "llama4": "its router scales the experts' inputs instead of their outputs",
     "llama4_text": "its router scales the experts' inputs instead of their outputs",
     "longcat_flash": "its router also chooses experts without weights, which return their input",

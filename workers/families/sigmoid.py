@@ -102,3 +102,18 @@ AFMOE = ExpertFamily(
     packs=False,  # it builds attention masks without position ids
     unrepairable=lambda config: OUTPUT_NORM,
 )
+
+
+def kolibri_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Kolibri-1: the top-k of the logits plus a correction bias, weighted by sigmoids of the logits."""
+    return RoutingRule(renormalise=bool(config.norm_topk_prob), scores="sigmoid_of_chosen")
+
+
+KOLIBRI = ExpertFamily(
+    "kolibri1",
+    "Kolibri-1",
+    casts_weights=False,
+    rule=kolibri_rule,
+    float32_router=True,
+    unrepairable=lambda config: OUTPUT_NORM,
+)

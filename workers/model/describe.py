@@ -125,6 +125,8 @@ def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, .
         notes.append("experts are scored by sigmoids and chosen with a correction bias")
     elif rule.scores == "softmax_of_chosen":
         notes.append("the top-k is taken of the logits, before the softmax")
+    elif rule.scores == "sigmoid_of_chosen":
+        notes.append("the top-k is taken of the logits plus a correction bias, and weighted by sigmoids")
     elif rule.scores == "sparse_mixer":
         notes.append("two experts are chosen one after the other, and each is weighted by itself")
     if rule.groups.count > 1:

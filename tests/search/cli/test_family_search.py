@@ -96,7 +96,7 @@ def score(setup: SearchSetup, model: ModelConfig) -> float:
 @pytest.mark.parametrize("variant", list(SETTINGS))
 def test_a_launch_accepts_every_family(tiny: Any, tmp_path: Path, variant: str) -> None:
     """What a launch finds out about a model before it starts workers, for a search with repairs."""
-    genome = {"router_space": "logits"} if variant in ("gpt_oss", "phimoe", "gemma4_text") else {}
+    genome = {"router_space": "logits"} if variant in ("gpt_oss", "phimoe", "gemma4_text", "kolibri1") else {}
     run = family_run(tiny, tmp_path, variant, **({"experts": 4, "groups": "per_layer"} | genome))
     phases = [{"kind": "prune", "evaluations": 4, "initial": 4}, {"kind": "repair", "evaluations": 2, "initial": 1}]
     config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases})

@@ -156,7 +156,7 @@ class _Usage:
 
     def add(self, routed: RoutedTokens) -> None:
         self._counts += routed.chosen.flatten().bincount(minlength=len(self._counts))
-        sigmoids = self._rule.scores == "sigmoid"
+        sigmoids = self._rule.scores in ("sigmoid", "sigmoid_of_chosen")
         scores = routed.logits.float().sigmoid() if sigmoids else routed.logits.float().softmax(dim=-1)
         self._soft += scores.sum(dim=0, dtype=torch.float64)
 
