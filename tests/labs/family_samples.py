@@ -221,6 +221,15 @@ RECENT: dict[str, dict[str, Any]] = {
     },
     "flex_olmo": {"intermediate_size": 24, "num_experts": 6, "norm_topk_prob": True},
     "axk1": DEEPSEEK_V3 | {"routed_scaling_factor": 1.5},
+    "axk2": DEEPSEEK_V3
+    | {"routed_scaling_factor": 1.5, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64, "gated_norm_rank": 4}
+    | {"n_group": None, "topk_group": None},
+    "beam": NARROW
+    | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5, "sliding_window": 6}
+    | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "flint": NARROW | {"shared_expert_intermediate_size": 20, "sliding_window": 6, "mlp_only_layers": [0]},
+    "granitemoe_swa": {"intermediate_size": 24, "num_local_experts": 6, "sliding_window": 6}
+    | {"shared_intermediate_size": 20, "residual_multiplier": 0.6},
     "afmoe": {
         "intermediate_size": 40,
         "moe_intermediate_size": 24,
@@ -263,7 +272,7 @@ RECENT: dict[str, dict[str, Any]] = {
 """Further families, whose blocks are like those above, or like Qwen's."""
 
 SETTINGS = SAMPLED | RECENT
-UNREPAIRABLE = ("flex_olmo", "axk1", "afmoe", "kolibri1", "gemma4_text", "nemotron_h-latent")
+UNREPAIRABLE = ("flex_olmo", "axk1", "beam", "afmoe", "kolibri1", "gemma4_text", "nemotron_h-latent")
 """Families whose layers' outputs aren't linear in the experts' output projections, or in those alone."""
 
 
@@ -426,7 +435,7 @@ class PlainBlock(nn.Module):
         assert self.correction is not None
         ranks = scores + self.mapping @ self.correction
         config, everyone = self.config, list(range(len(ranks)))
-        limited = getattr(config, "topk_group", 1) < getattr(config, "n_group", 1)
+        limited = (getattr(config, "topk_group", 1) or 1) < (getattr(config, "n_group", 1) or 1)
         pool = self.allowed(ranks, best=2) if limited else everyone
         chosen = sorted(pool, key=lambda i: float(ranks[i]), reverse=True)[: self.edit.active]
         rescales = getattr(config, "norm_topk_prob", True)
@@ -457,7 +466,7 @@ class PlainBlock(nn.Module):
         """Experts of a token with their weights."""
         if self.config.model_type in ("deepseek_v2", "gpt_oss", "phimoe", "gemma4_text", "kolibri1"):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
-        if getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
+        if self.config.model_type == "flint" or getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
             return self.sigmoid(hidden)
         softmax = self.correction is None or self.config.model_type == "ernie4_5_moe"
         return self.softmax(hidden) if softmax else self.deepseek_v3(hidden)
@@ -467,7 +476,8 @@ class PlainBlock(nn.Module):
             return torch.sigmoid(self.original.shared_expert_gate(hidden_states)) * self.original.shared_expert(
                 hidden_states
             )
-        shared = getattr(self.original, "shared_experts", getattr(self.original, "shared_mlp", None))
+        names = ("shared_expert", "shared_experts", "shared_mlp")
+        shared = next((getattr(self.original, name) for name in names if hasattr(self.original, name)), None)
         return 0.0 if shared is None else shared(hidden_states)
 
     def expert(self, index: int, hidden: Tensor) -> Tensor:

@@ -56,6 +56,23 @@ def glm5_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     return deepseek_v3_rule(router, config)
 
 
+def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of A.X-K2: that of DeepSeek-V3 without groups.
+
+    Raises:
+        UserError: There are groups, whose experts outside a token's best ones rank as 0 instead of last, so that they
+            are chosen before others with a negative rank.
+    """
+    if config.n_group is not None:
+        raise UserError("an axk2 model with groups of experts (n_group) isn't supported; those without groups are")
+    return deepseek_v3_rule(router, config)
+
+
+def beam_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Beam: that of DeepSeek-V3, but the experts' sum is scaled instead of their weights."""
+    return RoutingRule(renormalise=bool(config.norm_topk_prob), scores="sigmoid", groups=_groups(config, best=2))
+
+
 def _groups(config: PretrainedConfig, best: int) -> RoutingGroups:
     count, chosen = int(config.n_group or 1), int(config.topk_group or 1)
     # Choosing from all groups is the same as having one group.
@@ -117,5 +134,14 @@ DEEPSEEK = (
     _deepseek("exaone_moe", "EXAONE-MoE", experts_field="num_experts"),
     _deepseek("solar_open", "Solar-Open"),
     _deepseek("axk1", "A.X-K1", unrepairable=lambda config: OUTPUT_NORM),
+    _deepseek("axk2", "A.X-K2", axk2_rule),
+    _deepseek(
+        "beam",
+        "Beam",
+        beam_rule,
+        experts_field="num_experts",
+        output_scale=lambda config: float(config.routed_scaling_factor),
+        unrepairable=lambda config: OUTPUT_NORM,
+    ),
     NEMOTRON_H,
 )

@@ -185,6 +185,17 @@ GRANITE = tuple(
         ("granitemoehybrid", "Granite 4", False),
     )
 )
+GRANITE_SWA = ExpertFamily(
+    "granitemoe_swa",
+    "Granite Swash",
+    casts_weights=True,
+    experts_field="num_local_experts",
+    width_field="intermediate_size",
+    block="block_sparse_moe",
+    router="router",
+    output_scale=lambda config: float(config.residual_multiplier),
+    sdpa=False,
+)
 
 
 def ernie_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:

@@ -18,6 +18,7 @@ from moevolve.workers.families.mixture import (
     GEMMA4,
     GPT_OSS,
     GRANITE,
+    GRANITE_SWA,
     HUNYUAN,
     JAMBA,
     MELLUM,
@@ -29,7 +30,7 @@ from moevolve.workers.families.mixture import (
     QWEN3_MOE,
     QWEN3_NEXT,
 )
-from moevolve.workers.families.sigmoid import AFMOE, HY_V3, KOLIBRI, LAGUNA, LFM2_MOE, MINIMAX_M2
+from moevolve.workers.families.sigmoid import AFMOE, FLINT, HY_V3, KOLIBRI, LAGUNA, LFM2_MOE, MINIMAX_M2
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,6 +51,7 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         LFM2_MOE,
         LAGUNA,
         AFMOE,
+        FLINT,
         KOLIBRI,
         COHERE2_MOE,
         MELLUM,
@@ -58,6 +60,7 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
         GRANITE[0],
         GRANITE[1],
         GRANITE[2],
+        GRANITE_SWA,
         ERNIE,
         HUNYUAN,
         PHIMOE,

@@ -1,4 +1,4 @@
-"""Families that choose experts by sigmoids with a correction bias, without routing groups."""
+"""Families that weight experts by sigmoids, most of them with a correction bias, without routing groups."""
 
 from __future__ import annotations
 
@@ -102,6 +102,14 @@ AFMOE = ExpertFamily(
     packs=False,  # it builds attention masks without position ids
     unrepairable=lambda config: OUTPUT_NORM,
 )
+
+
+def flint_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Flint: sigmoids without a correction bias, rescaled if its config says so."""
+    return RoutingRule(renormalise=bool(config.norm_topk_prob), scores="sigmoid")
+
+
+FLINT = ExpertFamily("flint", "Flint", casts_weights=False, rule=flint_rule, float32_router=True, sdpa=False)
 
 
 def kolibri_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:

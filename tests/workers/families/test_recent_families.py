@@ -49,7 +49,7 @@ Configs = Callable[..., ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 EXPERTS = 6
-TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h")
+TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h", "beam", "flint")
 """Families of which two layers have experts, without a setting of that name."""
 
 OWN_ROUTERS = (
@@ -160,7 +160,7 @@ def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residen
     assert found.arrays["output_distances"].shape == (len(experts), EXPERTS, EXPERTS)
 
 
-@pytest.mark.parametrize("family", ["granitemoehybrid", "laguna", "lfm2_moe"])
+@pytest.mark.parametrize("family", ["granitemoehybrid", "granitemoe_swa", "laguna", "lfm2_moe", "flint", "axk2"])
 def test_what_a_repair_changes_arrives_in_the_stream(family: str, resident: Residents, tokens: Tensor) -> None:
     model, streams = resident(family), []
     layer = model.model.model.layers[model.layers[0].index]
