@@ -76,21 +76,45 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 """Family by model type, in the order in which messages list them."""
 
 
+_STREAMS = "its residual stream consists of several streams that every layer mixes"
+_NO_CAUSAL = "transformers has no causal language model for its text part"
+_BOTH_WEIGHTED = "its routers weight routed and shared experts together"
+_TRANSPOSED = "its experts' matrices are stored transposed, in a form that exports don't write"
+
 NOT_DESCRIBED: dict[str, str] = {
-    "deepseek_v4": (
-        "its residual stream consists of several streams that every layer mixes, and its first layers choose experts "
-        "by a table of tokens"
-    ),
+    "aria": _TRANSPOSED,
+    "aria_text": _TRANSPOSED,
+    "dbrx": "its experts are rows of one matrix per layer",
+    "deepseek_ocr2": _NO_CAUSAL,
+    "deepseek_v4": f"{_STREAMS}, and its first layers choose experts by a table of tokens",
+    "diffusion_gemma": "it doesn't generate token by token",
+    "doge": "its experts are single neurons that a product of keys chooses",
+    "dots3_note": "its layers for images have experts as well",
     "ernie4_5_vl_moe": "its layers have other experts for images than for text",
-    "glm5_next": "its residual stream consists of several streams that every layer mixes",
-    "glm5_next_text": "its residual stream consists of several streams that every layer mixes",
+    "glm5_next": _STREAMS,
+    "glm5_next_text": _STREAMS,
+    "hy_v4": _STREAMS,
+    "inkling": _BOTH_WEIGHTED,
+    "inkling_mm_model": _BOTH_WEIGHTED,
+    "inkling2": "its layers read the results of earlier blocks of layers besides the residual stream",
     "jetmoe": "its attention consists of experts as well",
     "llama4": "its router scales the experts' inputs instead of their outputs",
     "llama4_text": "its router scales the experts' inputs instead of their outputs",
     "longcat_flash": "its router also chooses experts without weights, which return their input",
     "minimax": "it needs a cache of its own, which candidates can't share",
-    "mistral4": "transformers has no causal language model for its text part",
-    "step3p7": "transformers has no causal language model for its text part",
+    "minimax_m3_vl": "its attention chooses blocks of tokens by their place in a padded batch",
+    "minimax_m3_vl_text": "its attention chooses blocks of tokens by their place in a padded batch",
+    "mistral4": _NO_CAUSAL,
+    "mistral_large4": _NO_CAUSAL,
+    "muse_spark": _NO_CAUSAL,
+    "nllb_moe": "it is an encoder and a decoder",
+    "openai_privacy_filter": "it labels tokens instead of generating them",
+    "qwen4_exp": _STREAMS,
+    "qwen4_exp_text": _STREAMS,
+    "step3p7": _NO_CAUSAL,
+    "switch_transformers": "it is an encoder and a decoder",
+    "unlimited_ocr": _NO_CAUSAL,
+    "zaya": "a layer's router reads what the router of the layer before computed",
 }
 """Why mixtures of experts that `transformers` has aren't supported, by model type, as the rest of a sentence."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.loading import load_model
+from moevolve.workers.checkpoints.text_models import SAME_ON_TEXT
 from moevolve.workers.contract.card import ExportCard, ExportReport
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.facts import active_parameters, parameters_after
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.layers import find_moe_layers
+from moevolve.workers.families.registry import FAMILIES, NOT_DESCRIBED
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
@@ -55,6 +58,17 @@ def test_layout_and_facts(variant: str, model_config: Configs) -> None:
     each = sample.expert_parameters + sample.router_parameters
     assert parameters_after(facts, 4) == stored - dropped * depth * each
     assert active_parameters(facts, 4, 2) == parameters_after(facts, 4) - depth * 2 * sample.expert_parameters
+
+
+def test_every_mixture_of_transformers_is_supported_or_named() -> None:
+    """Multimodal models whose text model is of a family count as supported, and those that see images aren't language
+    models."""
+    import transformers
+
+    sources = (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")
+    mixtures = {path.parent.name for path in sources if re.search(r"^class \w*(Experts|MoE)\(", path.read_text(), re.M)}
+    known = {*FAMILIES, *NOT_DESCRIBED, *(name.removesuffix("_text") for name in (*FAMILIES, *SAME_ON_TEXT))}
+    assert len(mixtures) > 40 and mixtures - known <= {"vitpose_backbone"}
 
 
 def test_routing_rules_and_notes(model_config: Configs) -> None:
