@@ -136,6 +136,8 @@ RECENT: dict[str, dict[str, Any]] = {
         "index_head_dim": 8,
         "index_topk": 64,
     },
+    "glm_moe_dsa-shared": DEEPSEEK_V3
+    | {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 64, "indexer_types": ["full", "shared", "full"]},
     "glm4_moe_lite": DEEPSEEK_V3 | {"routed_scaling_factor": 1.5},
     "dots1": GLM | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1},
     "solar_open": GLM | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1},
@@ -227,6 +229,9 @@ RECENT: dict[str, dict[str, Any]] = {
     "beam": NARROW
     | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5, "sliding_window": 6}
     | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "hy_v4": DEEPSEEK_V3
+    | {"routed_scaling_factor": 1.5, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64, "hc_mult": 2}
+    | {"swiglu_limit": 10.0, "indexer_types": ["full", "shared", "full"]},
     "flint": NARROW | {"shared_expert_intermediate_size": 20, "sliding_window": 6, "mlp_only_layers": [0]},
     "granitemoe_swa": {"intermediate_size": 24, "num_local_experts": 6, "sliding_window": 6}
     | {"shared_intermediate_size": 20, "residual_multiplier": 0.6},
@@ -272,7 +277,17 @@ RECENT: dict[str, dict[str, Any]] = {
 """Further families, whose blocks are like those above, or like Qwen's."""
 
 SETTINGS = SAMPLED | RECENT
-UNREPAIRABLE = ("flex_olmo", "axk1", "beam", "afmoe", "kolibri1", "gemma4_text", "nemotron_h-latent")
+UNREPAIRABLE = (
+    "flex_olmo",
+    "axk1",
+    "beam",
+    "hy_v4",
+    "glm_moe_dsa-shared",
+    "afmoe",
+    "kolibri1",
+    "gemma4_text",
+    "nemotron_h-latent",
+)
 """Families whose layers' outputs aren't linear in the experts' output projections, or in those alone."""
 
 

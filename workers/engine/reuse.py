@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.engine.layer_states import LayerStates
-from moevolve.workers.families.decoder import decoder_layers, skipped
+from moevolve.workers.families.decoder import decoder_layers, needs_carried, skipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,7 +30,8 @@ class LayerReuse:
     """Caches hidden states of passes, and lets later passes over the same tokens start from them.
 
     States are cached only where a layer's key differs from the previous one, because candidates that edit groups of
-    layers alike don't differ within a group. Models whose decoder isn't a plain list of layers run unchanged.
+    layers alike don't differ within a group, and only before layers that need nothing else of earlier ones. Models
+    whose decoder isn't a plain list of layers run unchanged.
 
     Args:
         model: Causal language model.
@@ -92,7 +93,7 @@ class LayerReuse:
         prefix = hashlib.sha256()
         for layer, key in enumerate(keys[:-1], start=1):
             prefix.update(f"{key} ".encode())
-            if key != keys[layer]:
+            if key != keys[layer] and not needs_carried(self._layers[layer]):
                 self._prefixes[layer] = prefix.hexdigest()
         self._states.count({name: layer for layer, name in self._prefixes.items()})
 

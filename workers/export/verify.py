@@ -22,7 +22,7 @@ from moevolve.workers.checkpoints.shards import ShardReader, checksum
 from moevolve.workers.checkpoints.state import SavedNames, empty_model, frame_state, layers_prefix
 from moevolve.workers.contract.card import Agreement, CheckpointForm, Disagreement
 from moevolve.workers.export.folder import VerificationError
-from moevolve.workers.families.decoder import carries, decoder_layers, state_of
+from moevolve.workers.families.decoder import CARRIED, carries, decoder_layers, state_of
 from moevolve.workers.model.resident import ResidentModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -217,6 +217,7 @@ class _ExportedModel:
         self._prefix = layers_prefix(self._model)
         self.layers = decoder_layers(self._model)
         self.last_read: dict[str, int] = {}
+        self._carried: dict[int, Any] = {}  # by sequence; see `moevolve.workers.families.decoder.CARRIED`
 
     def check_names(self) -> None:
         """Check that the files contain exactly the tensors that the model's class expects.
@@ -297,9 +298,14 @@ class _ExportedModel:
         return embedded, arguments, normed
 
     def run_layer(self, index: int, inputs: Sequence[Tensor], arguments: Sequence[_Arguments]) -> list[Tensor]:
-        """Run a decoder layer on the hidden states of every sequence."""
-        layer, pairs = self.layers[index], zip(inputs, arguments, strict=True)
-        return [state_of(layer(state.to(self._device), *args, **kwargs)) for state, (args, kwargs) in pairs]
+        """Run a decoder layer, after those before it, on the hidden states of every sequence."""
+        layer, states = self.layers[index], []
+        for sequence, (state, (args, kwargs)) in enumerate(zip(inputs, arguments, strict=True)):
+            carried = {CARRIED: self._carried.get(sequence)} if carries(layer) else {}
+            output = layer(state.to(self._device), *args, **kwargs | carried)
+            self._carried[sequence] = output[1] if carried else None
+            states.append(state_of(output))
+        return states
 
     def run_head(self, expected: Sequence[Activations]) -> list[Tensor]:
         """Compute the logits from the resident model's output of the decoder."""

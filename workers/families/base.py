@@ -38,6 +38,9 @@ CORRECTION_BIAS = "e_score_correction_bias"
 OUTPUT_NORM = "its layers normalise what their experts give before adding it, and a repair is linear in what they add"
 """Why candidates of some families can't be repaired."""
 
+STREAMS = "its residual stream consists of several streams that every layer mixes, and a repair fits one"
+"""Why candidates of other families can't."""
+
 EXPERT_ALIGNMENT = 8
 """Experts get widths that are multiples of this: grouped matrix products need rows of whole 16 bytes."""
 

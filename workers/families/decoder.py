@@ -14,13 +14,18 @@ if TYPE_CHECKING:
 
 
 CARRIED = "prev_topk_indices"
-"""Argument of layers that return hidden states and which tokens an indexer chose (GLM-5): that choice of the layer
-before."""
+"""Argument of layers that return hidden states and which tokens an indexer chose (GLM-5, Hunyuan 4): that choice of the
+layer before."""
 
 
 def carries(layer: nn.Module) -> bool:
     """Return whether a decoder layer hands an indexer's choice to the next layer; see `CARRIED`."""
     return CARRIED in inspect.signature(type(layer).forward).parameters
+
+
+def needs_carried(layer: nn.Module) -> bool:
+    """Return whether a decoder layer uses the choice that is handed to it, and so can't run on hidden states alone."""
+    return bool(getattr(getattr(layer, "self_attn", None), "skip_topk", False))
 
 
 def state_of(output: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.workers.families.base import OUTPUT_NORM, ExpertFamily, RuleFactory
+from moevolve.workers.families.base import OUTPUT_NORM, STREAMS, ExpertFamily, RuleFactory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,17 +43,6 @@ def deepseek_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
         groups=_groups(config, best=2),
         scale=float(config.routed_scaling_factor),
     )
-
-
-def glm5_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of GLM-5: that of DeepSeek-V3.
-
-    Raises:
-        UserError: Layers use what an earlier layer's indexer chose, so none runs on hidden states alone.
-    """
-    if "shared" in config.indexer_types:
-        raise UserError("a glm_moe_dsa model whose layers share an indexer's choice (indexer_types) isn't supported")
-    return deepseek_v3_rule(router, config)
 
 
 def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -109,6 +98,11 @@ def _latent(config: PretrainedConfig) -> str | None:
     return None if config.moe_latent_size is None else narrow
 
 
+def _shared_choices(config: PretrainedConfig) -> str | None:
+    alone = "its layers share an indexer's choice of tokens, and a repair runs each on hidden states alone"
+    return alone if "shared" in config.indexer_types else None
+
+
 # Its experts have no gates. A layer is an attention, a Mamba mixer, experts or a dense network, all named `mixer`.
 NEMOTRON_H = _deepseek(
     "nemotron_h",
@@ -124,7 +118,7 @@ DEEPSEEK = (
     _deepseek("deepseek_v3", "DeepSeek-V3"),
     _deepseek("deepseek_v32", "DeepSeek-V3.2"),
     _deepseek("glm4_moe", "GLM-4-MoE"),
-    _deepseek("glm_moe_dsa", "GLM-5", glm5_rule),
+    _deepseek("glm_moe_dsa", "GLM-5", unrepairable=_shared_choices),
     _deepseek("glm4_moe_lite", "GLM-4.7-Flash"),
     # The linear attention of these passes its state from a sequence of a row to the next.
     _deepseek("kimi_linear", "Kimi-Linear", experts_field="num_experts", packs=False),
@@ -143,5 +137,6 @@ DEEPSEEK = (
         output_scale=lambda config: float(config.routed_scaling_factor),
         unrepairable=lambda config: OUTPUT_NORM,
     ),
+    _deepseek("hy_v4", "Hunyuan 4", sdpa=False, unrepairable=lambda config: STREAMS),
     NEMOTRON_H,
 )

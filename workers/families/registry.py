@@ -76,9 +76,9 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 """Family by model type, in the order in which messages list them."""
 
 
-_STREAMS = "its residual stream consists of several streams that every layer mixes"
 _NO_CAUSAL = "transformers has no causal language model for its text part"
 _BOTH_WEIGHTED = "its routers weight routed and shared experts together"
+_PLACES = "its attention takes tokens in blocks by their place in a padded batch"
 _TRANSPOSED = "its experts' matrices are stored transposed, in a form that exports don't write"
 
 NOT_DESCRIBED: dict[str, str] = {
@@ -86,14 +86,13 @@ NOT_DESCRIBED: dict[str, str] = {
     "aria_text": _TRANSPOSED,
     "dbrx": "its experts are rows of one matrix per layer",
     "deepseek_ocr2": _NO_CAUSAL,
-    "deepseek_v4": f"{_STREAMS}, and its first layers choose experts by a table of tokens",
+    "deepseek_v4": _PLACES,
     "diffusion_gemma": "it doesn't generate token by token",
     "doge": "its experts are single neurons that a product of keys chooses",
     "dots3_note": "its layers for images have experts as well",
     "ernie4_5_vl_moe": "its layers have other experts for images than for text",
-    "glm5_next": _STREAMS,
-    "glm5_next_text": _STREAMS,
-    "hy_v4": _STREAMS,
+    "glm5_next": _NO_CAUSAL,
+    "glm5_next_text": _NO_CAUSAL,
     "inkling": _BOTH_WEIGHTED,
     "inkling_mm_model": _BOTH_WEIGHTED,
     "inkling2": "its layers read the results of earlier blocks of layers besides the residual stream",
@@ -102,15 +101,15 @@ NOT_DESCRIBED: dict[str, str] = {
     "llama4_text": "its router scales the experts' inputs instead of their outputs",
     "longcat_flash": "its router also chooses experts without weights, which return their input",
     "minimax": "it needs a cache of its own, which candidates can't share",
-    "minimax_m3_vl": "its attention chooses blocks of tokens by their place in a padded batch",
-    "minimax_m3_vl_text": "its attention chooses blocks of tokens by their place in a padded batch",
+    "minimax_m3_vl": _PLACES,
+    "minimax_m3_vl_text": _PLACES,
     "mistral4": _NO_CAUSAL,
     "mistral_large4": _NO_CAUSAL,
     "muse_spark": _NO_CAUSAL,
     "nllb_moe": "it is an encoder and a decoder",
     "openai_privacy_filter": "it labels tokens instead of generating them",
-    "qwen4_exp": _STREAMS,
-    "qwen4_exp_text": _STREAMS,
+    "qwen4_exp": "its layers read the token ids besides the residual stream",
+    "qwen4_exp_text": "its layers read the token ids besides the residual stream",
     "step3p7": _NO_CAUSAL,
     "switch_transformers": "it is an encoder and a decoder",
     "unlimited_ocr": _NO_CAUSAL,

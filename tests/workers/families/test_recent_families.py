@@ -34,6 +34,7 @@ from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
@@ -132,11 +133,38 @@ def test_scores_are_those_of_single_prompts(
     assert made.gold_logprobs == pytest.approx(golds, abs=2e-4)
 
 
+@pytest.mark.parametrize("family", ["hy_v4", "glm_moe_dsa-shared"])
+def test_layers_that_read_an_earlier_choice_are_not_started_from(
+    family: str, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """The second of three layers reads the first one's choice of tokens; candidates that differ in the third start
+    there."""
+    model = resident(family)
+    examples = tuple(Example(words([3 * i, i + 7, 2 * i + 5]), (words([i + 4]),), ()) for i in range(4, 9))
+    split = PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", examples)
+    reuse = LayerReuse(model.model, model.layer_keys, 1 << 20)
+    engines = [GenerationEngine(model.model, tiny_tokenizer, EngineConfig(), reuse=each) for each in (None, reuse)]
+    parent, other = (edit_of_kind(2, EXPERTS, "prune", space="logits", seed=seed) for seed in (0, 1))
+    child = replace(
+        parent,
+        router_mapping=np.stack([parent.router_mapping[0], other.router_mapping[1]]),
+        expert_merging=np.stack([parent.expert_merging[0], other.expert_merging[1]]),
+    )
+    for edit in (parent, child, parent, other):
+        with model.edited(edit):
+            plain, reusing = (engine.generate(split, lambda *_: False) for engine in engines)
+        assert plain.texts == reusing.texts
+        assert np.array_equal(plain.gold_logprobs, reusing.gold_logprobs)
+    assert reuse.saved > 0
+
+
 @pytest.mark.parametrize("family", UNREPAIRABLE)
 def test_what_no_fit_of_experts_repairs_is_refused(family: str, resident: Residents) -> None:
     model = resident(family)
     edit = RepairedEdit(edit_of_kind(depth(family), EXPERTS, "prune"), RepairRecipe((0.1,)), sample_rows())
-    with pytest.raises(UserError, match=r"model can't be repaired: its (layers normalise|experts work)"):
+    with pytest.raises(
+        UserError, match=r"model can't be repaired: its (layers normalise|layers share|experts work|residual stream)"
+    ):
         model.apply(edit)
 
 

@@ -76,14 +76,7 @@ class EepApplicator:
                 router.plan = replace(plan, skip_below=threshold)
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
-        """See `Repairable`.
-
-        Raises:
-            UserError: The family's candidates can't be repaired.
-        """
-        layer = self._layers[0]
-        if layer.unrepairable is not None:
-            raise UserError(f"candidates of a {layer.family.model_type} model can't be repaired: {layer.unrepairable}")
+        """See `Repairable`."""
         assert self._edit is not None, "there is no edit on the model"
         parts = zip(self._layers, self.routers, self.experts, self.shared, strict=True)
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))

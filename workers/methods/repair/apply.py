@@ -66,6 +66,11 @@ class RepairApplicator:
         base = self._parts.applicator(type(edit.base))
         if not isinstance(base, Repairable):
             raise UserError(f"edits of kind {type(edit.base).__name__} can't be repaired")
+        for layer in self._parts.moe_layers[:1]:
+            if layer.unrepairable is not None:
+                raise UserError(
+                    f"candidates of a {layer.family.model_type} model can't be repaired: {layer.unrepairable}"
+                )
         reference, gate = self._references_for(edit)
         self._base, self._edit = base, edit
         self.divergences = {}
