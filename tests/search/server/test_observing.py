@@ -8,7 +8,6 @@ import logging
 from pathlib import Path
 
 import disturbed_lab
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
