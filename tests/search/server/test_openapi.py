@@ -64,7 +64,7 @@ def test_every_response_is_declared(served: Served) -> None:
     for found in api.exclude(path="/api/news").get_all_operations():  # which has no end
         operation = found.ok()
 
-        @hypothesis.settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @hypothesis.settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
         @given(case=operation.as_strategy())
         def check(case: Any) -> None:
             # What a search may be launched with, a schema can't say whole.
