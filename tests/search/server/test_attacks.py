@@ -27,7 +27,6 @@ from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 from moevolve.store.session import make_engine, transaction
 from moevolve.store.tables import individuals, searches
-from moevolve.workers.contract.messages import EvaluationReply
 
 WRITER = f"authorization: Bearer {WRITE}\r\nx-moevolve: 1\r\n"
 
@@ -144,21 +143,13 @@ def test_an_international_host_name_is_known_as_browsers_send_it(served: Served)
 def test_a_lease_without_an_expiry_counts_as_expired_until_it_is_mended(served: Served) -> None:
     served.store.acquire("id-alpha", "driver", 600)
     page = "accept: text/html\r\n" + WRITER
-    try:
-        change_leases(served.store, "expires_at = NULL")
-        for path in ("/", "/best", "/health", "/metrics", "/healthz", "/api/searches/alpha/control"):
+    for values, said in (("expires_at = NULL", True), ("owner = NULL", False)):
+        with transaction(make_engine(served.store.url, create=False), write=True) as connection:
+            connection.exec_driver_sql(f"UPDATE leases SET {values} WHERE search_id = 'id-alpha'")
+        for path in ("/", "/metrics", "/api/searches/alpha/control"):
             assert served.ask(path, headers=page)[0] == 200, path
-        assert b"its lease has an owner but no time of expiry" in served.ask("/health", headers=page)[1]
+        assert (b"its lease has an owner but no time of expiry" in served.ask("/health", headers=page)[1]) == said
         assert served.ask("/api/searches/alpha/pause", b"{}")[0] == 409, "nobody runs it"
-    finally:
-        change_leases(served.store, "expires_at = NULL, owner = NULL")
-    assert b"no time of expiry" not in served.ask("/health", headers=page)[1]
-
-
-def change_leases(store: Store, values: str) -> None:
-    """Change the row of `alpha` behind the store's back."""
-    with transaction(make_engine(store.url, create=False), write=True) as connection:
-        connection.exec_driver_sql(f"UPDATE leases SET {values} WHERE search_id = 'id-alpha'")
 
 
 STYLE = b"GET /static/style.css HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -192,9 +183,8 @@ def test_who_reads_slowly_gets_everything_and_a_connection_ends(served: Served) 
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        *(("phases.0.evaluations", "1" + 18 * "0"), ("seed", 4000 * "9"), ("seed", str(2**63))),
-        *(("window", "1000000000"), ("workers.count", "1000000000"), ("workers.timeout_s", '"inf"')),
-        *(("workers.timeout_s", "1e300"), ("final.rerank", "1e18"), ("strategy.generation", "1e18")),
+        *(("phases.0.evaluations", "1" + 18 * "0"), ("seed", 4000 * "9"), ("workers.count", "1000000000")),
+        *(("workers.timeout_s", '"inf"'), ("final.rerank", "1e18"), ("strategy.generation", "1e18")),
     ],
 )
 def test_a_number_beyond_all_use_is_refused_where_it_is_set(served: Served, setting: str, value: str) -> None:
@@ -231,18 +221,13 @@ def test_a_store_that_is_deleted_while_it_is_used_ends_what_uses_it(
 ) -> None:
     file, said = tmp_path / "lab.db", "lab.db: the store was deleted or replaced while this process had it open"
 
-    class DeletingPool(UnrulyPool):
-        def poll(self, timeout: float) -> list[EvaluationReply]:
-            if self.delivered:
-                file.unlink(missing_ok=True)
-            return super().poll(timeout)
-
     with Store.open(f"sqlite:///{file}") as store, Store.open(store.url) as served:
-        client = TestClient(make_app(served, ServerSettings(store=store.url)), "http://localhost")
+        client = TestClient(make_app(served, ServerSettings(store=store.url, logs=tmp_path)), "http://localhost")
         assert client.get("/api/searches").json() == []
         setup = start(store, run_config())
+        file.unlink()
         with pytest.raises(StoreError, match=said):
-            drive(store, setup, DeletingPool(seed=1))
+            drive(store, setup, UnrulyPool(seed=1))
         for path in ("/api/searches", "/", "/healthz"):
             assert client.get(path).status_code == 503
     assert said in caplog.text and not file.exists(), "and no empty store was made in its place"

@@ -28,9 +28,7 @@ from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.rendering import clock, handle
 from moevolve.search.requests.models import OutcomesRequest
 from moevolve.search.server.app import make_app
-from moevolve.search.server.fitness_curves import FitnessCurve
 from moevolve.search.server.listings import Listings
-from moevolve.search.server.pages.views import improvements, phase_at
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.leases import this_process
 from moevolve.store.records import ExportRecord, Progress
@@ -172,11 +170,9 @@ def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, sto
         tests = {one.search.name: one.test for one in store.searches() if one.test is not None}
         assert listed("sort=test")[:4] == sorted(tests, key=lambda name: -tests[name]) and len(tests) == 4
         page = page_of(client, "/")
-        assert (
-            f"{100 * tests['eep']:.1f}" in page.text
-            and EVIL in page.text
-            and EVIL in page_of(client, "/searches/tomoe").text
-        )
+        for text in (f"{100 * tests['eep']:.1f}", EVIL, "24 of 24", "5 searches"):
+            assert text in page.text
+        assert EVIL in page_of(client, "/searches/tomoe").text
         winner = store.search("eep").winner
         assert any(found["href"] == f"/individuals/eep:{winner}" for found in page.all("a"))
         rows = list(csv.DictReader(io.StringIO(client.get("/searches.csv?tag=zebra").text)))
@@ -193,16 +189,6 @@ def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, sto
     assert [row["individual"] for row in best] == [row.ref for row in store.best(task, search="eep", limit=1000)]
 
 
-def test_all_searches(client: TestClient, store: Store) -> None:
-    page = page_of(client, "/")
-    for kind in KINDS:
-        record = next(one for one in store.searches() if one.search.name == kind)
-        assert any(found.get("href") == f"/searches/{kind}" for found in page.all("a"))
-        assert f"{record.individuals} of {record.individuals}" in page.text
-        assert f"{100 * (record.best_fitness or 0):.1f}" in page.text
-    assert "finished" in page.text and "5 searches" in page.text
-
-
 def test_a_search_shows_its_progress_and_its_best(client: TestClient, store: Store) -> None:
     page = page_of(client, "/searches/eep")
     search = store.search("eep")
@@ -213,14 +199,8 @@ def test_a_search_shows_its_progress_and_its_best(client: TestClient, store: Sto
     assert figure["data-spans"].count("kind") == 2 and "merge" in figure["data-spans"]
     asked = [found.get("id") for found in page.all("button")]
     assert asked == ["do-label", "do-archive"], "nothing else can be asked of a finished search"
-    for path, said in (
-        ("standings", "best found"),
-        ("costs", "worker time"),
-        ("settings", "genome:"),
-        ("course", "prune"),
-    ):
+    for path, said in {"standings": "best found", "costs": "worker time", "settings": "genome:"}.items():
         assert said in page_of(client, f"/searches/eep/{path}").text
-    assert "best found" in page_of(client, "/searches/eep/standings?part=1").text
 
 
 def test_a_finished_search_names_its_winner_and_has_no_pace(tmp_path: Path) -> None:
@@ -243,18 +223,6 @@ def test_a_finished_search_names_its_winner_and_has_no_pace(tmp_path: Path) -> N
         assert "best on search 87.5 % individual 0" in finished
         assert "phase repair" not in finished and "pace" not in finished
         assert "best on search" in page_of(client, "/").text
-
-
-def test_listings_have_pages(client: TestClient, store: Store) -> None:
-    search = store.search("eep")
-    ranked = [row.index for row in store.page(search.id, "best", limit=100)]
-    after = ranked[3]
-    page = page_of(client, f"/searches/eep/individuals?order=best&after={after}")
-    links = [found["href"] for found in page.all("a") if found.get("href", "").startswith("/individuals/eep:")]
-    shown = [int(link.rpartition(":")[2]) for link in links]
-    assert shown == ranked[4:]
-    assert str(after) in page_of(client, "/searches/eep").text and page_of(client, f"/searches/eep?after={after}")
-    assert "reason" in page_of(client, "/searches/evil?order=failed").text
 
 
 def test_an_individual_has_its_scores_with_intervals_and_its_exports(client: TestClient, store: Store) -> None:
@@ -331,9 +299,8 @@ def test_rankings_accept_empty_form_fields(client: TestClient, store: Store) -> 
     page = page_of(client, f"/best?task={task}&experts=&active=&search=eep&by=search")
     best = store.best(task, search="eep", by="search", limit=1)[0]
     assert best.ref in page.text and "nanomoe:" not in page.text
-    assert "No configuration matches" in page_of(client, f"/best?task={task}&experts=77").text
     task = store.search_tasks(store.search("tomoe").id)[0].task
-    for size, each in (("parameters", 1), ("bytes", 4), ("flops", 2)):
+    for size, each in (("bytes", 4), ("flops", 2)):
         front = store.pareto(task, "search", "tomoe", "active_parameters" if size == "flops" else "parameters")
         page = page_of(client, f"/pareto?task={task}&split=search&search=tomoe&size={size}")
         rows = [found for found in page.all("tr") if "data-y" in found]
@@ -442,14 +409,6 @@ def test_health_names_the_file_only_with_a_write_token(store: Store, client: Tes
     assert "SQLite, schema version" in page.text and "store.db" not in page.text
 
 
-def test_pages_of_an_empty_store(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path / 'empty.db'}") as empty:
-        app = make_app(empty, ServerSettings(store=empty.url, logs=tmp_path))
-        client = TestClient(app, base_url="http://localhost", headers={"accept": "text/html"})
-        for path in ("/", "/best", "/pareto", "/compare", "/health"):
-            page_of(client, path)
-
-
 def test_the_policy_allows_only_own_files_and_static_files_are_revalidated(client: TestClient) -> None:
     policy = client.get("/").headers["content-security-policy"]
     assert "script-src 'self'" in policy and "unsafe" not in policy
@@ -463,6 +422,10 @@ def test_the_policy_allows_only_own_files_and_static_files_are_revalidated(clien
 
 def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'one.db'}") as store:
+        app = make_app(store, ServerSettings(store=store.url, logs=tmp_path))
+        browser = TestClient(app, base_url="http://localhost", headers={"accept": "text/html"})
+        for path in ("/", "/best", "/pareto", "/compare", "/health"):
+            page_of(browser, path)  # of an empty store
         listings = Listings(store, max_age=3600)
         assert listings.summaries() == []
         store.create_search(samples.search("alpha"), [samples.split()])
@@ -472,14 +435,6 @@ def test_listings_are_read_again_after_an_event(tmp_path: Path) -> None:
         store.set_status("id-alpha", "running")
         assert listings.summaries()[0].search.status == "running"
         assert Listings(store, max_age=0).tasks() == ["rte"]
-
-
-def test_improvements_are_the_steps_of_the_best_so_far() -> None:
-    course = FitnessCurve(
-        8, 2, (0, 2, 4, 6), (0.1, 0.2, 0.0, 0.5), (0.3, 0.3, 0.4, 0.9), (1, 2, 5, 7), (0.3, 0.3, 0.4, 0.9)
-    )
-    assert [(step.index, step.fitness) for step in improvements(course, ())] == [(1, 0.3), (5, 0.4), (7, 0.9)]
-    assert phase_at((), 3) == ""
 
 
 def test_durations_and_paths_are_formatted() -> None:

@@ -365,18 +365,6 @@ def test_an_export_is_followed_to_its_end(browse: Open, store: Store) -> None:
     assert len(store.individual("eep:0").exports) == 1
 
 
-def test_table_rows_on_a_phone_are_as_high_as_their_visible_text(browse: Open) -> None:
-    page = browse("/searches/eep", viewport={"width": 375, "height": 800})
-    settled(page)
-    heights = "[...document.querySelectorAll('tr:has(td.summary)')].map(each => each.offsetHeight)"
-    page.evaluate(
-        "document.querySelectorAll('td.summary').forEach(each => (each.textContent += ', repaired'.repeat(20)))"
-    )
-    before = page.evaluate(heights)
-    page.evaluate("document.querySelectorAll('td.summary').forEach(each => (each.textContent = ''))")
-    assert before and page.evaluate(heights) == before
-
-
 def test_signing_in_leads_to_the_page_that_was_asked_for_and_back_to_it(
     browse: Open, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

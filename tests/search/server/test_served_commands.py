@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from server_tokens import READ, WRITE
 from waiting import PATIENT_S
 
 import moevolve as api
+from moevolve.search.server.connections import BACKLOG
 from moevolve.search.server.settings import read_settings
 
 
@@ -34,15 +36,17 @@ class Served:
     store: str
 
 
-@pytest.fixture
-def served(lab_file: Path, tmp_path: Path) -> Iterator[Served]:
-    """The installed server, for other machines."""
-    shutil.copy(lab_file, tmp_path / "lab.db")
-    store = f"sqlite:///{tmp_path / 'lab.db'}"
+@pytest.fixture(scope="module")
+def served(lab_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The installed server, for other machines, which may have few files open."""
+    folder = tmp_path_factory.mktemp("served")
+    shutil.copy(lab_file, folder / "lab.db")
+    store = f"sqlite:///{folder / 'lab.db'}"
+    few = ["bash", "-c", 'ulimit -n 256 && exec "$0" "$@"', MOEVOLVE]
     hosts = "--host", "0.0.0.0", "--hosts", "one.example", "--hosts", "localhost.example"
     process = subprocess.Popen(
-        [MOEVOLVE, "serve", "--store", store, "--port", "0", *hosts],
-        cwd=tmp_path,
+        [*few, "serve", "--store", store, "--port", "0", *hosts],
+        cwd=folder,
         env=dict(os.environ) | {"MOEVOLVE_READ_TOKEN": READ, "MOEVOLVE_WRITE_TOKEN": WRITE},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -53,7 +57,7 @@ def served(lab_file: Path, tmp_path: Path) -> Iterator[Served]:
     assert line.startswith("serving at http://"), line + process.stdout.read()
     yield Served(line.split()[2].rstrip(",;"), store)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENT_S) == 0
+    assert process.wait(PATIENT_S) == 0 and process.stdout.read() == "", "it complained of something"
 
 
 READING = (("searches", "--json"), ("best", "--limit", "2"), ("show", "lab:3"), ("lineage", "lab:50", "--dot"))
@@ -86,6 +90,16 @@ def test_reading_commands_print_the_same_for_a_server_and_its_store(
     }.items():
         failed = in_process(*command)
         assert failed.returncode == 2 and said in failed.stderr, (command, failed.stderr)
+
+
+def test_idle_connections_keep_no_client_out(served: Served) -> None:
+    port = int(served.url.rpartition(":")[2])
+    with ExitStack() as silent:
+        # The last thing is an answer: uvicorn waits in vain for connections that it accepts while it shuts down.
+        for place in range(5 * BACKLOG):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port), PATIENT_S))
+            if place % BACKLOG == BACKLOG - 1:  # more at once would be asked to come again in a second
+                assert httpx2.get(f"http://127.0.0.1:{port}/healthz", timeout=PATIENT_S).text == "ok\n"
 
 
 @pytest.mark.slow
