@@ -14,34 +14,18 @@ from search_lab import UnrulyPool, drive, run_config, start
 from search_samples import few
 from starlette.testclient import TestClient
 
-from moevolve.search.analysis.pareto import pareto
-from moevolve.search.config.files import parse_stored_config
-from moevolve.search.loop.final_table import FinalTable, build_final_table
-from moevolve.search.requests.answers import Pareto
-from moevolve.search.requests.searches import ParetoRequest
 from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
-from moevolve.store.records import BestRow, Event, IndividualDetail, LineageGraph, SearchSummary
+from moevolve.store.records import Event
 from moevolve.store.repository import Store
 
-
-def _standings(store: Store) -> FinalTable:
-    record = store.search("lab")
-    return build_final_table(store, record, parse_stored_config(record.config), store.history("lab-1"))
-
-
 READS: dict[str, tuple[Any, Callable[[Store], Any]]] = {
-    "/api/searches": (list[SearchSummary], lambda store: store.searches()),
     "/api/searches/lab/costs": (SearchCosts, lambda store: store.costs(store.search("lab"))),
-    "/api/searches/lab/standings": (FinalTable, _standings),
     "/api/searches/lab-1/events?after=2": (list[Event], lambda store: store.events({"lab-1": 2})),
     "/api/events?limit=3": (list[Event], lambda store: store.latest_events(limit=3)),
-    "/api/individuals/lab:7": (IndividualDetail, lambda store: store.individual("lab:7")),
-    "/api/individuals/lab:1/lineage?descendants=true": (LineageGraph, lambda store: store.descendants("lab:1")),
-    "/api/best?task=rte&limit=4&by=search": (list[BestRow], lambda store: store.best("rte", limit=4, by="search")),
-    "/api/pareto?task=rte&candidates=1": (Pareto, lambda store: pareto(store, ParetoRequest("rte", candidates=True))),
 }
+"""What no request of `test_service` asks for."""
 
 
 def test_records_arrive_as_they_are(client: TestClient, lab_store: Store) -> None:
