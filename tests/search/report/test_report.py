@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from local_workers import local_pool
-from page_checks import check_page, text_of
+from page_checks import check_report
 from report_lab import KINDS
 from scripted_pool import Stopped
 from search_lab import UnrulyPool, run_config, start
@@ -47,8 +47,7 @@ SHOWN = {"eep": "Matrices of eep:", "tomoe": "Widths of tomoe:"}
 def page_of(contents: ReportContents) -> tuple[str, str]:
     """The page, checked, and its text."""
     page = render_page(contents)
-    check_page(page)
-    return page, text_of(page)
+    return page, check_report(page).text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,9 +86,7 @@ def test_an_analysis_is_shown(all_kinds: str, tiny: Any, tmp_path: Path) -> None
     command = ["report", "eep", "-o", str(tmp_path / "r.html"), "--analysis", str(tmp_path), "--store", all_kinds]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
-    page = (tmp_path / "r.html").read_text()
-    check_page(page)
-    text = text_of(page)
+    text = check_report((tmp_path / "r.html").read_text()).text
     assert "Experts at work" in text and "active together" in text and "eep:0 on pick, dev" in text
 
 

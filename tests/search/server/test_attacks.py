@@ -140,18 +140,6 @@ def test_an_international_host_name_is_known_as_browsers_send_it(served: Served)
         assert answer.startswith(b"HTTP/1.1 %d " % status), answer
 
 
-def test_a_lease_without_an_expiry_counts_as_expired_until_it_is_mended(served: Served) -> None:
-    served.store.acquire("id-alpha", "driver", 600)
-    page = "accept: text/html\r\n" + WRITER
-    for values, said in (("expires_at = NULL", True), ("owner = NULL", False)):
-        with transaction(make_engine(served.store.url, create=False), write=True) as connection:
-            connection.exec_driver_sql(f"UPDATE leases SET {values} WHERE search_id = 'id-alpha'")
-        for path in ("/", "/metrics", "/api/searches/alpha/control"):
-            assert served.ask(path, headers=page)[0] == 200, path
-        assert (b"its lease has an owner but no time of expiry" in served.ask("/health", headers=page)[1]) == said
-        assert served.ask("/api/searches/alpha/pause", b"{}")[0] == 409, "nobody runs it"
-
-
 STYLE = b"GET /static/style.css HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 

@@ -260,15 +260,14 @@ def test_a_token_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     assert read_settings(None, given).read_tokens() == {READ: Token("read", "the read token of line 1")}
     path.write_text(f"# of people\nwrite {WRITE} Anna B. \n")
     assert read_settings(None, given).read_tokens() == {WRITE: Token("write", "Anna B.")}
-    path.write_text("# none yet\n")
-    with pytest.raises(UserError, match="tokens has none: write lines"):
-        read_settings(None, given).read_tokens()
-    path.write_text(f"read {READ}\nadmin {WRITE}\n")
-    with pytest.raises(UserError, match="line 2: expected `read TOKEN`"):
-        read_settings(None, given).read_tokens()
-    path.write_text("write short\n")
-    with pytest.raises(UserError, match="5 characters can be guessed"):
-        read_settings(None, given).read_tokens()
+    for text, said in {
+        "# none yet\n": "tokens has none: write lines",
+        f"read {READ}\nadmin {WRITE}\n": "line 2: expected `read TOKEN`",
+        "write short\n": "5 characters can be guessed",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(UserError, match=said):
+            read_settings(None, given).read_tokens()
 
 
 def test_settings_come_from_a_file_and_the_command_line(tmp_path: Path) -> None:
@@ -280,7 +279,6 @@ def test_settings_come_from_a_file_and_the_command_line(tmp_path: Path) -> None:
     assert "search.example.org" in found.allowed_hosts
     for text, reason in {
         "prot: 1": "prot: unknown key",
-        "port: 99999": "port: Input should be less",
         "configurations: [none]": "there is no folder",
         "webhooks: [{url: 'ftp://x', secret_env: S}]": r"webhooks\.0\.url",
     }.items():

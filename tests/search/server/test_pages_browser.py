@@ -382,14 +382,3 @@ def test_signing_in_leads_to_the_page_that_was_asked_for_and_back_to_it(
                 page.evaluate("void htmx.ajax('GET', '/searches/eep/now?part=1', '#now')")
             page.get_by_role("heading", level=1, name="Sign in").wait_for()
             assert page.get_by_role("heading").count() == 1
-
-
-def test_a_page_without_javascript_says_what_to_type(browse: Open, store: Store) -> None:
-    with Driver(store, "plain"):
-        page = browse("/searches/plain", java_script_enabled=False)
-        assert not page.locator("#do-pause").is_visible() and not page.locator(".plot").is_visible()
-        page.locator("#commands").get_by_text("The same on a command line").click()
-        assert page.get_by_text("moevolve pause plain").is_visible()
-        assert page.locator("#course-summary").is_visible()
-        page.get_by_role("link", name="Costs").click()
-        page.get_by_role("heading", level=1, name="Costs of plain").wait_for()
