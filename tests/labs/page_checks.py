@@ -1,4 +1,4 @@
-"""What every page must be, whatever is on it: well-formed, labelled, free of inline scripts; a report needs no other file."""
+"""What every page must be, whatever is on it: well-formed and labelled; a report needs no other file."""
 
 from __future__ import annotations
 
