@@ -37,6 +37,7 @@ MORE = (
     "/login",
 )
 """Pages that no walk through the others needs."""
+PHONE = {"width": 390, "height": 800}
 WAIT_MS = 1000 * PATIENT_S
 Open = Callable[..., Any]
 
@@ -44,12 +45,12 @@ Open = Callable[..., Any]
 class Driver:
     """Runs a search as drivers do, individual by individual, from within the test."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, pause_s: float = 0.1) -> None:
         self.store, self.id, self.made = store, f"id-{name}", 0
         store.create_search(samples.search(name), [samples.split()])
         self.lease = store.acquire(self.id, this_process(), 600)
         store.set_status(self.lease, "running")
-        self._ended = threading.Event()
+        self._ended, self._pause_s = threading.Event(), pause_s
         self._thread = threading.Thread(target=self._run)
 
     def step(self, fitness: float) -> None:
@@ -59,7 +60,7 @@ class Driver:
         self.store.renew(self.lease, 600, "evaluating", progress)
 
     def _run(self) -> None:
-        while not self._ended.wait(0.1):
+        while not self._ended.wait(self._pause_s):
             self.step(min(0.899, 0.5 + 0.01 * self.made))
 
     def __enter__(self) -> Self:
@@ -157,7 +158,7 @@ def settled(page: Any) -> None:
 
 
 def settle(page: Any) -> None:
-    """Wait until a page is complete; it has its landmarks, and fits a phone in the dark."""
+    """Wait until a page on a phone in the dark is complete; it has its landmarks, fits, and is dark."""
     settled(page)
     seen = page.locator("body").aria_snapshot()
     for landmark in ("banner:", 'navigation "Site":', "main:", "contentinfo:"):
@@ -167,21 +168,16 @@ def settle(page: Any) -> None:
         "[...document.querySelectorAll('button, input:not([type=hidden]), select')]"
         ".every(each => each.labels?.length || each.textContent.trim())"
     )
-    desk = page.viewport_size
-    page.set_viewport_size({"width": 390, "height": 800})
-    page.emulate_media(color_scheme="dark")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390, page.url
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], page.url
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert sum(map(int, re.findall(r"\d+", background))) < 150, background
-    page.set_viewport_size(desk)
-    page.emulate_media(color_scheme="light")
 
 
 @pytest.mark.slow
 def test_all_pages_are_visited_have_their_landmarks_and_fit_a_phone_in_the_dark(
     browse: Open, store: Store, url: str
 ) -> None:
-    page = browse("/")
+    page = browse("/", viewport=PHONE, color_scheme="dark")
     settle(page)
     page.get_by_role("link", name="eep", exact=True).click()
     page.wait_for_selector("figure[data-drawn='12'] canvas")
@@ -190,13 +186,12 @@ def test_all_pages_are_visited_have_their_landmarks_and_fit_a_phone_in_the_dark(
     page.get_by_text("The best so far as a table").click()
     page.get_by_role("table").filter(has_text="better than all before").wait_for()
     chart = page.locator(".u-over")
-    box = chart.bounding_box()
-    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    chart.hover()
     page.wait_for_function(
         "() => /^individual \\d+: .* %, (prune|merge): .*; click/"
         ".test(document.querySelector('[data-readout]').textContent)"
     )
-    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    chart.click()
     page.wait_for_url(re.compile(r"/individuals/eep:\d+$"))
     page.go_back()
     page.get_by_role("link", name="Report", exact=True).click()
@@ -237,13 +232,11 @@ def check_report(page: Any) -> None:
     """It has its own styles, fits a phone and a desk with all of its figures, and can be printed."""
     page.get_by_role("heading", name="Search eep").wait_for()
     assert page.evaluate("getComputedStyle(document.body).maxWidth") != "none"
-    desk = page.viewport_size
-    for width in (390, 1280):
-        page.set_viewport_size({"width": width, "height": 900})
+    for width in (1280, PHONE["width"]):
+        page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         heights = page.locator("figure svg").evaluate_all("all => all.map(each => each.getBoundingClientRect().height)")
         assert len(heights) == page.locator("figure").count() >= 3 and min(heights) > 50
-    page.set_viewport_size(desk)
     printed = page.pdf()
     assert printed.startswith(b"%PDF") and len(printed) > 20_000
 
@@ -302,7 +295,7 @@ def test_a_page_reconnects_after_a_proxy_error(browse: Open, store: Store) -> No
 
 
 def test_everything_is_reached_by_keyboard(browse: Open, store: Store) -> None:
-    with Driver(store, "keys"):
+    with Driver(store, "keys", pause_s=PATIENT_S):
         page = browse("/searches/keys")
         page.locator("#do-pause").wait_for()
         page.keyboard.press("Tab")
