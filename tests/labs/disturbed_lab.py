@@ -44,7 +44,7 @@ class CheapWorker(LightWorker):
         return scored(smooth)(request)
 
 
-def local_pool(setup: SearchSetup) -> Pool:
+def local_pool(setup: SearchSetup, **_: object) -> Pool:
     """A worker in the driver's own process."""
     return LocalPool(CheapWorker, setup.all_prepared)
 

@@ -1,4 +1,4 @@
-"""What every page must be, whatever is on it: well-formed, self-contained, labelled."""
+"""What every page must be, whatever is on it: well-formed and labelled; a report needs no other file."""
 
 from __future__ import annotations
 
@@ -7,36 +7,34 @@ import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from itertools import pairwise
 
-_VOID = {"meta", "link", "br", "img", "input", "hr"}
-_LOADS = ("src", "srcset", "data", "action", "formaction", "poster", "background")
+from starlette.testclient import TestClient
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+_LOADS = {"src", "srcset", "data", "action", "formaction", "poster", "background"}
 
 
-class _Page(HTMLParser):
-    """Every tag is closed, in order; notes ids, links and text."""
+class Page(HTMLParser):
+    """A page's tags and text; every tag is closed, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self._within: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        assert len(found) == len(attrs), f"{tag} has an attribute twice"
+        found = {name: value or "" for name, value in attrs}
+        assert len(found) == len(attrs), f"{tag} has an attribute twice: {attrs}"
         self.tags.append((tag, found))
-        assert not set(found) & set(_LOADS), f"{tag} loads something: {found}"
-        assert not any(name.startswith("on") for name in found), f"{tag} has a script"
-        if found.get("id") is not None:
-            self.ids.append(str(found["id"]))
-        self.links += [str(value) for name, value in attrs if name in ("href", "xlink:href")]
-        if tag not in _VOID:
+        if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
-        if tag not in _VOID:
+        if tag not in VOID:
             self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
@@ -44,48 +42,92 @@ class _Page(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.text.append(data)
+        self._within.append((self.open[-1] if self.open else "", data))
+
+    @property
+    def text(self) -> str:
+        """What is to be read, with single spaces."""
+        return " ".join(" ".join(data for within, data in self._within if within != "style").split())
+
+    def texts_of(self, tag: str) -> list[str]:
+        """What stands right in the tags of a name."""
+        return [data.strip() for within, data in self._within if within == tag]
+
+    def all(self, *names: str) -> list[dict[str, str]]:
+        return [found for tag, found in self.tags if tag in names]
+
+    @property
+    def links(self) -> list[str]:
+        loads = [found[name] for _, found in self.tags for name in ("href", "src", "xlink:href") if name in found]
+        later = [found[name] for _, found in self.tags for name in ("hx-get", "data-course") if name in found]
+        return loads + later
+
+    @property
+    def ids(self) -> list[str]:
+        return [found["id"] for _, found in self.tags if "id" in found]
 
 
-def text_of(page: str) -> str:
-    """What is to be read on a page, with single spaces."""
-    parser = _Page()
-    parser.feed(page)
-    return " ".join(" ".join(parser.text).split())
+def _check_any(text: str, *, whole: bool) -> Page:
+    """What a page of the server and a report have in common."""
+    page = Page(text)
+    assert not {"iframe", "object", "embed", "base"} & {tag for tag, _ in page.tags}
+    assert not any(name.startswith("on") for _, found in page.tags for name in found)
+    assert all(found.get("scope") in ("row", "col") for found in page.all("th"))
+    assert len(page.ids) == len(set(page.ids)), "an id is there twice"
+    if whole:
+        names = [tag for tag, _ in page.tags]
+        assert ("html", {"lang": "en"}) in page.tags
+        assert names.count("h1") == names.count("main") == names.count("title") == 1
+        levels = [int(name[1]) for name in names if re.fullmatch(r"h\d", name)]
+        assert all(after <= before + 1 for before, after in pairwise(levels)), "a heading is skipped"
+    return page
 
 
-def check_page(page: str) -> None:
-    """Fails on anything that a page must not be."""
-    parser = _Page()
-    parser.feed(page)
-    parser.close()
-    assert not parser.open, f"not closed: {parser.open}"
-    assert len(set(parser.ids)) == len(parser.ids), "an id is there twice"
-    _check_links(page, parser)
-    names = [tag for tag, _ in parser.tags]
-    assert not {"script", "iframe", "object", "embed", "form", "base"} & set(names)
-    assert names.count("h1") == names.count("main") == names.count("title") == 1
-    assert ("html", {"lang": "en"}) in parser.tags
-    assert any(found.get("name") == "viewport" for tag, found in parser.tags if tag == "meta")
-    assert all(found.get("scope") in ("row", "col") for tag, found in parser.tags if tag == "th")
-    assert all(found.get("role") != "img" or found.get("aria-label") for _, found in parser.tags)
-    drawings = [found for tag, found in parser.tags if tag == "svg" and "aria-hidden" not in found]
+def check(text: str, *, whole: bool = True) -> Page:
+    """Fails on anything that a page of the server, or a part of one, must not be."""
+    page = _check_any(text, whole=whole)
+    for tag, found in page.tags:
+        assert "style" not in found and tag != "style", (tag, found)
+        assert tag != "script" or found.get("src", "").startswith("/static/"), found
+        assert tag != "img" or found.get("alt")
+        assert tag != "section" or found.get("aria-labelledby")
+        assert found.get("tabindex") != "0" or found.get("aria-label") or tag == "pre", found
+        for name in ("for", "aria-labelledby", "aria-describedby"):
+            assert name not in found or found[name] in page.ids, found
+    named = {found["for"] for found in page.all("label")}
+    assert all(found.get("id") in named for found in page.all("select", "input") if found.get("type") != "hidden")
+    if whole:
+        assert text.startswith("<!DOCTYPE html>") and len(page.all("nav")) == 1
+        assert page.all("a")[0] == {"class": "skip", "href": "#main"} and "main" in page.ids
+    return page
+
+
+def page_of(client: TestClient, path: str, status: int = 200) -> Page:
+    answer = client.get(path)
+    assert answer.status_code == status, (path, answer.text[-300:])
+    assert answer.headers["content-type"].startswith("text/html")
+    return check(answer.text, whole="part=1" not in path)
+
+
+def check_report(text: str) -> Page:
+    """Fails on anything that a report, which needs no other file, must not be."""
+    page = _check_any(text, whole=True)
+    names = [tag for tag, _ in page.tags]
+    assert not {"script", "form"} & set(names) and not any(set(found) & _LOADS for _, found in page.tags)
+    assert any(found.get("name") == "viewport" for found in page.all("meta"))
+    assert all(found.get("role") != "img" or found.get("aria-label") for _, found in page.tags)
+    drawings = [found for found in page.all("svg") if "aria-hidden" not in found]
     assert names.count("figure") == names.count("figcaption") == len(drawings)
-    for drawing in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+    for drawing in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
         ET.fromstring(drawing)
     for rule in ("prefers-color-scheme: dark", "@media print", "max-width"):
-        assert rule in page
-    levels = [int(name[1]) for name in names if re.fullmatch(r"h\d", name)]
-    assert all(after <= before + 1 for before, after in pairwise(levels)), "a heading is skipped"
-
-
-def _check_links(page: str, parser: _Page) -> None:
-    """Every link leads to a place on the page, or holds what it links to."""
-    for link in parser.links:
-        assert link.startswith("data:") or (link.startswith("#") and link[1:] in parser.ids), link
-    for target in re.findall(r"url\(\s*['\"]?([^)'\"]*)", page):
-        assert target.startswith("#") and target[1:] in parser.ids, target
-    assert "@import" not in page
-    outside = set(re.findall(r"https?://[^\s\"'<>)]+", page))
+        assert rule in text
+    # Every link leads to a place on the page, or holds what it links to.
+    for link in page.links:
+        assert link.startswith("data:") or (link.startswith("#") and link[1:] in page.ids), link
+    for target in re.findall(r"url\(\s*['\"]?([^)'\"]*)", text):
+        assert target.startswith("#") and target[1:] in page.ids, target
+    outside = set(re.findall(r"https?://[^\s\"'<>)]+", text))
+    assert "@import" not in text
     assert outside <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, outside
+    return page

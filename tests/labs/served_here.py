@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -26,14 +27,15 @@ from moevolve.store.repository import Store
 
 
 @contextmanager
-def served_here(settings: ServerSettings) -> Iterator[str]:
+def served_here(settings: ServerSettings, pool: str) -> Iterator[str]:
     """The URL of a server on a free port.
 
-    The commands that it starts are processes of their own, forked from one which has imported torch and its like; it
-    previews launches in this process, which has torch.
+    The commands that it starts are processes of their own, forked from one which has imported torch and its like, and
+    their searches have a pool of `disturbed_lab`. It previews launches in this process, which has torch.
     """
     with pytest.MonkeyPatch.context() as patch, Store.open(settings.store) as store:
-        patch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked_command}))
+        popen = partial(forked_command, pool)
+        patch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
         patch.setattr(PreviewProcess, "preview", lambda _, config: preview(config))
         app = make_app(store, settings)
         with in_thread(app, http=BoundedProtocol, ws="none", timeout_graceful_shutdown=1) as (port, _):
@@ -56,9 +58,16 @@ def in_thread(app: Any, **settings: Any) -> Iterator[tuple[int, uvicorn.Server]]
 
 
 def forked_command(
-    command: list[str], *, stdin: int, stdout: BinaryIO, stderr: int, env: Mapping[str, str], start_new_session: bool
+    pool: str,
+    command: list[str],
+    *,
+    stdin: int,
+    stdout: BinaryIO,
+    stderr: int,
+    env: Mapping[str, str],
+    start_new_session: bool,
 ) -> Forked:
     """In the place of `subprocess.Popen`, for commands whose output goes to a log."""
     assert command[:3] == [sys.executable, "-m", "moevolve.search.cli"] and start_new_session
     assert (stdin, stderr) == (subprocess.DEVNULL, subprocess.STDOUT)
-    return Forked(command[3:], Path.cwd(), log=Path(stdout.name), env=env)
+    return Forked(command[3:], Path.cwd(), pool, log=Path(stdout.name), env=env)

@@ -35,7 +35,8 @@ def launched(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Launched:
 def test_the_lines_of_the_first_page_run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README's, with a small search in the place of the demo's."""
     (lines,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    config = tiny.write_run(tmp_path / "run.yaml", "first")
+    phases = [{"kind": "prune", "evaluations": 4, "initial": 3}]
+    config = tiny.write_run(tmp_path / "run.yaml", "first", phases=phases)
     changed = {"configs/runs/demo.yaml": str(config), "demo-span": "pick"}
     for theirs, ours in changed.items():
         assert theirs in lines
@@ -85,15 +86,8 @@ def test_evaluations_have_intervals_and_are_kept(launched: Launched) -> None:
 def test_records_become_what_the_commands_print(launched: Launched, in_process: Any) -> None:
     url, run, _ = launched
     assert run.winner is not None
-    said = {
-        ("searches",): moevolve.searches(url),
-        ("best", "--task", "pick"): moevolve.best(url, task="pick"),
-        ("show", run.winner): moevolve.show(url, run.winner),
-        ("lineage", run.winner, "--depth", "2"): moevolve.lineage(url, run.winner, depth=2),
-    }
-    for command, record in said.items():
-        done = in_process(*command, "--store", url, "--json")
-        assert json.loads(done.stdout) == moevolve.as_data(record), command
+    done = in_process("show", run.winner, "--store", url, "--json")
+    assert json.loads(done.stdout) == moevolve.as_data(moevolve.show(url, run.winner))
     assert {task["name"] for task in moevolve.as_data(moevolve.tasks())} >= {"demo-calendar", "boolq"}
 
 
@@ -118,10 +112,6 @@ def test_a_taken_name_and_other_settings_are_refused(tiny: Any, launched: Launch
         moevolve.launch(config, store=url, overrides={"seed": 9}, or_resume=True)
     with pytest.raises(moevolve.UserError, match="only `workers` and `final` settings may change"):
         moevolve.resume(url, "demo", overrides=["seed=9"])
-    with pytest.raises(moevolve.UserError, match=r"configuration of search demo: .*experts"):
-        moevolve.launch(config, store=url, overrides={"genome.experts": "many"})
-    with pytest.raises(moevolve.StoreError, match="ghost"):
-        moevolve.show(url, "ghost:1")
     with pytest.raises(moevolve.UserError, match="demo:0: say in which store it is"):
         moevolve.profile(None, ["demo:0"])
 

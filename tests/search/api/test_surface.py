@@ -13,47 +13,25 @@ import moevolve
 
 FOLDER = Path(__file__).parents[3] / "search" / "api"
 FUNCTIONS = {
-    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "contrast", "effects", "estimate"),
-    *("evaluate", "export", "genome", "import_eep", "label", "launch", "lineage"),
-    *("load_comparison", "load_config", "logs", "open_reader", "open_store", "outcomes", "pareto", "pause", "plot"),
-    *(
-        "profile",
-        "prompts",
-        "recipe",
-        "report",
-        "resume",
-        "retry",
-        "scale",
-        "searches",
-        "serve",
-        "show",
-        "shrink",
-        "stop",
-    ),
+    *("analyse", "answers", "apply", "as_data", "ask", "best", "cancel", "compare", "contrast", "effects"),
+    *("estimate", "evaluate", "export", "genome", "import_eep", "label", "launch", "lineage", "load_comparison"),
+    *("load_config", "logs", "open_reader", "open_store", "outcomes", "pareto", "pause", "plot", "profile"),
+    *("prompts", "recipe", "report", "resume", "retry", "scale", "searches", "serve", "show", "shrink", "stop"),
     *("submit", "tasks", "write_analysis"),
 }
 RECORDS = {
-    *(
-        "Analysis",
-        "Answers",
-        "AskedRow",
-        "BestRow",
-        "Comparison",
-        "ComparisonRow",
-        "Contrast",
-        "Control",
-        "Effects",
-        "Entry",
-    ),
-    *("Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported", "IndividualDetail"),
-    *("LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress", "Recipe", "RunConfig", "Score"),
-    *("SearchSummary", "ShrinkPlan", "Shrunk", "Store", "StoreReader", "Submitted", "TaskConfig"),
+    *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Contrast", "Control"),
+    *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported"),
+    *("IndividualDetail", "LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress"),
+    *("Recipe", "RunConfig", "Score", "SearchSummary", "ShrinkPlan", "Shrunk", "Store", "StoreReader"),
+    *("Submitted", "TaskConfig"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}
 ERRORS = {"ExportError", "PoolError", "ProfileError", "StoreError", "UserError"}
 
 
 def test_the_surface_is_what_it_says() -> None:
+    assert (FOLDER / "py.typed").is_file()
     assert set(moevolve.__all__) == {*FUNCTIONS, *RECORDS, *ERRORS, "db"}
     assert set(moevolve.__all__) <= set(dir(moevolve))
     with pytest.raises(AttributeError, match="Nonsense"):
@@ -74,10 +52,6 @@ def test_a_request_is_a_function_with_the_parameters_of_its_record() -> None:
     assert list(best) == ["store", "task", "experts", "active", "search", "by", "limit"]
     assert best["limit"].default == 10 and best["limit"].kind is inspect.Parameter.KEYWORD_ONLY
     assert inspect.signature(moevolve.show).parameters["individual"].default is inspect.Parameter.empty
-
-
-def test_it_says_that_it_is_typed() -> None:
-    assert (FOLDER / "py.typed").is_file()
 
 
 def test_a_second_copy_cannot_be_imported() -> None:

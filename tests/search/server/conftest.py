@@ -18,18 +18,18 @@ from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 
 
+def settings_in(folder: Path, **changes: Any) -> ServerSettings:
+    tokens = folder / "tokens"
+    tokens.write_text(f"# who may what\nread {READ}\n\nwrite {WRITE}\n")
+    tokens.chmod(0o600)
+    data = {"store": f"sqlite:///{folder / 'lab.db'}", "tokens": str(tokens), "logs": str(folder / "logs")}
+    return ServerSettings.model_validate(data | changes)
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Callable[..., ServerSettings]:
     """Makes settings of a server, by default with tokens."""
-
-    def make(**changes: Any) -> ServerSettings:
-        tokens = tmp_path / "tokens"
-        tokens.write_text(f"# who may what\nread {READ}\n\nwrite {WRITE}\n")
-        tokens.chmod(0o600)
-        data = {"store": f"sqlite:///{tmp_path / 'lab.db'}", "tokens": str(tokens), "logs": str(tmp_path / "logs")}
-        return ServerSettings.model_validate(data | changes)
-
-    return make
+    return lambda **changes: settings_in(tmp_path, **changes)
 
 
 @pytest.fixture(scope="session")
@@ -47,17 +47,24 @@ def lab_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture
-def lab_store(lab_file: Path, tmp_path: Path) -> Iterator[Store]:
-    """A copy of the lab's store, which may be changed."""
-    shutil.copy(lab_file, tmp_path / "lab.db")
-    with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as store:
+@pytest.fixture(scope="module")
+def lab_store(lab_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A copy of the lab's store for each file of tests, which may change it where that is in no other test's way."""
+    file = tmp_path_factory.mktemp("copy") / "lab.db"
+    shutil.copy(lab_file, file)
+    with Store.open(f"sqlite:///{file}") as store:
         yield store
 
 
-@pytest.fixture
-def client(lab_store: Store, settings: Callable[..., ServerSettings]) -> Iterator[TestClient]:
+@pytest.fixture(scope="module")
+def lab_app(lab_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The application of that store, with tokens."""
+    return make_app(lab_store, settings_in(tmp_path_factory.mktemp("served")))
+
+
+@pytest.fixture(scope="module")
+def client(lab_app: Any) -> Iterator[TestClient]:
     """A client with a write token."""
     headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
-    with TestClient(make_app(lab_store, settings()), "http://localhost:8080", headers=headers) as found:
+    with TestClient(lab_app, "http://localhost:8080", headers=headers) as found:
         yield found

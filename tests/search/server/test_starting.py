@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_tokens import WRITE
+from server_tokens import WRITE, write_runs
 from starlette.testclient import TestClient
 from store_samples import search, split
 from waiting import PATIENT_S
@@ -23,29 +23,35 @@ from moevolve.store.repository import Store
 HEADERS = {"authorization": f"Bearer {WRITE}", "x-moevolve": "1"}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'lab.db'}") as opened:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('store') / 'lab.db'}") as opened:
         opened.create_search(search("alpha"), [split()])
         yield opened
 
 
+@pytest.fixture(scope="module")
+def served(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("served")
+    settings = ServerSettings(configurations=(write_runs(folder),), logs=folder / "logs", hosts=("testserver",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
+        app = make_app(store, settings)
+    with TestClient(app, headers=HEADERS) as found:
+        yield found
+
+
 @pytest.fixture
-def client(
-    store: Store, settings: Callable[..., ServerSettings], tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[TestClient]:
-    """A client of a server whose processes only sleep."""
+def client(served: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    """A client of a server whose processes say who asked for them, and sleep; all have ended when a test begins."""
     script = tmp_path / "asleep"
-    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.write_text("#!/bin/sh\necho asked by $MOEVOLVE_ASKER\nexec sleep 60\n")
     script.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(script))
-    (tmp_path / "runs").mkdir()
-    tiny.write_run(tmp_path / "runs" / "small.yaml", "calm")
-    app = make_app(store, settings(configurations=[str(tmp_path / "runs")]))
-    with TestClient(app, "http://localhost:8080", headers=HEADERS) as found:
-        yield found
-        for job in found.get("/api/launches").json():
-            found.post(f"/api/searches/{job['name']}/stop")
+    yield served
+    for job in served.get("/api/launches").json():
+        served.post(f"/api/searches/{job['name']}/stop")
+    until(lambda: not any(job["running"] for job in served.get("/api/launches").json()))
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -60,11 +66,10 @@ def job_of(client: TestClient, name: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("verb", ["stop", "cancel"])
-def test_a_launch_ends_before_its_search_is_stored(client: TestClient, verb: str) -> None:
-    assert client.post(f"/api/searches/calm/{verb}").status_code == 404, "nobody starts it"
+def test_a_launch_ends_before_its_search_is_stored(client: TestClient) -> None:
+    assert client.post("/api/searches/calm/stop").status_code == 404, "nobody starts it"
     assert client.post("/api/searches", json={"configuration": "small"}).status_code == 202
-    asked = client.post(f"/api/searches/calm/{verb}").json()
+    asked = client.post("/api/searches/calm/stop").json()
     assert asked["alive"] and asked["owner"] == f"process {job_of(client, 'calm')['process']} of the server"
     until(lambda: not job_of(client, "calm")["running"])
     page = client.get("/launch", headers={"accept": "text/html"})
@@ -73,26 +78,23 @@ def test_a_launch_ends_before_its_search_is_stored(client: TestClient, verb: str
     assert client.post("/api/searches", json={"configuration": "small"}).status_code == 202, "and may be launched again"
 
 
-def test_a_log_is_there_from_the_first_second_and_requests_have_names(
-    client: TestClient, store: Store, tmp_path: Path
-) -> None:
-    assert client.get("/api/searches/calm/log").status_code == 404
-    script = tmp_path / "asleep"
-    script.write_text("#!/bin/sh\necho asked by $MOEVOLVE_ASKER\nexec sleep 60\n")
-    client.post("/api/searches", json={"configuration": "small"})
-    until(lambda: "asked by" in client.get("/api/searches/calm/log").text)
-    first, second = client.get("/api/searches/calm/log").text.splitlines()
-    assert " UTC: moevolve launch " in first and "--name calm" in first
-    assert second == "asked by the write token of line 4"
-    arrival = client.get("/launch/arrival?name=calm&part=1", headers={"accept": "text/html"}).text
-    assert "asked by the write token of line 4" in arrival
+def test_a_log_is_there_from_the_first_second_and_requests_have_names(client: TestClient, store: Store) -> None:
+    assert client.get("/api/searches/logged/log").status_code == 404
+    client.post("/api/searches", json={"configuration": "small", "name": "logged"})
+    until(lambda: "asked by" in client.get("/api/searches/logged/log").text)
+    first, second = client.get("/api/searches/logged/log").text.splitlines()
+    assert " UTC: moevolve launch " in first and "--name logged" in first
+    token = "the write token"
+    assert second == f"asked by {token}"
+    arrival = client.get("/launch/arrival?name=logged&part=1", headers={"accept": "text/html"}).text
+    assert f"asked by {token}" in arrival
     lease = store.acquire("id-alpha", "driver", 600)
     client.post("/api/searches/alpha/pause")
     store.ask("id-alpha", "running")
     store.note("id-alpha", "node", "3 workers in a row failed on gpu-7, the last by RuntimeError: no device")
     asked = [event["text"] for event in client.get("/api/events?kind=asked&kind=retried").json()]
     user = f"{getpass.getuser()} on {socket.gethostname()}"
-    assert asked == [f"desired_state: running, by {user}", "desired_state: paused, by the write token of line 4"]
+    assert asked == [f"desired_state: running, by {user}", f"desired_state: paused, by {token}"]
     health = client.get("/health", headers={"accept": "text/html"}).text
     assert all(text in health for text in (*asked, "failed on gpu-7, the last by RuntimeError", "for 10 minutes"))
     store.release(lease)
@@ -101,9 +103,9 @@ def test_a_log_is_there_from_the_first_second_and_requests_have_names(
 
 def test_a_real_launch_leaves_nothing(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", f"{sys.prefix}/bin/python")
-    client.post("/api/searches", json={"configuration": "small"})
-    client.post("/api/searches/calm/stop")
-    until(lambda: not job_of(client, "calm")["running"])
+    client.post("/api/searches", json={"configuration": "small", "name": "real"})
+    client.post("/api/searches/real/stop")
+    until(lambda: not job_of(client, "real")["running"])
     assert list(store.controls()) == ["id-alpha"]
 
 
@@ -118,7 +120,7 @@ def test_a_pause_during_the_start_is_shown_and_comes_with_the_driver(client: Tes
     until(lambda: store.control("id-alpha").desired_state == "paused")
     until(lambda: job_of(client, "alpha")["asked"] is None)
     assert "asked to pause" in client.get("/searches/alpha", headers={"accept": "text/html"}).text
-    assert client.post("/api/searches/alpha/resume").json() is None
+    assert client.post("/api/searches/alpha/resume").json() is None, "it isn't started again"
     store.release(lease)
 
 

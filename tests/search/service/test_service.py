@@ -15,6 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.analysis import effects
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.operations import plot, queries
+from moevolve.search.report import page
 from moevolve.search.requests.answers import ChoiceEffect, Effects, GeneRow, GenomeView
 from moevolve.search.requests.models import EvaluateRequest, OutcomesRequest
 from moevolve.search.requests.record import Request, one_line_errors
@@ -38,7 +39,7 @@ from moevolve.search.requests.searches import (
 from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.service.service import LocalService, Service
+from moevolve.search.service.service import LocalService
 from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.reader import StoreReader
@@ -85,8 +86,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
-def picture(store: StoreReader, request: PlotRequest) -> bytes:
-    """In the place of a drawing, for which the search's model would have to be there."""
+def picture(store: StoreReader, request: PlotRequest | ReportRequest) -> bytes:
+    """In the place of a drawing, or of a page of them, which take a second."""
     return f"{request} of {store.search(request.search).id}".encode()
 
 
@@ -110,6 +111,7 @@ def served(store: Store) -> Iterator[RemoteService]:
         patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
         patch.setenv("MOEVOLVE_TOKEN", WRITE)
         patch.setattr(plot, "picture", picture)
+        patch.setattr(page, "page_of", picture)
         patch.setattr(queries, "genome", view)
         patch.setattr(effects, "effects", what_mattered)
         app = make_app(store, ServerSettings.model_validate({"store": store.url}))
@@ -117,48 +119,33 @@ def served(store: Store) -> Iterator[RemoteService]:
             yield service
 
 
-@pytest.fixture(params=["local", "remote"])
-def service(request: pytest.FixtureRequest, store: Store, served: RemoteService) -> Service:
-    return LocalService(store, keep_open=True) if request.param == "local" else served
-
-
-@pytest.mark.parametrize("question", QUESTIONS, ids=repr)
-def test_a_server_answers_as_its_store_does(store: Store, served: RemoteService, question: Request[Any]) -> None:
-    here = LocalService(store, keep_open=True).ask(question)
-    there = served.ask(question)
-    if isinstance(question, PauseRequest | StopRequest | CancelRequest | ScaleRequest):
-        assert (there.owner, there.desired_state, there.workers) == (here.owner, here.desired_state, here.workers)
-    else:
-        assert there == here and here
-
-
-def test_every_use_case_that_is_served_is_asked() -> None:
+def test_a_server_answers_as_its_store_does(store: Store, served: RemoteService) -> None:
+    local = LocalService(store, keep_open=True)
+    for question in QUESTIONS:
+        here, there = local.ask(question), served.ask(question)
+        if isinstance(question, PauseRequest | StopRequest | CancelRequest | ScaleRequest):
+            assert (there.owner, there.desired_state, there.workers) == (here.owner, here.desired_state, here.workers)
+        else:
+            assert there == here and here, question
     assert {type(question) for question in QUESTIONS} == {
         kind for kind, case in USE_CASES.items() if case.path is not None
     }
 
 
-@pytest.mark.parametrize(
-    ("question", "error", "said"),
-    [
-        (SearchRequest("labb"), NotFoundError, "no search 'labb': did you mean lab?"),
-        (ShowRequest("lab:60"), NotFoundError, "no individual 'lab:60'; nearest: lab:59"),
-        (BestRequest(task="none"), NotFoundError, "no task 'none'"),
-        (StopRequest("lab"), StoreError, "isn't being run"),
-        (ScaleRequest("beta"), UserError, "say how many workers"),
-        (ShowRequest("a ?c#d%:1"), NotFoundError, "a ?c#d%"),
-    ],
-    ids=repr,
-)
-def test_what_is_wrong_is_the_same_error(
-    service: Service, question: Request[Any], error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error) as caught:
-        service.ask(question)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+WRONG: list[tuple[Request[Any], type[Exception], str]] = [
+    (ShowRequest("lab:60"), NotFoundError, "no individual 'lab:60'; nearest: lab:59"),
+    (StopRequest("lab"), StoreError, "isn't being run"),
+    (ScaleRequest("beta"), UserError, "say how many workers"),
+    (ShowRequest("a ?c#d%:1"), NotFoundError, "a ?c#d%"),
+]
 
 
-def test_what_needs_the_model_is_refused_by_a_server(served: RemoteService) -> None:
+def test_what_is_wrong_is_the_same_error(store: Store, served: RemoteService) -> None:
+    for question, error, said in WRONG:
+        for service in (LocalService(store, keep_open=True), served):
+            with pytest.raises(error) as caught:
+                service.ask(question)
+            assert said in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(UserError, match="this needs the store itself, and the model"):
         served.ask(EvaluateRequest("lab:1", task="rte"))
 
@@ -175,11 +162,3 @@ def test_what_needs_the_model_is_refused_by_a_server(served: RemoteService) -> N
 def test_a_record_refuses_what_is_out_of_range(make: Callable[[], object]) -> None:
     with pytest.raises(UserError), one_line_errors():
         make()
-
-
-def test_a_store_that_was_opened_to_read_is_not_written_to(store: Store) -> None:
-    with (
-        LocalService(StoreReader.open(store.url)) as service,
-        pytest.raises(StoreError, match=r"opened for reading only, .* moevolve\.open_store"),
-    ):
-        service.ask(PauseRequest("lab"))
