@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import sqlite3
 import sys
 import time
@@ -24,7 +23,6 @@ from waiting import PATIENT_S
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools import ray_pool
-from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
@@ -56,25 +54,55 @@ def cluster(frugal: dict[str, Any]) -> Iterator[Cluster]:
     cluster.shutdown()
 
 
-def some_nodes(cluster: Cluster, count: int) -> list[Any]:
-    """So many nodes, which take a while to start: those that another test has left, and new ones."""
-    left = list(cluster.worker_nodes)
-    for node in left[count:]:
-        cluster.remove_node(node)
-    return left[:count] + [add_node(cluster) for _ in range(count - len(left))]
-
-
-def wait_for_nodes(left: int) -> None:
-    """Until no more nodes than these are left, the head among them."""
-    deadline = time.monotonic() + PATIENT_S
-    while sum(node["Alive"] for node in ray.nodes()) > left:
-        assert time.monotonic() < deadline, "the nodes do not go"
-        time.sleep(0.1)
-
-
 def add_node(cluster: Cluster) -> Any:
     """With one CPU, which a worker has to itself."""
     return cluster.add_node(wait=True, num_cpus=1, include_log_monitor=False)
+
+
+def lose_node(cluster: Cluster, node_id: str) -> None:
+    """Until it is known that it has gone, its worker may live on and answer."""
+    left = len(cluster.worker_nodes)
+    (lost,) = (node for node in cluster.worker_nodes if node.node_id == node_id)
+    cluster.remove_node(lost, allow_graceful=False)
+    deadline = time.monotonic() + PATIENT_S
+    while sum(node["Alive"] for node in ray.nodes()) > left:  # the head among them
+        assert time.monotonic() < deadline, "the node does not go"
+        time.sleep(0.1)
+
+
+def node_here() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def test_no_worker_is_started_on_a_node_that_is_left_out(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moevolve.search.pools.node_failures.FAILURES", 1)
+
+    class PickyWorker(LightWorker):
+        def __init__(self, *arguments: Any) -> None:
+            with (tmp_path / "starts").open("a") as starts:
+                starts.write(f"{node_here()}\n")
+            if node_here() == bad:
+                raise RuntimeError("no device")
+
+    bad, _ = (add_node(cluster).node_id for _ in range(2))
+    told: list[str] = []
+    workers = WorkersSection(num_cpus=1, address=cluster.address, count=2)
+    pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=PickyWorker, on_left_out=told.append)
+    with contextlib.closing(pool):
+        poll_until(pool, lambda: told != [])  # the other node has no room for a second worker
+        add_node(cluster)
+        poll_until(pool, lambda: pool.ready == 2)
+    starts = (tmp_path / "starts").read_text().split()
+    assert len(told) == 1 and starts.count(bad) == 1 and len(set(starts)) == len(starts) == 3
+
+
+def poll_until(pool: RayPool, true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENT_S
+    while not true():
+        assert time.monotonic() < deadline, "the workers do not start"
+        pool.poll(0.1)
 
 
 class WatchedPool(RayPool):
@@ -91,16 +119,18 @@ class WatchedPool(RayPool):
 def test_a_search_takes_what_nodes_there_are_and_lost_ones_count_against_nobody(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One goes while a worker loads on it, another one of two while its worker evaluates: the population is the same
-    as a single worker's, though one failed start would end the search, and one death a candidate."""
+    """Of three, one goes while its worker loads, another one while its worker evaluates: the population is the same as
+    a single worker's, though one failed start would end the search, and one death a candidate."""
     monkeypatch.setattr(ray_pool, "_FAILED_STARTS", 1)
-    nodes = some_nodes(cluster, 1)
     loading, loaded, gate = (tmp_path / name for name in ("loading", "loaded", "gate"))
+    loading.mkdir()
+    for _ in range(3 - len(cluster.worker_nodes)):
+        add_node(cluster)
 
     class WaitingWorker(CheapWorker):
         def __init__(self, *_: object) -> None:
-            super().__init__()
-            loading.touch()
+            super().__init__(seconds=0.0)
+            (loading / node_here()).touch()
             await_file(loaded)
 
         def reply(self, request: EvaluationRequest) -> EvaluationReply:
@@ -108,16 +138,12 @@ def test_a_search_takes_what_nodes_there_are_and_lost_ones_count_against_nobody(
             return super().reply(request)
 
     def watch(pool: RayPool) -> None:
-        if not loaded.exists():
-            if loading.exists():
-                cluster.remove_node(nodes.pop(), allow_graceful=False)
-                nodes.append(add_node(cluster))
-                loaded.touch()
-        elif pool.ready == 1 and len(nodes) == 1:
-            nodes.append(add_node(cluster))
+        started = sorted(loading.iterdir())
+        if not loaded.exists() and len(started) == 3:
+            lose_node(cluster, started[0].name)
+            loaded.touch()
         elif pool.ready == 2 and not gate.exists():
-            cluster.remove_node(nodes[0], allow_graceful=False)
-            wait_for_nodes(2)  # until then the lost node's worker may live on, and answer
+            lose_node(cluster, started[1].name)
             gate.touch()
 
     def make_pool(setup: SearchSetup) -> RayPool:
@@ -133,50 +159,7 @@ def test_a_search_takes_what_nodes_there_are_and_lost_ones_count_against_nobody(
     with Store.open(url) as store:
         register(setup, store)
         execute(setup, store, Observer(), make_pool)
-    assert gate.exists(), "there was no second worker"
     assert population(url) == undisturbed(tmp_path)
     with sqlite3.connect(tmp_path / "moevolve.db") as connection:
         again = connection.execute("select attempt from evaluations where attempt > 1").fetchall()
     assert again == [(2,)], "one evaluation was lost with its node"
-
-
-def test_no_worker_is_started_where_three_in_a_row_failed(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_pool, "_PAUSE_S", 0.01)
-
-    class PickyWorker(LightWorker):
-        def __init__(self, *arguments: Any) -> None:
-            node = ray.get_runtime_context().get_node_id()
-            with (tmp_path / "starts").open("a") as starts:
-                starts.write(f"{node}\n")
-            if (tmp_path / node).exists():
-                raise RuntimeError("no device")
-
-    bad, _ = some_nodes(cluster, 2)
-    (tmp_path / bad.node_id).touch()
-    told: list[str] = []
-    workers = WorkersSection(num_cpus=1, address=cluster.address, count=2)
-    pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=PickyWorker, on_left_out=told.append)
-    with contextlib.closing(pool):
-        while not told:  # the other node has no room for a second worker
-            pool.poll(0.1)
-        add_node(cluster)
-        wait_until_ready(pool, 2)
-        starts = (tmp_path / "starts").read_text().split()
-        assert (starts.count(bad.node_id), len(starts), len(set(starts))) == (3, 5, 3)
-        assert told == [f"3 workers in a row failed on {socket.gethostname()}, the last by RuntimeError: no device"]
-
-
-def test_an_address_where_no_cluster_is() -> None:
-    ray.shutdown()
-    workers = WorkersSection(address="127.0.0.1:1")
-    with pytest.raises(PoolError, match=r"127\.0\.0\.1:1"):
-        RayPool(workers, ModelConfig(path="nowhere"), EngineConfig(), {})
-
-
-def wait_until_ready(pool: RayPool, workers: int) -> None:
-    deadline = time.monotonic() + PATIENT_S
-    while pool.ready < workers:
-        assert time.monotonic() < deadline, "the workers do not start"
-        pool.poll(0.1)

@@ -39,7 +39,11 @@ def cpus() -> float:
     return float(ray.cluster_resources()["CPU"])
 
 
-def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(ray_address: str) -> None:
+def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(
+    ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PoolError, match=r"127\.0\.0\.1:1: no Ray cluster answers there"), used(address="127.0.0.1:1"):
+        pass
     with used(address=ray_address) as joined:
         assert cpus() == 4
     for address in ("auto", ray_address):
@@ -56,8 +60,15 @@ def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(ray_ad
                 pass
     with used(count="auto", min=0) as same:
         assert same == first
-    with used(count=2, num_cpus=enough) as larger:
-        assert larger != first and cpus() == 2 * enough
+
+    def no_more(num_cpus: int, **_: object) -> None:
+        raise RuntimeError(f"no Ray of {num_cpus} CPUs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "init", no_more)
+        with pytest.raises(PoolError, match=f"no Ray of {2 * enough} CPUs"), used(count=2, num_cpus=enough):
+            pass
+    assert not ray.is_initialized(), "it was too small, and nobody used it"
     with used(address=ray_address) as again:
         assert again == joined
 
