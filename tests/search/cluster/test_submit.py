@@ -119,7 +119,7 @@ def head(answer: bytes) -> Iterator[int]:
             pass
 
     server = ThreadingHTTPServer(("0.0.0.0", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield server.server_address[1]

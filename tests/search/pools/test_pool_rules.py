@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from replies import answer
-from ray.exceptions import ActorDiedError, RayTaskError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools import ray_actor, ray_pool
 from moevolve.search.pools.base import PoolError, StopRequested
+from moevolve.search.pools.node_failures import LEFT_OUT_S, NodeFailures
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
@@ -27,129 +28,104 @@ ANYTHING: Any = None
 """The recipe of a calibration that nothing is measured for."""
 
 
-class Dies(Exception):
-    """A worker's process ends."""
-
-
 class Hangs(Exception):
     """A call never ends."""
 
 
-class Waits(Exception):
-    """A call has not ended yet."""
+FINE = None
+DIE, HANG, REFUSE = ActorDiedError(), Hangs(), UserError("not a model for this")
+FAIL, FAULT = RuntimeError("CUDA error: uncorrectable ECC error"), WorkerFault("MemoryError: no more")
 
 
 class Call:
-    """A call of an actor's method, and what came of it."""
+    """A call of an actor's method, which is made when it is first waited for."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._make: Callable[[], Any] | None = make
-        self.value: Any = None
-        self.error: Exception | None = None
+        self._make = make
 
-    def ended(self) -> bool:
-        if self._make is None or self.value is not None or self.error is not None:
-            return self._make is not None
+    @cached_property
+    def result(self) -> Any:
+        """A value, an error, or None if there will be none."""
         try:
-            self.value = self._make()
-        except Waits:
-            return False
+            return self._make()
         except Hangs:
-            self._make = None
-            return False
-        except Dies:
-            self.error = ActorDiedError()
+            return None
+        except RayError as error:
+            return error
         except Exception as error:
-            self.error = RayTaskError("call", "", error)
-        return True
-
-
-class Handle:
-    """An actor's handle: each method has a `remote`."""
-
-    def __init__(self, ray: StandIn, actor: object, place: str) -> None:
-        self._ray, self._actor, self._place = ray, actor, place
-
-    def __getattr__(self, method: str) -> SimpleNamespace:
-        return SimpleNamespace(remote=lambda *arguments: Call(lambda: self._made(method, arguments)))
-
-    def _made(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        if self._ray.full:
-            raise Waits
-        self._ray.place = self._place
-        return getattr(self._actor, method)(*arguments)
+            return RayTaskError("call", "", error)
 
 
 class StandIn:
-    """As much of Ray as a pool uses, in this process: calls are made when they are waited for, and waits take no time.
+    """As much of Ray as a pool uses, in this process; waits take no time.
 
     Attributes:
-        nodes_left: Ids of the living nodes; an actor gets the first one that its selector does not exclude.
-        full: Whether there is no room for an actor.
-        place: Node of the actor that is called.
+        living: Ids of the living nodes; an actor gets the first one that its selector does not exclude.
+        full: Whether actors find no room.
         waited: Seconds that waits would have taken.
     """
 
     def __init__(self) -> None:
-        self.nodes_left = ["first"]
+        self.living = ["first"]
         self.full = False
         self.waited = 0.0
-        self.place = ""
+        self._node = ""
 
     def remote(self, **_: float) -> Callable[[type], SimpleNamespace]:
-        def decorate(make: type, label_selector: Any = None) -> SimpleNamespace:
-            excluded = str((label_selector or {}).values())
-            place = next((node for node in self.nodes_left if node not in excluded), "lost")
-            return SimpleNamespace(
-                remote=lambda: Handle(self, make(), place), options=lambda **options: decorate(make, **options)
-            )
+        return self._actor_class
 
-        return decorate
+    def _actor_class(self, make: type, label_selector: Any = None) -> SimpleNamespace:
+        def create() -> SimpleNamespace:
+            excluded = str((label_selector or {}).values())
+            actor, node = make(), next((node for node in self.living if node not in excluded), "lost")
+            methods = [name for name in vars(make) if not name.startswith("_")]
+            return SimpleNamespace(**{name: self._method(getattr(actor, name), node) for name in methods})
+
+        return SimpleNamespace(remote=create, options=lambda **options: self._actor_class(make, **options))
+
+    def _method(self, method: Callable[..., Any], node: str) -> SimpleNamespace:
+        def make(*arguments: Any) -> Any:
+            if self.full:
+                raise Hangs
+            self._node = node
+            return method(*arguments)
+
+        return SimpleNamespace(remote=lambda *arguments: Call(lambda: make(*arguments)))
 
     def wait(self, calls: list[Call], num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
-        done = [call for call in calls if call.ended()]
+        done = [call for call in calls if call.result is not None]
         if not done:
             self.sleep(timeout)
         return done[:num_returns], []
 
     def get(self, call: Call) -> Any:
-        if call.error is not None:
-            raise call.error
-        return call.value
-
-    def put(self, value: object) -> Call:
-        done = Call(lambda: value)
-        assert done.ended()
-        return done
+        if isinstance(call.result, Exception):
+            raise call.result
+        return call.result
 
     def kill(self, actor: object) -> None: ...
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": node, "Alive": True, "Resources": {"CPU": 8.0}} for node in self.nodes_left]
+        return [{"NodeID": node, "Alive": True, "Resources": {"CPU": 8.0}} for node in self.living]
 
     def get_runtime_context(self) -> SimpleNamespace:
-        return SimpleNamespace(get_node_id=lambda: self.place)
+        return SimpleNamespace(get_node_id=lambda: self._node)
 
     def monotonic(self) -> float:
         return time.monotonic() + self.waited
 
     def sleep(self, seconds: float) -> None:
         self.waited += seconds
+        assert self.waited < 10_000, "it comes to nothing"
 
 
 @dataclass
 class Fates:
-    """What becomes of workers when they start, calibrate and evaluate, in this order; what is not named goes well.
+    """What becomes of workers when they start, calibrate and evaluate, in this order; what is not named goes well."""
 
-    Attributes:
-        closed: Whether evaluations wait.
-        starts: Number of starts.
-    """
-
-    starting: list[str] = field(default_factory=list)
-    calibrating: list[str] = field(default_factory=list)
-    evaluating: list[str] = field(default_factory=list)
-    closed: bool = False
+    starting: list[Exception | None] = field(default_factory=list)
+    calibrating: list[Exception | None] = field(default_factory=list)
+    evaluating: list[Exception | None] = field(default_factory=list)
     starts: int = 0
 
     def __call__(self, *_: object) -> Fates:
@@ -165,24 +141,14 @@ class Fates:
         return b"made"
 
     def evaluate(self, request: EvaluationRequest, _: object) -> EvaluationReply:
-        if self.closed:
-            raise Waits
         meet(self.evaluating)
         return answer(request)
 
 
-def meet(fates: list[str]) -> None:
-    match fates.pop(0) if fates else "fine":
-        case "die":
-            raise Dies
-        case "hang":
-            raise Hangs
-        case "fail":
-            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-        case "fault":
-            raise WorkerFault("MemoryError: no more")
-        case "refuse":
-            raise UserError("not a model for this")
+def meet(fates: list[Exception | None]) -> None:
+    fate = fates.pop(0) if fates else FINE
+    if fate is not None:
+        raise fate
 
 
 @pytest.fixture(autouse=True)
@@ -195,71 +161,55 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
-def pool_of(fates: Fates, **settings: Any) -> RayPool:
-    return RayPool(WorkersSection(**settings), ModelConfig("nowhere"), EngineConfig(), {}, worker=fates)
+def pool_of(fates: Fates, on_left_out: Callable[[str], object] = print, **settings: Any) -> RayPool:
+    workers = WorkersSection(**settings)
+    return RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=fates, on_left_out=on_left_out)
 
 
-def poll_until(pool: RayPool, true: Callable[[], bool]) -> None:
-    for _ in range(100_000):
-        if true():
-            return
+def poll_until_ready(pool: RayPool, count: int) -> None:
+    while pool.ready < count:
         pool.poll(0.1)
-    raise AssertionError("it does not come to that")
 
 
-def collect(pool: RayPool, *tickets: str) -> list[EvaluationReply]:
-    """The replies to requests of these tickets, which are submitted, in this order."""
+def submit(pool: RayPool, *tickets: str) -> None:
     for ticket in tickets:
         pool.submit(EvaluationRequest(IdentityEdit(), (), ticket=ticket))
-    return answered(pool, *tickets)
 
 
-def answered(pool: RayPool, *tickets: str) -> list[EvaluationReply]:
-    done: dict[str, EvaluationReply] = {}
-    for _ in range(100_000):
-        done |= {reply.ticket: reply for reply in pool.poll(0.1)}
-        if len(done) == len(tickets):
-            break
-    return [done[ticket] for ticket in tickets]
+def collect(pool: RayPool, count: int = 1) -> list[EvaluationReply]:
+    replies = list[EvaluationReply]()
+    while len(replies) < count:
+        replies += pool.poll(0.1)
+    return replies
 
 
-def test_a_pool_ends_when_all_starts_of_its_workers_fail(stand_in: StandIn) -> None:
-    fates = Fates(starting=["refuse"] * 9)
+def test_a_pool_ends_when_no_worker_starts(stand_in: StandIn) -> None:
+    fates = Fates(starting=[REFUSE] * 9)
     with pytest.raises(PoolError, match="workers can't start: UserError: not a model for this"):
-        collect(pool_of(fates), "one")
+        collect(pool_of(fates))
     assert fates.starts == 3 and 2.9 < stand_in.waited < 4, "after one second, and after two more"
-
-
-def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(caplog: pytest.LogCaptureFixture) -> None:
-    """It is started again after pauses that grow, and the search goes on."""
-    pool = pool_of(Fates(starting=["fine", *["fail"] * 8]))
-    poll_until(pool, lambda: pool.ready == 1)
-    pool.resize(2)
-    collect(pool, *map(str, range(20)))
-    poll_until(pool, lambda: pool.ready == 2)
-    said = [record for record in caplog.records if record.levelno == logging.WARNING and "can't start" in record.message]
-    pauses = [record.args[-2] for record in said if isinstance(record.args, tuple)]
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60], "no longer than the longest"
-    words = f"worker 2 of 2 can't start on {socket.gethostname()}: RuntimeError: CUDA error"
-    assert all(words in record.message and "1 are ready" in record.message for record in said)
-
-
-def test_a_worker_that_hangs_while_it_loads_is_replaced(stand_in: StandIn, caplog: pytest.LogCaptureFixture) -> None:
-    pool = pool_of(Fates(starting=["fine", "hang"]), start_timeout_s=100)
-    poll_until(pool, lambda: pool.ready == 1)
-    pool.resize(2)
-    poll_until(pool, lambda: pool.ready == 2)
-    assert 100 < stand_in.waited < 102
-    assert "took longer to load than workers.start_timeout_s = 100" in caplog.text
-
-
-def test_a_pool_ends_when_no_worker_gets_ready_in_time(stand_in: StandIn) -> None:
     with pytest.raises(PoolError, match=r"after 50 s .*: the model loads slowly"):
-        collect(pool_of(Fates(starting=["hang"]), start_timeout_s=50), "one")
-    assert 50 <= stand_in.waited < 51
+        collect(pool_of(Fates(starting=[HANG]), start_timeout_s=50))
     stand_in.full = True
     with pytest.raises(PoolError, match=r"after 50 s .*: the cluster has no room for num_cpus=64"):
         pool_of(Fates(), start_timeout_s=50, num_cpus=64).calibrate(ANYTHING, ())
+    assert 100 < stand_in.waited < 106
+
+
+def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(caplog: pytest.LogCaptureFixture) -> None:
+    """It is started again after pauses that grow, and if it hangs, and the search goes on."""
+    pool = pool_of(Fates(starting=[FINE, *[FAIL] * 8, HANG]), start_timeout_s=100)
+    poll_until_ready(pool, 1)
+    pool.resize(2)
+    submit(pool, *map(str, range(20)))
+    assert len(collect(pool, 20)) == 20 and pool.ready == 1
+    poll_until_ready(pool, 2)
+    said = [record for record in caplog.records if "can't start" in record.message]
+    pauses = [record.args[-2] for record in said if isinstance(record.args, tuple)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60], "no longer than the longest"
+    words = f"worker 2 of 2 can't start on {socket.gethostname()}: RuntimeError: CUDA error"
+    assert all(words in record.message and "1 are ready" in record.message for record in said[:-1])
+    assert "the model took longer to load than workers.start_timeout_s = 100" in said[-1].message
 
 
 def test_who_waits_for_a_calibration_hears_what_is_asked(stand_in: StandIn) -> None:
@@ -277,9 +227,9 @@ def test_who_waits_for_a_calibration_hears_what_is_asked(stand_in: StandIn) -> N
 
 def test_a_calibration_is_tried_again_when_its_worker_dies(stand_in: StandIn) -> None:
     """Up to `max_attempts`, and only then. Evaluations that are asked for beside it are answered afterwards."""
-    fates = Fates(calibrating=["die", "fine", "die", "die", "refuse", "fail", "fine", "hang"])
+    fates = Fates(calibrating=[DIE, FINE, DIE, DIE, REFUSE, FAIL, FINE, HANG])
     pool = pool_of(fates, max_attempts=2, start_timeout_s=100)
-    pool.submit(EvaluationRequest(IdentityEdit(), (), ticket="before"))
+    submit(pool, "before")
     assert pool.calibrate(ANYTHING, ()) == b"made" and fates.starts == 2
     with pytest.raises(PoolError, match="the calibration failed: it killed its worker 2 times, last: The actor died"):
         pool.calibrate(ANYTHING, ())
@@ -287,55 +237,65 @@ def test_a_calibration_is_tried_again_when_its_worker_dies(stand_in: StandIn) ->
         pool.calibrate(ANYTHING, ())
     with pytest.raises(PoolError, match="the calibration failed: RuntimeError: CUDA error"):
         pool.calibrate(ANYTHING, ())
-    assert pool.calibrate(ANYTHING, ()) == b"made" and len(answered(pool, "before")) == 1
+    assert pool.calibrate(ANYTHING, ()) == b"made" and collect(pool)[0].ticket == "before"
     before = stand_in.waited
     with pytest.raises(PoolError, match=r"longer than 100 s; raise workers\.start_timeout_s, or .*calibration_tokens"):
         pool.calibrate(ANYTHING, ())
     assert stand_in.waited - before >= 100
     with pytest.raises(UserError, match=r"^not a model for this$"):
-        pool_of(Fates(starting=["refuse"])).calibrate(ANYTHING, ())
+        pool_of(Fates(starting=[REFUSE])).calibrate(ANYTHING, ())
 
 
-def test_an_evaluation_has_so_many_attempts_and_so_much_time() -> None:
-    fates = Fates(evaluating=["die", "fault", "fine", "hang", "fine", "hang", "hang"])
-    pool = pool_of(fates, max_attempts=2, timeout_s=10)
-    lost, good, again, late = (collect(pool, ticket)[0] for ticket in ("lost", "good", "again", "late"))
+def test_an_evaluation_has_so_many_attempts_and_so_much_time(stand_in: StandIn) -> None:
+    pool = pool_of(Fates(evaluating=[DIE, FAULT, FINE, HANG, FINE, HANG, HANG]), max_attempts=2, timeout_s=10)
+    submit(pool, "lost", "good", "again", "late")
+    lost, good, again, late = collect(pool, 4)
     assert (lost.kind, lost.attempts) == ("worker", 2)
     assert "killed its worker 2 times, last: WorkerFault: MemoryError: no more" in (lost.failure or "")
     assert (good.failure, good.attempts, again.failure, again.attempts) == (None, 1, None, 2)
     assert (late.kind, late.attempts) == ("timeout", 2) and "longer than workers.timeout_s = 10" in (late.failure or "")
-
-
-def test_workers_that_are_lost_with_their_nodes_count_against_nobody_for_long(stand_in: StandIn) -> None:
-    stand_in.nodes_left = []
-    pool = pool_of(Fates(evaluating=["die"] * 15), max_attempts=1)
-    failed, good = collect(pool, "one", "two")
-    assert "lost its worker 10 times" in (failed.failure or "") and (good.failure, good.attempts) == (None, 6)
+    # Workers that are lost with their nodes count against nobody, for some time.
+    stand_in.living = []
+    pool = pool_of(Fates(evaluating=[DIE] * 15), max_attempts=1)
+    submit(pool, "one", "two")
+    lost, good = collect(pool, 2)
+    assert "lost its worker 10 times" in (lost.failure or "") and (good.failure, good.attempts) == (None, 6)
 
 
 def test_workers_that_are_too_many_end_their_evaluations() -> None:
-    fates, tickets = Fates(closed=True), [f"ticket {number}" for number in range(4)]
-    pool = pool_of(fates, count=2)
-    poll_until(pool, lambda: pool.ready == 2)
-    for ticket in tickets:
-        pool.submit(EvaluationRequest(IdentityEdit(), (), ticket=ticket))
+    pool = pool_of(Fates(), count=2)
+    poll_until_ready(pool, 2)
+    submit(pool, *map(str, range(4)))
     pool.resize(1)
     assert pool.ready == 2, "both evaluate something"
-    fates.closed = False
-    assert {item.attempts for item in answered(pool, *tickets)} == {1} and pool.ready == 1
-    fates.closed = True
-    pool.submit(EvaluationRequest(IdentityEdit(), (), ticket="last"))
+    assert {item.attempts for item in collect(pool, 4)} == {1} and pool.ready == 1
+    submit(pool, "last")
     pool.resize(0, at_once=True)
     assert pool.ready == 0 and pool.poll(0.1) == []
-    fates.closed = False
     pool.resize(2)
-    assert [item.attempts for item in answered(pool, "last")] == [1], "it is charged for nothing"
+    assert [item.attempts for item in collect(pool)] == [1], "it is charged for nothing"
 
 
 def test_a_node_where_three_starts_in_a_row_failed_is_left_out(stand_in: StandIn) -> None:
-    stand_in.nodes_left.append("second")
-    fates, told = Fates(starting=["fail"] * 3), list[str]()
-    pool = RayPool(WorkersSection(), ModelConfig("nowhere"), EngineConfig(), {}, fates, on_left_out=told.append)
-    poll_until(pool, lambda: pool.ready == 1)
+    stand_in.living.append("second")
+    fates, told = Fates(starting=[FAIL] * 3), list[str]()
+    pool = pool_of(fates, told.append)
+    poll_until_ready(pool, 1)
     assert fates.starts == 4 and pool._seats[0].node == "second"
     assert len(told) == 1 and told[0].startswith(f"3 workers in a row failed on {socket.gethostname()}, the last by Ru")
+
+
+def test_three_failures_in_a_row_leave_a_node_out_for_a_while() -> None:
+    now = 1000.0
+    nodes = NodeFailures(lambda: now)
+    assert [nodes.failed("bad", what) for what in ("start 1", "start 1", "run 1", "run 1")] == [False] * 4
+    nodes.succeeded("bad")
+    assert [nodes.failed("bad", what) for what in ("start 2", "run 2", "run 3")] == [False, False, True]
+    assert nodes.left_out == {"bad"} and not nodes.failed("other", "run 4")
+    assert not nodes.failed("bad", "run 5"), "by a worker that is still there"
+    now += LEFT_OUT_S
+    assert nodes.left_out == set()
+    assert nodes.failed("bad", "start 6") and nodes.left_out == {"bad"}, "once more was enough"
+    now += LEFT_OUT_S
+    nodes.succeeded("bad")
+    assert not nodes.failed("bad", "start 7"), "it is counted anew"

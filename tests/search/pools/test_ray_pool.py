@@ -1,4 +1,4 @@
-"""The pool on a real Ray: what reaches its workers, workers that die or are at fault, and a clean import path."""
+"""The pool on a real Ray: what reaches workers, workers and nodes that go away, and a clean import path."""
 
 from __future__ import annotations
 
@@ -6,28 +6,82 @@ import contextlib
 import importlib.util
 import os
 import signal
+import sqlite3
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import disturbed_lab
 import pytest
 import ray
+import search_lab
+from disturbed_lab import CheapWorker, population, undisturbed
 from light_workers import LightWorker, await_file
+from ray.cluster_utils import Cluster
 from replies import failure
-from search_lab import prepared
+from search_lab import make_lab_setup, prepared
 from waiting import PATIENT_S
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools import ray_pool
 from moevolve.search.pools.ray_pool import RayPool
+from moevolve.search.running.execute import execute
+from moevolve.search.running.launch import register
+from moevolve.search.running.observer import Observer
+from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import this file
+pytestmark = pytest.mark.slow
+
+for module in (sys.modules[__name__], disturbed_lab, search_lab):
+    ray.cloudpickle.register_pickle_by_value(module)  # workers can't import what is the tests' own
+
 
 CHECKOUT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def cluster(frugal: dict[str, Any]) -> Iterator[Cluster]:
+    """A head, which is a node like the others; it takes a second to find out that a node is gone, not the default's twenty."""
+    ray.shutdown()
+    watchful = {
+        "health_check_initial_delay_ms": 500,
+        "health_check_period_ms": 300,
+        "health_check_failure_threshold": 3,
+        "object_manager_pull_timeout_ms": 1000,  # after which a copy of what a lost node had is sought elsewhere
+    }
+    settings = frugal | {"_system_config": frugal["_system_config"] | watchful}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **settings})
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def add_node(cluster: Cluster) -> Any:
+    """With one CPU, which a worker has to itself."""
+    return cluster.add_node(wait=True, num_cpus=1, include_log_monitor=False)
+
+
+def lose_node(cluster: Cluster, node_id: str) -> None:
+    """Until it is known that it has gone, its worker may live on and answer."""
+    left = len(cluster.worker_nodes)
+    (lost,) = (node for node in cluster.worker_nodes if node.node_id == node_id)
+    cluster.remove_node(lost, allow_graceful=False)
+    deadline = time.monotonic() + PATIENT_S
+    while sum(node["Alive"] for node in ray.nodes()) > left:  # the head among them
+        assert time.monotonic() < deadline, "the node does not go"
+        time.sleep(0.1)
+
+
+def node_here() -> str:
+    return str(ray.get_runtime_context().get_node_id())
 
 
 class TalkingWorker(LightWorker):
@@ -46,56 +100,126 @@ class TalkingWorker(LightWorker):
         return super().evaluate(request, splits)
 
 
-@pytest.fixture(scope="module")
-def pool(ray_address: str) -> Iterator[RayPool]:
-    """Two workers. Their driver runs in the checkout's folder, the worst place for import paths."""
-    workers = WorkersSection(num_cpus=0.5, address=ray_address, count=2, max_attempts=2)
+def test_faults_and_deaths_of_workers_stay_with_their_candidates(cluster: Cluster, tmp_path: Path) -> None:
+    """The driver runs in the checkout's folder, the worst place for import paths."""
+    done: dict[str, EvaluationReply] = {}
+    workers = WorkersSection(num_cpus=0.5, address=cluster.address, count=2, max_attempts=2)
     with contextlib.chdir(CHECKOUT):
         pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=TalkingWorker)
-        with contextlib.closing(pool):
-            yield pool
-    ray.shutdown()
+
+    def collect(*tickets: str) -> list[EvaluationReply]:
+        for ticket in tickets:
+            pool.submit(EvaluationRequest(IdentityEdit(), (late.ref,) if ticket == "split" else (), ticket=ticket))
+        while not done.keys() >= set(tickets):
+            done.update((reply.ticket, reply) for reply in pool.poll(0.1))
+        return [done.pop(ticket) for ticket in tickets]
+
+    with contextlib.closing(pool):
+        late = prepared("late", "search")
+        pool.add_splits({late.fingerprint: late})
+        split, fault, kernels, good = collect("split", "fault", "kernels", "good")
+        assert (split.failure, split.kind) == ("late", "candidate")
+        # Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there.
+        assert str(CHECKOUT) not in (kernels.failure or "")
+        assert (fault.kind, fault.attempts) == ("worker", 2)
+        assert "killed its worker 2 times, last: WorkerFault: MemoryError: no more" in (fault.failure or "")
+        assert (good.failure, good.attempts) == (None, 1)
+
+        wait_until_ready(pool, 2)
+        victim = int(collect("good")[0].worker.rpartition("/")[2])  # the first of two free workers takes both
+        gate = tmp_path / "gate"
+        threading.Timer(0.3, lambda: (os.kill(victim, signal.SIGKILL), gate.touch())).start()
+        (again,) = collect(f"after {gate}")
+        assert (again.failure, again.attempts) == (None, 2) and not again.worker.endswith(f"/{victim}")
 
 
-def submit(pool: RayPool, *tickets: str) -> None:
-    for ticket in tickets:
-        pool.submit(EvaluationRequest(IdentityEdit(), (), ticket=ticket))
-
-
-def collect(pool: RayPool, count: int) -> dict[str, EvaluationReply]:
-    done: dict[str, EvaluationReply] = {}
+def wait_until_ready(pool: RayPool, workers: int) -> None:
     deadline = time.monotonic() + PATIENT_S
-    while len(done) < count:
-        assert time.monotonic() < deadline, f"only {sorted(done)} completed"
-        done |= {reply.ticket: reply for reply in pool.poll(0.1)}
-    return done
-
-
-def test_workers_get_splits_that_come_later_and_faults_stay_with_their_candidates(pool: RayPool) -> None:
-    late = prepared("late", "search")
-    pool.add_splits({late.fingerprint: late})
-    pool.submit(EvaluationRequest(IdentityEdit(), (late.ref,), ticket="split"))
-    submit(pool, "fault", "kernels", "good")
-    done = collect(pool, 4)
-    assert done["split"].failure == "late" and done["split"].kind == "candidate"
-    # Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there.
-    assert str(CHECKOUT) not in (done["kernels"].failure or "")
-    assert (done["fault"].kind, done["fault"].attempts) == ("worker", 2)
-    assert "killed its worker 2 times, last: WorkerFault: MemoryError: no more" in (done["fault"].failure or "")
-    assert (done["good"].failure, done["good"].attempts) == (None, 1)
-
-
-def test_a_killed_worker_is_replaced_and_its_candidate_evaluated_again(pool: RayPool, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    while pool.ready < 2:
+    while pool.ready < workers:
+        assert time.monotonic() < deadline, "the workers do not start"
         pool.poll(0.1)
-    # The first of two free workers takes both.
-    submit(pool, "good")
-    victim = int(collect(pool, 1)["good"].worker.rpartition("/")[2])
-    submit(pool, f"after {gate}")
-    pool.poll(0.1)
-    os.kill(victim, signal.SIGKILL)
-    gate.touch()
-    (done,) = collect(pool, 1).values()
-    assert (done.failure, done.attempts) == (None, 2)
-    assert not done.worker.endswith(f"/{victim}")
+
+
+def test_no_worker_is_started_on_a_node_that_is_left_out(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moevolve.search.pools.node_failures.FAILURES", 1)
+
+    class PickyWorker(LightWorker):
+        def __init__(self, *arguments: Any) -> None:
+            with (tmp_path / "starts").open("a") as starts:
+                starts.write(f"{node_here()}\n")
+            if node_here() == bad:
+                raise RuntimeError("no device")
+
+    bad = add_node(cluster).node_id
+    told: list[str] = []
+    workers = WorkersSection(num_cpus=1, address=cluster.address, count=2)
+    pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=PickyWorker, on_left_out=told.append)
+    with contextlib.closing(pool):
+        while not told:  # the other node has no room for a second worker
+            pool.poll(0.1)
+        add_node(cluster)
+        wait_until_ready(pool, 2)
+    starts = (tmp_path / "starts").read_text().split()
+    assert len(told) == 1 and starts.count(bad) == 1 and len(set(starts)) == len(starts) == 3
+
+
+class WatchedPool(RayPool):
+    """A pool that someone looks at after each poll."""
+
+    watch: Callable[[RayPool], None]
+
+    def poll(self, timeout: float) -> list[EvaluationReply]:
+        replies = super().poll(timeout)
+        self.watch(self)
+        return replies
+
+
+def test_a_search_takes_what_nodes_there_are_and_lost_ones_count_against_nobody(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three, one goes while its worker loads, another one while its worker evaluates: the population is the same as
+    a single worker's, though one failed start would end the search, and one death a candidate."""
+    monkeypatch.setattr(ray_pool, "_FAILED_STARTS", 1)
+    loading, loaded, gate = (tmp_path / name for name in ("loading", "loaded", "gate"))
+    loading.mkdir()
+    for _ in range(2 - len(cluster.worker_nodes)):
+        add_node(cluster)
+    losing, lost = (node.node_id for node in cluster.worker_nodes)
+
+    class WaitingWorker(CheapWorker):
+        def __init__(self, *_: object) -> None:
+            super().__init__(seconds=0.0)
+            (loading / node_here()).touch()
+            await_file(loaded)
+
+        def reply(self, request: EvaluationRequest) -> EvaluationReply:
+            await_file(gate)
+            return super().reply(request)
+
+    def watch(pool: RayPool) -> None:
+        if not loaded.exists() and len(list(loading.iterdir())) == 3:
+            lose_node(cluster, losing)
+            loaded.touch()
+        elif pool.ready == 2 and not gate.exists():
+            lose_node(cluster, lost)
+            gate.touch()
+
+    def make_pool(setup: SearchSetup) -> RayPool:
+        config = setup.config
+        pool = WatchedPool(config.workers, config.model, config.engine, setup.all_prepared, worker=WaitingWorker)
+        pool.watch = watch
+        return pool
+
+    calm = disturbed_lab.setup_of("nowhere")
+    workers = WorkersSection(count="auto", max_attempts=1, address=cluster.address)
+    setup = make_lab_setup(calm.config.model_copy(update={"workers": workers}), calm.search_id)
+    url = f"sqlite:///{tmp_path / 'moevolve.db'}"
+    with Store.open(url) as store:
+        register(setup, store)
+        execute(setup, store, Observer(), make_pool)
+    assert population(url) == undisturbed(tmp_path)
+    with sqlite3.connect(tmp_path / "moevolve.db") as connection:
+        again = connection.execute("select attempt from evaluations where attempt > 1").fetchall()
+    assert again == [(2,)], "one evaluation was lost with its node"

@@ -108,7 +108,7 @@ def test_ctrl_c_ends_a_search_whose_store_is_locked(
     assert main is not None
 
     def interrupt() -> None:
-        while not ended.wait(0.7):
+        while not ended.wait(0.3):
             signal.pthread_kill(main, signal.SIGINT)
 
     with ExitStack() as stack:

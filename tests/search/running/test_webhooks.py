@@ -67,7 +67,7 @@ class Receiver:
             def log_message(self, *_: object) -> None: ...
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def url(self) -> str:
