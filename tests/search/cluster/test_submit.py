@@ -129,7 +129,7 @@ def head(answer: bytes) -> Iterator[int]:
         server.server_close()
 
 
-def test_clusters_without_authentication_or_whose_token_is_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_without_authentication_or_with_another_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[Any]()
 
     def client(url: str, headers: dict[str, str]) -> Any:

@@ -1,4 +1,4 @@
-"""What a pool does about workers that fail, hang or find no room: its rules, on a stand-in for Ray with its own clock."""
+"""What a pool does about workers that fail, hang or find no room: its rules, on a stand-in for Ray."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Call:
             return None
         except RayError as error:
             return error
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - Ray, too, hands on whatever a worker raises
             return RayTaskError("call", "", error)
 
 

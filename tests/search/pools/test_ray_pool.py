@@ -49,7 +49,7 @@ CHECKOUT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def cluster(frugal: dict[str, Any]) -> Iterator[Cluster]:
-    """A head, which is a node like the others; it takes a second to find out that a node is gone, not the default's twenty."""
+    """A head, a node like all others; it takes a second to find out that a node is gone, not the default's twenty."""
     ray.shutdown()
     watchful = {
         "health_check_initial_delay_ms": 500,
