@@ -84,21 +84,6 @@ def test_a_retry_that_dies_leaves_a_search_that_can_be_resumed_and_a_finished_on
     assert store.search("lab").status == "finished"
 
 
-def locking_pool(setup: SearchSetup, lock: Callable[[], None]) -> LocalPool:
-    """Has the store locked as the tenth candidate is evaluated."""
-
-    class Locking(CheapWorker):
-        count = 0
-
-        def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-            self.count += 1
-            if self.count == 10:
-                lock()
-            return super().evaluate(request, splits)
-
-    return LocalPool(partial(Locking, seconds=0.0), setup.all_prepared)
-
-
 def test_ctrl_c_ends_a_search_whose_store_is_locked(
     setup: SearchSetup, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,13 +98,20 @@ def test_ctrl_c_ends_a_search_whose_store_is_locked(
 
     with ExitStack() as stack:
 
-        def lock() -> None:
-            stack.enter_context(locked(tmp_path / "store.db"))
-            stack.callback(ended.set)
-            threading.Thread(target=interrupt).start()
+        class Locking(CheapWorker):
+            """Has the store locked when it evaluates its tenth candidate."""
+
+            count = 0
+
+            def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+                self.count += 1
+                if self.count == 10:
+                    stack.enter_context(locked(tmp_path / "store.db"))
+                    stack.callback(ended.set)
+                    threading.Thread(target=interrupt).start()
+                return super().evaluate(request, splits)
 
         with pytest.raises(KeyboardInterrupt):
-            execute(setup, store, Observer(), lambda setup: locking_pool(setup, lock))
-        ended.set()
+            execute(setup, store, Observer(), lambda _: LocalPool(partial(Locking, seconds=0.0), setup.all_prepared))
     run(setup, store)
     assert store.search("lab").status == "finished"
