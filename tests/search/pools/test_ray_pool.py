@@ -25,7 +25,7 @@ from replies import failure
 from search_lab import make_lab_setup, prepared
 from waiting import PATIENT_S
 
-from moevolve.evaluators.types import PreparedSplit
+from moevolve.evaluators.types import PreparedSplit, SplitRef
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools import ray_pool
@@ -85,52 +85,49 @@ def node_here() -> str:
 
 
 class TalkingWorker(LightWorker):
-    """Does what the ticket says instead of evaluating; `after` answers once the file is there."""
+    """Does what the ticket says instead of evaluating; `doomed` is at fault once the file is there."""
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         match request.ticket.split():
-            case "kernels", *_:
+            case ["kernels"]:
                 return failure(request, reason=str(importlib.util.find_spec("kernels")))
-            case "split", *_:
+            case ["split"]:
                 return failure(request, reason=splits[0].task)
-            case "fault", *_:
-                raise WorkerFault("MemoryError: no more")
-            case "after", path, *_:
+            case ["doomed", path]:
                 await_file(Path(path))
+                raise WorkerFault("MemoryError: no more")
         return super().evaluate(request, splits)
 
 
-def test_faults_and_deaths_of_workers_stay_with_their_candidates(cluster: Cluster, tmp_path: Path) -> None:
+def test_deaths_and_faults_of_workers_stay_with_their_candidates(cluster: Cluster, tmp_path: Path) -> None:
     """The driver runs in the checkout's folder, the worst place for import paths."""
-    done: dict[str, EvaluationReply] = {}
-    workers = WorkersSection(num_cpus=0.5, address=cluster.address, count=2, max_attempts=2)
+    workers = WorkersSection(num_cpus=0.5, address=cluster.address, max_attempts=2)
     with contextlib.chdir(CHECKOUT):
         pool = RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=TalkingWorker)
 
-    def collect(*tickets: str) -> list[EvaluationReply]:
-        for ticket in tickets:
-            pool.submit(EvaluationRequest(IdentityEdit(), (late.ref,) if ticket == "split" else (), ticket=ticket))
-        while not done.keys() >= set(tickets):
-            done.update((reply.ticket, reply) for reply in pool.poll(0.1))
-        return [done.pop(ticket) for ticket in tickets]
+    def collect(ticket: str, *splits: SplitRef) -> EvaluationReply:
+        pool.submit(EvaluationRequest(IdentityEdit(), splits, ticket=ticket))
+        replies = list[EvaluationReply]()
+        while not replies:
+            replies = pool.poll(0.1)
+        return replies[0]
 
     with contextlib.closing(pool):
+        good = collect("good")
+        assert (good.failure, good.attempts) == (None, 1)
         late = prepared("late", "search")
         pool.add_splits({late.fingerprint: late})
-        split, fault, kernels, good = collect("split", "fault", "kernels", "good")
+        split = collect("split", late.ref)
         assert (split.failure, split.kind) == ("late", "candidate")
         # Ray puts the driver's folder on its workers' path: the checkout, when a search is launched from there.
-        assert str(CHECKOUT) not in (kernels.failure or "")
-        assert (fault.kind, fault.attempts) == ("worker", 2)
-        assert "killed its worker 2 times, last: WorkerFault: MemoryError: no more" in (fault.failure or "")
-        assert (good.failure, good.attempts) == (None, 1)
+        assert str(CHECKOUT) not in (collect("kernels").failure or "")
 
-        wait_until_ready(pool, 2)
-        victim = int(collect("good")[0].worker.rpartition("/")[2])  # the first of two free workers takes both
-        gate = tmp_path / "gate"
+        gate, victim = tmp_path / "gate", int(good.worker.rpartition("/")[2])
         threading.Timer(0.3, lambda: (os.kill(victim, signal.SIGKILL), gate.touch())).start()
-        (again,) = collect(f"after {gate}")
-        assert (again.failure, again.attempts) == (None, 2) and not again.worker.endswith(f"/{victim}")
+        doomed = collect(f"doomed {gate}")
+        assert (doomed.kind, doomed.attempts) == ("worker", 2)
+        assert "killed its worker 2 times, last: WorkerFault: MemoryError: no more" in (doomed.failure or "")
+        assert not doomed.worker.endswith(f"/{victim}") and collect("good").attempts == 1
 
 
 def wait_until_ready(pool: RayPool, workers: int) -> None:
