@@ -36,7 +36,7 @@ REFUSED = 2
 class CheapWorker(LightWorker):
     """Scores what it is sent after a moment."""
 
-    def __init__(self, *_: object, seconds: float = 0.02) -> None:
+    def __init__(self, *_: object, seconds: float) -> None:
         self._seconds = seconds
 
     def reply(self, request: EvaluationRequest) -> EvaluationReply:
@@ -44,14 +44,14 @@ class CheapWorker(LightWorker):
         return scored(smooth)(request)
 
 
-def local_pool(setup: SearchSetup, **_: object) -> Pool:
+def local_pool(setup: SearchSetup, seconds: float = 0.0, **_: object) -> Pool:
     """A worker in the driver's own process."""
-    return LocalPool(CheapWorker, setup.all_prepared)
+    return LocalPool(partial(CheapWorker, seconds=seconds), setup.all_prepared)
 
 
 def slow_pool(setup: SearchSetup, **_: object) -> Pool:
     """The same with evaluations that take long enough for a search to be stopped in the middle."""
-    return LocalPool(lambda: CheapWorker(seconds=0.2), setup.all_prepared)
+    return local_pool(setup, 0.2)
 
 
 def slow_ray_pool(setup: SearchSetup, seconds: float = 0.4, **_: object) -> Pool:
@@ -76,13 +76,13 @@ def setup_of(url: str, name: str = "lab", address: str | None = None) -> SearchS
     return make_lab_setup(config, f"id-{name}")
 
 
-def drive(url: str, name: str, address: str | None = None) -> None:
-    """Launch the search or go on with it, in this process."""
+def drive(url: str, name: str, address: str | None = None, seconds: float = 0.0) -> None:
+    """Launch the search or go on with it, in this process; an evaluation takes so many seconds."""
     setup = setup_of(url, name, address)
     with Store.open(url) as store:
         with suppress(UserError):  # it is there already
             register(setup, store)
-        execute(setup, store, Observer(), local_pool if address is None else partial(slow_ray_pool, seconds=0.02))
+        execute(setup, store, Observer(), partial(local_pool if address is None else slow_ray_pool, seconds=seconds))
 
 
 class Drive:
@@ -123,7 +123,7 @@ def _run(url: str, name: str, address: str | None, log: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
-        drive(url, name, address)
+        drive(url, name, address, 0.02)
     except StoreError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         raise SystemExit(REFUSED) from None
@@ -143,7 +143,7 @@ def wait_for(url: str, goal: int, drive: Drive | None = None, name: str = "lab")
     deadline = time.monotonic() + PATIENT_S
     while done(url, name) < goal and (drive is None or drive.running):
         assert time.monotonic() < deadline, "the search makes no progress"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 Population = list[tuple[Any, ...]]

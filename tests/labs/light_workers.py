@@ -14,19 +14,19 @@ from pathlib import Path
 
 import ray
 import replies
-from replies import answer, failure
+from replies import answer
 from waiting import PATIENT_S
 
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import CalibrationRecipe
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
 
 for module in (sys.modules[__name__], replies):
     ray.cloudpickle.register_pickle_by_value(module)
 
 
 class LightWorker:
-    """Does what the ticket's first word says instead of evaluating; `after` answers once the file is there."""
+    """Answers what it is sent, each time the same."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -40,17 +40,6 @@ class LightWorker:
         return replace(self.reply(request), worker=self.info().name)
 
     def reply(self, request: EvaluationRequest) -> EvaluationReply:
-        match request.ticket.split():
-            case "die", *_:
-                os._exit(1)
-            case "hang", *_:
-                time.sleep(PATIENT_S)
-            case "after", path, *_:
-                await_file(Path(path))
-            case "fault", *_:
-                raise WorkerFault("MemoryError: no more")
-            case "misfit", *_:
-                return failure(request)
         return answer(request)
 
 

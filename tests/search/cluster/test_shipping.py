@@ -24,12 +24,12 @@ ROOM = 1 << 20
 
 @pytest.fixture
 def config(tiny: Any, tmp_path: Path) -> RunConfig:
+    (tmp_path / "sent").mkdir()
     url = "postgresql://me:secret@host/searches"
     return load_run_config(tiny.write_run(tmp_path / "run.yaml", "calm", store=url, final={"held_out": ["demo-count"]}))
 
 
 def test_the_copied_run_is_the_same_search(config: RunConfig, tmp_path: Path) -> None:
-    (tmp_path / "sent").mkdir()
     environment = pack(config, tmp_path / "sent", False, ROOM)
     run = environment.working_dir / RUN
     there = load_run_config(run)
@@ -47,13 +47,17 @@ def test_the_copied_run_is_the_same_search(config: RunConfig, tmp_path: Path) ->
     }
 
 
-def test_the_copied_package_is_importable(config: RunConfig, tmp_path: Path) -> None:
-    (tmp_path / "sent").mkdir()
+def test_the_copied_package_is_importable_and_paths_that_all_nodes_share_stay_as_they_are(
+    config: RunConfig, tmp_path: Path
+) -> None:
     environment = pack(config, tmp_path / "sent", True, 0)
+    there = load_run_config(environment.working_dir / RUN)
+    assert there == config.model_copy(update={"workers": there.workers})
+    assert [path.name for path in (environment.working_dir / RUN).parent.iterdir()] == [Path(RUN).name]
     program = (
-        "import json, importlib.metadata as about, moevolve, moevolve.kernels.routing as routing\n"
-        "from moevolve.search.cli import app\n"
-        "print(json.dumps([moevolve.__file__, routing.__file__, about.version('moevolve'), len(moevolve.tasks())]))"
+        "import importlib.metadata, json, moevolve, moevolve.kernels.routing_rule as kernels\n"
+        "importlib.metadata.version('moevolve')\n"
+        "print(json.dumps([moevolve.__file__, kernels.__file__, len(moevolve.tasks())]))"
     )
     path = os.pathsep.join({str(module.parent) for module in environment.py_modules})
     done = subprocess.run(
@@ -64,23 +68,16 @@ def test_the_copied_package_is_importable(config: RunConfig, tmp_path: Path) -> 
         text=True,
         check=True,
     )
-    *homes, _, tasks = json.loads(done.stdout)
+    *homes, tasks = json.loads(done.stdout)
     assert all(Path(home).is_relative_to(tmp_path / "sent") for home in homes) and tasks > 10
 
 
-def test_paths_that_all_nodes_share_stay_as_they_are(config: RunConfig, tmp_path: Path) -> None:
-    (tmp_path / "sent").mkdir()
-    environment = pack(config, tmp_path / "sent", True, 0)
-    there = load_run_config(environment.working_dir / RUN)
-    assert there == config.model_copy(update={"workers": there.workers})
-    assert [path.name for path in (environment.working_dir / RUN).parent.iterdir()] == [Path(RUN).name]
-
-
-def test_too_large_files_are_refused(config: RunConfig, tmp_path: Path) -> None:
-    (tmp_path / "sent").mkdir()
-    with pytest.raises(UserError, match=rf"^model\.path: {config.model.path} is too large .* --shared-paths") as caught:
-        pack(config, tmp_path / "sent", False, 1000)
-    assert "\n" not in str(caught.value)
+def test_what_is_too_large_and_task_files_that_may_be_programs_are_not_sent(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^model\.path: {config.model.path} is too large .* --shared-paths"):
+        pack(config, tmp_path / "large", False, 1000)
+    task = config.tasks[0].model_copy(update={"name": "lm_eval:/home/me/own.yaml#acc"})
+    with pytest.raises(UserError, match=r"own\.yaml#acc: files of lm-evaluation-harness can't be sent"):
+        pack(config.model_copy(update={"tasks": (task,)}), tmp_path / "sent", False, ROOM)
 
 
 def test_a_task_in_a_folder_of_the_users_own_keeps_its_name(
@@ -101,10 +98,3 @@ def test_a_task_in_a_folder_of_the_users_own_keeps_its_name(
     monkeypatch.setenv("MOEVOLVE_TASKS", environment.env_vars["MOEVOLVE_TASKS"])
     there = load_run_config(environment.working_dir / RUN)
     assert [prepare_split(load_task(task.name), "search") for task in there.tasks] == here
-
-
-def test_task_files_that_may_be_programs_are_not_sent(config: RunConfig, tmp_path: Path) -> None:
-    (tmp_path / "sent").mkdir()
-    task = config.tasks[0].model_copy(update={"name": "lm_eval:/home/me/own.yaml#acc"})
-    with pytest.raises(UserError, match=r"own\.yaml#acc: files of lm-evaluation-harness can't be sent"):
-        pack(config.model_copy(update={"tasks": (task,)}), tmp_path / "sent", False, ROOM)

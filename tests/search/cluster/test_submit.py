@@ -63,7 +63,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return jobs
 
 
-def test_a_request_may_be_repeated(config: RunConfig, jobs: Jobs) -> None:
+def test_a_request_may_be_repeated_and_its_id_is_no_others(config: RunConfig, jobs: Jobs) -> None:
     first = service.submit(config, jobs.url, None)
     assert first.new and first.job == first.id == jobs.known[0].id and first.status is None
     assert service.submit(config, jobs.url, None) == replace(first, new=False)
@@ -72,12 +72,8 @@ def test_a_request_may_be_repeated(config: RunConfig, jobs: Jobs) -> None:
     jobs.end()
     assert service.submit(config, jobs.url, None) == replace(first, job=f"{first.id}-2")
     assert all(command.startswith("exec ") and "sqlite" not in command for command in jobs.commands)
-
-
-def test_another_configuration_under_an_id_is_refused(config: RunConfig, jobs: Jobs) -> None:
-    service.submit(config, jobs.url, "my-id")
-    for changes in ({"seed": 4}, {"name": "another"}):
-        with pytest.raises(UserError, match="my-id is that of search calm on this cluster"):
+    for changes in ({"seed": 4, "name": "other"}, {"name": "another"}):
+        with pytest.raises(UserError, match="my-id is that of search other on this cluster"):
             service.submit(config.model_copy(update=changes), jobs.url, "my-id")
 
 
@@ -99,12 +95,6 @@ def test_the_store_is_the_truth(config: RunConfig, jobs: Jobs) -> None:
         service.submit(config.model_copy(update={"seed": 4}), jobs.url, None)
     with pytest.raises(UserError, match=f"the id {sent.id} is that of search calm in .* another configuration"):
         service.submit(config.model_copy(update={"name": "other"}), jobs.url, sent.id)
-
-
-def test_a_file_is_no_store_for_another_machine(config: RunConfig, jobs: Jobs) -> None:
-    jobs.url = "http://head:8265"
-    with pytest.raises(UserError, match=r"moevolve\.db: a SQLite file can't be used from http://head:8265"):
-        service.submit(config, jobs.url, None)
 
 
 def test_an_unreachable_store_is_left_to_the_driver(config: RunConfig, jobs: Jobs) -> None:
@@ -129,7 +119,7 @@ def head(answer: bytes) -> Iterator[int]:
             pass
 
     server = ThreadingHTTPServer(("0.0.0.0", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield server.server_address[1]
@@ -139,7 +129,7 @@ def head(answer: bytes) -> Iterator[int]:
         server.server_close()
 
 
-def test_clusters_without_authentication_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_without_authentication_or_with_another_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[Any]()
 
     def client(url: str, headers: dict[str, str]) -> Any:
@@ -163,9 +153,6 @@ def test_clusters_without_authentication_are_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="is no URL"):
         JobServer("ray://localhost:10001")
     assert found == [{}, {}]
-
-
-def test_a_cluster_that_asks_for_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = SimpleNamespace(instance=lambda: SimpleNamespace(get_token_for_http_header=lambda **_: {}))
     monkeypatch.setattr(ray_jobs, "AuthenticationTokenLoader", loader)
     refused = pytest.raises(UserError, match="asks for a token, and there is none here")
@@ -173,26 +160,18 @@ def test_a_cluster_that_asks_for_a_token(monkeypatch: pytest.MonkeyPatch) -> Non
         JobServer(f"http://0.0.0.0:{port}")
 
 
-@pytest.mark.parametrize(
-    ("url", "loopback"),
-    [
-        ("http://localhost:1", True),
-        ("http://127.1.2.3", True),
-        ("https://[::1]:8265", True),
-        ("http://head:8265", False),
-        ("http://10.0.0.1", False),
-        ("http://localhost.example.org", False),
-    ],
-)
-def test_loopback_addresses(url: str, loopback: bool) -> None:
-    assert ray_jobs.is_loopback(url) == loopback
+def test_loopback_addresses() -> None:
+    assert all(map(ray_jobs.is_loopback, ("http://localhost:1", "http://127.1.2.3", "https://[::1]:8265")))
+    others = ("http://head:8265", "http://10.0.0.1", "http://localhost.example.org")
+    assert not any(map(ray_jobs.is_loopback, others))
 
 
-def test_a_server_is_no_store_for_a_driver(config: RunConfig, jobs: Jobs) -> None:
-    with pytest.raises(
-        UserError, match="http://host:8080 is a server: a driver on a cluster needs the URL of the data"
-    ):
+def test_a_server_or_a_file_here_is_no_store_for_a_driver_on_another_machine(config: RunConfig, jobs: Jobs) -> None:
+    with pytest.raises(UserError, match="http://host:8080 is a server: a driver on a cluster needs the URL of the da"):
         moevolve.submit(config, jobs.url, store="http://host:8080")
+    jobs.url = "http://head:8265"
+    with pytest.raises(UserError, match=r"moevolve\.db: a SQLite file can't be used from http://head:8265"):
+        service.submit(config, jobs.url, None)
 
 
 def test_a_drivers_id_is_that_of_the_search_it_continues(config: RunConfig) -> None:

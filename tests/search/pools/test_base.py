@@ -79,17 +79,18 @@ def test_workers_come_and_go_as_asked() -> None:
     assert pool.done[5:] == [0, 2, "closed"] and paused == [True, False] * 2
 
 
-@pytest.mark.parametrize(("desired_state", "status"), [("stopped", "interrupted"), ("cancelled", "cancelled")])
-def test_a_search_ends_as_asked(desired_state: str, status: str) -> None:
+def test_a_search_ends_as_asked_or_when_it_is_lost() -> None:
     asked, pool = Asked(), Counting()
-    steered = ControlledPool(lambda: pool, due, asked, lambda _: None)  # type: ignore[arg-type]
-    asked.desired_state = desired_state
-    with pytest.raises(StopRequested) as end:
+    steered: Any = ControlledPool(lambda: pool, due, asked, lambda _: None)  # type: ignore[arg-type]
+    for asked.desired_state, status in (("stopped", "interrupted"), ("cancelled", "cancelled")):
+        for use in (lambda: steered.poll(0), lambda: steered.calibrate(None, ())):
+            with pytest.raises(StopRequested) as end:
+                use()
+            assert end.value.status == status and isinstance(end.value, KeyboardInterrupt)
+    asked.desired_state = "lost"
+    with pytest.raises(LeaseLostError):
         steered.poll(0)
-    assert end.value.status == status and isinstance(end.value, KeyboardInterrupt) and pool.done == []
-    with pytest.raises(StopRequested) as end:
-        steered.calibrate(None, ())  # type: ignore[arg-type]
-    assert end.value.status == status and pool.done == []
+    assert pool.done == []
 
 
 def test_a_pause_waits_until_a_calibration_is_made() -> None:
@@ -101,11 +102,3 @@ def test_a_pause_waits_until_a_calibration_is_made() -> None:
     asked.desired_state = "paused"
     assert steered.calibrate(None, ()) == b"made" and pool.done == [4, 1] and paused == []
     assert steered.poll(0) == [] and pool.done == [4, 1, 0] and paused == [True]
-
-
-def test_a_lost_search_is_polled_no_more() -> None:
-    asked = Asked()
-    steered = ControlledPool(Counting, due, asked, lambda _: None)  # type: ignore[arg-type]
-    asked.desired_state = "lost"
-    with pytest.raises(LeaseLostError):
-        steered.poll(0)

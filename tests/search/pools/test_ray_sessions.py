@@ -1,16 +1,21 @@
-"""Several searches of one process, as in a notebook: which Ray they get, one after the other."""
+"""Which Ray a search gets, after others in the same process; and the process that describes its model there."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import ray
+from search_lab import run_config
 
-from moevolve.search.config.run import WorkersSection
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.pools.base import PoolError
+from moevolve.search.pools.ray_actor import FirstWorker, worker_actor
 from moevolve.search.pools.ray_cluster import cluster_name, leave_ray, start_ray
 
 pytestmark = pytest.mark.slow
@@ -39,7 +44,11 @@ def cpus() -> float:
     return float(ray.cluster_resources()["CPU"])
 
 
-def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(ray_address: str) -> None:
+def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(
+    ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PoolError, match=r"127\.0\.0\.1:1: no Ray cluster answers there"), used(address="127.0.0.1:1"):
+        pass
     with used(address=ray_address) as joined:
         assert cpus() == 4
     for address in ("auto", ray_address):
@@ -56,10 +65,15 @@ def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(ray_ad
                 pass
     with used(count="auto", min=0) as same:
         assert same == first
-    with used(count=2, num_cpus=enough) as larger:
-        assert larger != first and cpus() == 2 * enough
-    with used(address=ray_address) as again:
-        assert again == joined
+
+    def no_more(num_cpus: int, **_: object) -> None:
+        raise RuntimeError(f"no Ray of {num_cpus} CPUs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "init", no_more)
+        with pytest.raises(PoolError, match=f"no Ray of {2 * enough} CPUs"), used(count=2, num_cpus=enough):
+            pass
+    assert not ray.is_initialized(), "it was too small, and nobody used it"
 
 
 def test_a_ray_that_is_the_users_own_is_taken_and_never_left(ray_address: str) -> None:
@@ -71,3 +85,44 @@ def test_a_ray_that_is_the_users_own_is_taken_and_never_left(ray_address: str) -
     with pytest.raises(PoolError, match=r"call ray\.shutdown\(\) first"), used(address="127.0.0.1:1"):
         pass
     assert cluster_name() == mine
+
+
+def process_of(config: RunConfig) -> int:
+    return os.getpid()
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a driver is that hasn't imported it."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_a_models_describer_is_the_first_worker_where_there_is_room(ray_address: str, without_torch: None) -> None:
+    config = run_config(workers={"num_cpus": 3, "address": ray_address})
+    with FirstWorker() as first:
+        pids = [first.call(process_of, config) for _ in range(2)]
+        worker: Any = first.take()
+        assert ray.get(worker.call.remote(process_of, config)) == pids[0] == pids[1] != os.getpid()
+        # It has three of the cluster's four processors.
+        assert first.call(process_of, config) not in (pids[0], os.getpid())
+        assert first.take() is None
+        other = worker_actor(config.workers).remote()
+        ready, _ = ray.wait([other.place.remote()], timeout=0.1)
+        assert not ready
+        ray.kill(worker)
+        ray.kill(other)
+
+
+def test_a_wrong_path_is_said_before_ray_starts(without_torch: None) -> None:
+    config = run_config(model={"path": "/nowhere/model"})
+    with FirstWorker() as first, pytest.raises(UserError, match="/nowhere/model: no such directory"):
+        first.call(process_of, config)
+    assert not ray.is_initialized()
+
+
+def test_the_driver_describes_the_model_where_no_cluster_answers(without_torch: None) -> None:
+    """So that a search is recorded all the same."""
+    with FirstWorker() as first:
+        assert first.call(process_of, run_config(workers={"address": "127.0.0.1:1"})) == os.getpid()
+        assert first.take() is None

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,21 +50,13 @@ def setup(store: Store) -> SearchSetup:
 
 
 @pytest.mark.parametrize("start", [run, take_back_failures], ids=["execute", "retry"])
-def test_what_is_cancelled_while_it_is_prepared_is_not_run(start: Start, setup: SearchSetup, store: Store) -> None:
-    assert not steer(store, "lab", "cancelled").alive
-    check_cancelled(start, setup, store)
-
-
-@pytest.mark.parametrize("start", [run, take_back_failures], ids=["execute", "retry"])
-def test_a_cancel_that_the_last_driver_did_not_hear_is_kept(start: Start, setup: SearchSetup, store: Store) -> None:
-    died = store.acquire("id-lab", "driver", 60)
-    store.set_status(died, "running")
-    assert steer(store, "lab", "cancelled").alive
-    store.release(died)
-    check_cancelled(start, setup, store)
-
-
-def check_cancelled(start: Start, setup: SearchSetup, store: Store) -> None:
+@pytest.mark.parametrize("heard", [True, False])
+def test_what_is_cancelled_is_not_run(start: Start, heard: bool, setup: SearchSetup, store: Store) -> None:
+    """While no driver has it, or while one has it that ends before it hears that."""
+    died = None if heard else store.acquire("id-lab", "driver", 60)
+    assert steer(store, "lab", "cancelled").alive != heard
+    if died is not None:
+        store.release(died)
     for _ in range(2):
         with pytest.raises(CancelledError, match="search lab was cancelled"):
             start(setup, store)
@@ -73,55 +66,22 @@ def check_cancelled(start: Start, setup: SearchSetup, store: Store) -> None:
         steer(store, "lab", "cancelled")
 
 
-def test_a_retry_that_dies_leaves_a_search_that_can_be_resumed(setup: SearchSetup, store: Store) -> None:
+def test_a_retry_that_dies_leaves_a_search_that_can_be_resumed_and_a_finished_one_starts_no_worker(
+    setup: SearchSetup, store: Store
+) -> None:
+    def unwanted(_: SearchSetup) -> LocalPool:
+        raise AssertionError("there is nothing left to evaluate")
+
     run(setup, store)
     expected = store.history("id-lab")
     assert (len(expected), store.search("lab").status) == (60, "finished")
+    assert execute(setup, store, Observer(), unwanted).winner == store.best()[0].ref
+    assert store.search("lab").status == "finished"
     store.retry("id-lab", 40)  # and no more comes of it
     assert (len(store.history("id-lab")), store.search("lab").status) == (40, "interrupted")
     run(setup, store)
     assert [row.content_hash for row in store.history("id-lab")] == [row.content_hash for row in expected]
     assert store.search("lab").status == "finished"
-
-
-def test_a_finished_search_starts_no_worker(setup: SearchSetup, store: Store) -> None:
-    def unwanted(_: SearchSetup) -> LocalPool:
-        raise AssertionError("there is nothing left to evaluate")
-
-    run(setup, store)
-    assert execute(setup, store, Observer(), unwanted).winner == store.best()[0].ref
-    assert store.search("lab").status == "finished"
-
-
-def locking_pool(setup: SearchSetup, lock: Callable[[], None]) -> LocalPool:
-    """Has the store locked as the tenth candidate is evaluated."""
-
-    class Locking(CheapWorker):
-        count = 0
-
-        def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-            self.count += 1
-            if self.count == 10:
-                lock()
-            return super().evaluate(request, splits)
-
-    return LocalPool(Locking, setup.all_prepared)
-
-
-def test_a_search_outlives_a_store_that_is_locked_longer_than_its_lease_lasts(
-    setup: SearchSetup, store: Store, tmp_path: Path
-) -> None:
-    store.retry_timeout_s = 0.1
-    with ExitStack() as stack:
-
-        def lock() -> None:
-            held = stack.enter_context(ExitStack())
-            held.enter_context(locked(tmp_path / "store.db"))
-            threading.Timer(1.5, held.close).start()
-
-        execute(setup, store, Observer(), lambda setup: locking_pool(setup, lock))
-    assert (store.search("lab").status, store.control("id-lab").epoch) == ("finished", 1)
-    assert len(store.history("id-lab")) == 60
 
 
 def test_ctrl_c_ends_a_search_whose_store_is_locked(
@@ -133,18 +93,25 @@ def test_ctrl_c_ends_a_search_whose_store_is_locked(
     assert main is not None
 
     def interrupt() -> None:
-        while not ended.wait(0.7):
+        while not ended.wait(0.3):
             signal.pthread_kill(main, signal.SIGINT)
 
     with ExitStack() as stack:
 
-        def lock() -> None:
-            stack.enter_context(locked(tmp_path / "store.db"))
-            stack.callback(ended.set)
-            threading.Thread(target=interrupt).start()
+        class Locking(CheapWorker):
+            """Has the store locked when it evaluates its tenth candidate."""
+
+            count = 0
+
+            def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
+                self.count += 1
+                if self.count == 10:
+                    stack.enter_context(locked(tmp_path / "store.db"))
+                    stack.callback(ended.set)
+                    threading.Thread(target=interrupt).start()
+                return super().evaluate(request, splits)
 
         with pytest.raises(KeyboardInterrupt):
-            execute(setup, store, Observer(), lambda setup: locking_pool(setup, lock))
-        ended.set()
+            execute(setup, store, Observer(), lambda _: LocalPool(partial(Locking, seconds=0.0), setup.all_prepared))
     run(setup, store)
     assert store.search("lab").status == "finished"

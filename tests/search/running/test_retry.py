@@ -9,7 +9,6 @@ import pytest
 from replies import loss
 from search_lab import UnrulyPool, drive, make_lab_setup, population, run_config, start
 
-from moevolve.search.config.run import RunConfig
 from moevolve.search.running.resume import take_back_failures
 from moevolve.store.records import ExportRecord, FailureKind
 from moevolve.store.repository import Store
@@ -30,39 +29,30 @@ def bad_day(kind: FailureKind = "timeout") -> UnrulyPool:
     return pool
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "steady": {},
-    "generations": {"strategy": {"kind": "evolution", "mode": "generations", "generation": 7}},
-    "nevergrad": {"strategy": "nevergrad:TwoPointsDE"},
-    "surrogate": {"strategy": "surrogate"},
-}
+GENERATIONS: dict[str, Any] = {"strategy": {"kind": "evolution", "mode": "generations", "generation": 7}}
 
 
-@pytest.fixture
-def calm(request: pytest.FixtureRequest, tmp_path: Path) -> list[tuple[Any, ...]]:
-    """The population of a search to which nothing happened."""
-    with Store.open(f"sqlite:///{tmp_path / 'calm.db'}") as store:
-        drive(store, start(store, run_config(**MODES[request.param])), UnrulyPool(0))
-        return population(store)
-
-
-@pytest.mark.parametrize(
-    ("calm", "mode", "kind"),
-    [(mode, mode, kind) for mode, kind in zip(MODES, ("timeout", "worker", "timeout", "worker"), strict=True)],
-    indirect=["calm"],
-)
+@pytest.mark.parametrize(("changes", "kind"), [({}, "timeout"), (GENERATIONS, "worker")], ids=["steady", "generations"])
 def test_a_retried_search_ends_as_if_nothing_had_happened(
-    calm: list[tuple[Any, ...]], mode: str, kind: FailureKind, tmp_path: Path
+    changes: dict[str, Any], kind: FailureKind, tmp_path: Path
 ) -> None:
-    config = run_config(**MODES[mode])
+    config = run_config(**changes)
+    with Store.open(f"sqlite:///{tmp_path / 'calm.db'}") as store:
+        setup = start(store, config)
+        drive(store, setup, UnrulyPool(0))
+        calm = population(store)
+        assert any(status == "failed" for *_, status, _, _, _ in calm), "its own failures stay"
+        assert take_back_failures(setup, store) == (0, 0) and population(store) == calm
     with Store.open(f"sqlite:///{tmp_path / 'bad.db'}") as store:
         setup = start(store, config)
         drive(store, setup, bad_day(kind))
-        lost = [row for row in store.history(setup.search_id) if row.failure_kind == kind]
-        own = [row for row in store.history(setup.search_id) if row.failure_kind == "candidate"]
-        assert len(lost) >= 3 and own and population(store) != calm
+        history = store.history(setup.search_id)
+        lost = [row for row in history if row.failure_kind == kind]
+        assert len(lost) >= 3 and population(store) != calm
+        assert any(row.failure_kind == "candidate" for row in history)
         assert all(row.failure == "outran its time 3 times" and row.fitness is None for row in lost)
-        before = {row.phenotype_hash for row in store.history(setup.search_id) if row.status == "ok"}
+        for index in (0, 59):
+            store.add_export(f"lab:{index}", ExportRecord(f"/tmp/{index}", "stock"))
         failures, later = take_back_failures(setup, store)
         kept = store.history(setup.search_id)
         assert failures == len(lost) and later == 60 - len(kept)
@@ -72,26 +62,7 @@ def test_a_retried_search_ends_as_if_nothing_had_happened(
         pool = UnrulyPool(2)
         drive(store, make_lab_setup(config), pool)
         assert population(store) == calm
+        before = {row.phenotype_hash for row in history if row.status == "ok"}
         assert not before & set(pool.submitted), "what was evaluated stays evaluated"
-
-
-def test_an_undisturbed_search_has_nothing_to_retry(tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path / 'calm.db'}") as store:
-        setup = start(store, run_config())
-        drive(store, setup, UnrulyPool(0))
-        expected = population(store)
-        assert any(status == "failed" for *_, status, _, _, _ in expected), "its own failures stay"
-        assert take_back_failures(setup, store) == (0, 0)
-        assert population(store) == expected
-
-
-def test_exports_of_what_is_made_again_are_forgotten(tmp_path: Path) -> None:
-    config: RunConfig = run_config()
-    with Store.open(f"sqlite:///{tmp_path / 'bad.db'}") as store:
-        setup = start(store, config)
-        drive(store, setup, bad_day())
-        for index in (0, 59):
-            store.add_export(f"lab:{index}", ExportRecord(f"/tmp/{index}", "stock"))
-        take_back_failures(setup, store)
-        drive(store, make_lab_setup(config), UnrulyPool(2))
-        assert [len(store.individual(f"lab:{index}").exports) for index in (0, 59)] == [1, 0]
+        exports = [len(store.individual(f"lab:{index}").exports) for index in (0, 59)]
+        assert exports == [1, 0], "those of what is made again are forgotten"

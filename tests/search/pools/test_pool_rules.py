@@ -1,0 +1,301 @@
+"""What a pool does about workers that fail, hang or find no room: its rules, on a stand-in for Ray."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from replies import answer
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import WorkersSection
+from moevolve.search.pools import ray_actor, ray_pool
+from moevolve.search.pools.base import PoolError, StopRequested
+from moevolve.search.pools.node_failures import LEFT_OUT_S, NodeFailures
+from moevolve.search.pools.ray_pool import RayPool
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+
+ANYTHING: Any = None
+"""The recipe of a calibration that nothing is measured for."""
+
+
+class Hangs(Exception):
+    """A call never ends."""
+
+
+FINE = None
+DIE, HANG, REFUSE = ActorDiedError(), Hangs(), UserError("not a model for this")
+FAIL, FAULT = RuntimeError("CUDA error: uncorrectable ECC error"), WorkerFault("MemoryError: no more")
+
+
+class Call:
+    """A call of an actor's method, which is made when it is first waited for."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    @cached_property
+    def result(self) -> Any:
+        """A value, an error, or None if there will be none."""
+        try:
+            return self._make()
+        except Hangs:
+            return None
+        except RayError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - Ray, too, hands on whatever a worker raises
+            return RayTaskError("call", "", error)
+
+
+class StandIn:
+    """As much of Ray as a pool uses, in this process; waits take no time.
+
+    Attributes:
+        living: Ids of the living nodes; an actor gets the first one that its selector does not exclude.
+        full: Whether actors find no room.
+        waited: Seconds that waits would have taken.
+    """
+
+    def __init__(self) -> None:
+        self.living = ["first"]
+        self.full = False
+        self.waited = 0.0
+        self._node = ""
+
+    def remote(self, **_: float) -> Callable[[type], SimpleNamespace]:
+        return self._actor_class
+
+    def _actor_class(self, make: type, label_selector: Any = None) -> SimpleNamespace:
+        def create() -> SimpleNamespace:
+            excluded = str((label_selector or {}).values())
+            actor, node = make(), next((node for node in self.living if node not in excluded), "lost")
+            methods = [name for name in vars(make) if not name.startswith("_")]
+            return SimpleNamespace(**{name: self._method(getattr(actor, name), node) for name in methods})
+
+        return SimpleNamespace(remote=create, options=lambda **options: self._actor_class(make, **options))
+
+    def _method(self, method: Callable[..., Any], node: str) -> SimpleNamespace:
+        def make(*arguments: Any) -> Any:
+            if self.full:
+                raise Hangs
+            self._node = node
+            return method(*arguments)
+
+        return SimpleNamespace(remote=lambda *arguments: Call(lambda: make(*arguments)))
+
+    def wait(self, calls: list[Call], num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
+        done = [call for call in calls if call.result is not None]
+        if not done:
+            self.sleep(timeout)
+        return done[:num_returns], []
+
+    def get(self, call: Call) -> Any:
+        if isinstance(call.result, Exception):
+            raise call.result
+        return call.result
+
+    def kill(self, actor: object) -> None: ...
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": node, "Alive": True, "Resources": {"CPU": 8.0}} for node in self.living]
+
+    def get_runtime_context(self) -> SimpleNamespace:
+        return SimpleNamespace(get_node_id=lambda: self._node)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.waited
+
+    def sleep(self, seconds: float) -> None:
+        self.waited += seconds
+        assert self.waited < 10_000, "it comes to nothing"
+
+
+@dataclass
+class Fates:
+    """What becomes of workers when they start, calibrate and evaluate, in this order; what is not named goes well."""
+
+    starting: list[Exception | None] = field(default_factory=list)
+    calibrating: list[Exception | None] = field(default_factory=list)
+    evaluating: list[Exception | None] = field(default_factory=list)
+    starts: int = 0
+
+    def __call__(self, *_: object) -> Fates:
+        self.starts += 1
+        meet(self.starting)
+        return self
+
+    def info(self, node: str) -> WorkerInfo:
+        return WorkerInfo("worker", node, "cpu")
+
+    def calibrate(self, *_: object) -> bytes:
+        meet(self.calibrating)
+        return b"made"
+
+    def evaluate(self, request: EvaluationRequest, _: object) -> EvaluationReply:
+        meet(self.evaluating)
+        return answer(request)
+
+
+def meet(fates: list[Exception | None]) -> None:
+    fate = fates.pop(0) if fates else FINE
+    if fate is not None:
+        raise fate
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    found = StandIn()
+    for module in (ray_actor, ray_pool):
+        monkeypatch.setattr(module, "ray", found)
+    monkeypatch.setattr(ray_pool, "time", found)
+    monkeypatch.setattr(ray_pool, "start_ray", lambda *_: None)
+    return found
+
+
+def pool_of(fates: Fates, on_left_out: Callable[[str], object] = print, **settings: Any) -> RayPool:
+    workers = WorkersSection(**settings)
+    return RayPool(workers, ModelConfig("nowhere"), EngineConfig(), {}, worker=fates, on_left_out=on_left_out)
+
+
+def poll_until_ready(pool: RayPool, count: int) -> None:
+    while pool.ready < count:
+        pool.poll(0.1)
+
+
+def submit(pool: RayPool, *tickets: str) -> None:
+    for ticket in tickets:
+        pool.submit(EvaluationRequest(IdentityEdit(), (), ticket=ticket))
+
+
+def collect(pool: RayPool, count: int = 1) -> list[EvaluationReply]:
+    replies = list[EvaluationReply]()
+    while len(replies) < count:
+        replies += pool.poll(0.1)
+    return replies
+
+
+def test_a_pool_ends_when_no_worker_starts(stand_in: StandIn) -> None:
+    fates = Fates(starting=[REFUSE] * 9)
+    with pytest.raises(PoolError, match="workers can't start: UserError: not a model for this"):
+        collect(pool_of(fates))
+    assert fates.starts == 3 and 2.9 < stand_in.waited < 4, "after one second, and after two more"
+    with pytest.raises(PoolError, match=r"after 50 s .*: the model loads slowly"):
+        collect(pool_of(Fates(starting=[HANG]), start_timeout_s=50))
+    stand_in.full = True
+    with pytest.raises(PoolError, match=r"after 50 s .*: the cluster has no room for num_cpus=64"):
+        pool_of(Fates(), start_timeout_s=50, num_cpus=64).calibrate(ANYTHING, ())
+    assert 100 < stand_in.waited < 106
+
+
+def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(caplog: pytest.LogCaptureFixture) -> None:
+    """It is started again after pauses that grow, and if it hangs, and the search goes on."""
+    pool = pool_of(Fates(starting=[FINE, *[FAIL] * 8, HANG]), start_timeout_s=100)
+    poll_until_ready(pool, 1)
+    pool.resize(2)
+    submit(pool, *map(str, range(20)))
+    assert len(collect(pool, 20)) == 20 and pool.ready == 1
+    poll_until_ready(pool, 2)
+    said = [record for record in caplog.records if "can't start" in record.message]
+    pauses = [record.args[-2] for record in said if isinstance(record.args, tuple)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60], "no longer than the longest"
+    words = f"worker 2 of 2 can't start on {socket.gethostname()}: RuntimeError: CUDA error"
+    assert all(words in record.message and "1 are ready" in record.message for record in said[:-1])
+    assert "the model took longer to load than workers.start_timeout_s = 100" in said[-1].message
+
+
+def test_who_waits_for_a_calibration_hears_what_is_asked(stand_in: StandIn) -> None:
+    stand_in.full, asked = True, list[float]()
+
+    def check() -> None:
+        asked.append(stand_in.waited)
+        if len(asked) == 3:
+            raise StopRequested("interrupted")
+
+    with pytest.raises(StopRequested):
+        pool_of(Fates()).calibrate(ANYTHING, (), check)
+    assert asked == [0, 1, 2]
+
+
+def test_a_calibration_is_tried_again_when_its_worker_dies(stand_in: StandIn) -> None:
+    """Up to `max_attempts`, and only then. Evaluations that are asked for beside it are answered afterwards."""
+    fates = Fates(calibrating=[DIE, FINE, DIE, DIE, REFUSE, FAIL, FINE, HANG])
+    pool = pool_of(fates, max_attempts=2, start_timeout_s=100)
+    submit(pool, "before")
+    assert pool.calibrate(ANYTHING, ()) == b"made" and fates.starts == 2
+    with pytest.raises(PoolError, match="the calibration failed: it killed its worker 2 times, last: The actor died"):
+        pool.calibrate(ANYTHING, ())
+    with pytest.raises(UserError, match=r"^not a model for this$"):
+        pool.calibrate(ANYTHING, ())
+    with pytest.raises(PoolError, match="the calibration failed: RuntimeError: CUDA error"):
+        pool.calibrate(ANYTHING, ())
+    assert pool.calibrate(ANYTHING, ()) == b"made" and collect(pool)[0].ticket == "before"
+    before = stand_in.waited
+    with pytest.raises(PoolError, match=r"longer than 100 s; raise workers\.start_timeout_s, or .*calibration_tokens"):
+        pool.calibrate(ANYTHING, ())
+    assert stand_in.waited - before >= 100
+    with pytest.raises(UserError, match=r"^not a model for this$"):
+        pool_of(Fates(starting=[REFUSE])).calibrate(ANYTHING, ())
+
+
+def test_an_evaluation_has_so_many_attempts_and_so_much_time(stand_in: StandIn) -> None:
+    pool = pool_of(Fates(evaluating=[DIE, FAULT, FINE, HANG, FINE, HANG, HANG]), max_attempts=2, timeout_s=10)
+    submit(pool, "lost", "good", "again", "late")
+    lost, good, again, late = collect(pool, 4)
+    assert (lost.kind, lost.attempts) == ("worker", 2)
+    assert "killed its worker 2 times, last: WorkerFault: MemoryError: no more" in (lost.failure or "")
+    assert (good.failure, good.attempts, again.failure, again.attempts) == (None, 1, None, 2)
+    assert (late.kind, late.attempts) == ("timeout", 2) and "longer than workers.timeout_s = 10" in (late.failure or "")
+    # Workers that are lost with their nodes count against nobody, for some time.
+    stand_in.living = []
+    pool = pool_of(Fates(evaluating=[DIE] * 15), max_attempts=1)
+    submit(pool, "one", "two")
+    lost, good = collect(pool, 2)
+    assert "lost its worker 10 times" in (lost.failure or "") and (good.failure, good.attempts) == (None, 6)
+
+
+def test_workers_that_are_too_many_end_their_evaluations() -> None:
+    pool = pool_of(Fates(), count=2)
+    poll_until_ready(pool, 2)
+    submit(pool, *map(str, range(4)))
+    pool.resize(1)
+    assert pool.ready == 2, "both evaluate something"
+    assert {item.attempts for item in collect(pool, 4)} == {1} and pool.ready == 1
+    submit(pool, "last")
+    pool.resize(0, at_once=True)
+    assert pool.ready == 0 and pool.poll(0.1) == []
+    pool.resize(2)
+    assert [item.attempts for item in collect(pool)] == [1], "it is charged for nothing"
+
+
+def test_a_node_where_three_starts_in_a_row_failed_is_left_out(stand_in: StandIn) -> None:
+    stand_in.living.append("second")
+    fates, told = Fates(starting=[FAIL] * 3), list[str]()
+    pool = pool_of(fates, told.append)
+    poll_until_ready(pool, 1)
+    assert fates.starts == 4 and pool._seats[0].node == "second"
+    assert len(told) == 1 and told[0].startswith(f"3 workers in a row failed on {socket.gethostname()}, the last by Ru")
+
+
+def test_three_failures_in_a_row_leave_a_node_out_for_a_while() -> None:
+    now = 1000.0
+    nodes = NodeFailures(lambda: now)
+    assert [nodes.failed("bad", what) for what in ("start 1", "start 1", "run 1", "run 1")] == [False] * 4
+    nodes.succeeded("bad")
+    assert [nodes.failed("bad", what) for what in ("start 2", "run 2", "run 3")] == [False, False, True]
+    assert nodes.left_out == {"bad"} and not nodes.failed("other", "run 4")
+    assert not nodes.failed("bad", "run 5"), "by a worker that is still there"
+    now += LEFT_OUT_S
+    assert nodes.left_out == set()
+    assert nodes.failed("bad", "start 6") and nodes.left_out == {"bad"}, "once more was enough"
+    now += LEFT_OUT_S
+    nodes.succeeded("bad")
+    assert not nodes.failed("bad", "start 7"), "it is counted anew"
