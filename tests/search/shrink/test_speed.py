@@ -115,7 +115,6 @@ def test_a_dry_run_has_the_width_and_says_why(tmp_path: Path, in_process: Any) -
     assert done.returncode == 2 and "--speed 1.5x: narrower experts need a repair" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("timed")
 def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch
@@ -130,8 +129,10 @@ def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     monkeypatch.setattr("moevolve.search.shrink.shrink.check_winner", checked)
     monkeypatch.setattr("moevolve.search.shrink.shrink.measured_speed", timed)
     write_chats(tmp_path / "chats.jsonl", 100)
-    settings = (word for each in ("engine.chat_template=none", "final.random_baselines=0") for word in ("--set", each))
-    command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "3x", "--evaluations", "4", "-o", "small")
+    phase = "{kind: allocate, evaluations: 1, initial: 1, init: [even], repair: {neurons: {}, tokens: 256}}"
+    wanted = (f"phases=[{phase}]", "engine.chat_template=none", "final.random_baselines=0")
+    settings = (word for each in wanted for word in ("--set", each))
+    command = ("shrink", DEMO / "model", "--data", "chats.jsonl", "--speed", "3x", "-o", "small")
     command = (*command, *settings)
     with worker_here():
         done = in_process(*command, "--force", "--json", cwd=tmp_path)
