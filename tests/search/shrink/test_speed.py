@@ -32,10 +32,10 @@ def seconds(fixed: float, experts: float) -> dict[float, float]:
     return {share: fixed + share * experts for share in SHARES}
 
 
-@pytest.mark.parametrize("times", [1.1, 1.5, 2.0, 3.0])
-def test_the_share_is_the_largest_that_is_fast_enough(times: float) -> None:
-    share = chosen_share(asked(times), seconds(1.0, 4.0)).share
-    assert 5.0 / (1.0 + 4.0 * share) == pytest.approx(1.03 * times, rel=1e-3)
+def test_the_share_is_the_largest_that_is_fast_enough() -> None:
+    for times in (1.1, 3.0):
+        share = chosen_share(asked(times), seconds(1.0, 4.0)).share
+        assert 5.0 / (1.0 + 4.0 * share) == pytest.approx(1.03 * times, rel=1e-3)
 
 
 def test_a_width_that_seems_slower_than_a_wider_one_is_taken_for_as_fast() -> None:
@@ -82,11 +82,8 @@ def test_only_code_that_an_export_has_written_is_run(
         measured_speed(model, Written(tmp_path, form, 1), asked(1.5), lambda _: None)
 
 
-@pytest.mark.parametrize("budget", ["--speed=2x", "--experts=4"])
-def test_a_task_that_there_isnt_is_said_at_once(tmp_path: Path, in_process: Any, budget: str) -> None:
-    done = in_process(
-        "shrink", DEMO / "model", "--task", "nonexistent", budget, "-o", "small", "--dry-run", cwd=tmp_path
-    )
+def test_a_task_that_there_isnt_is_said_at_once(in_process: Any) -> None:
+    done = in_process("shrink", DEMO / "model", "--task", "nonexistent", "--speed=2x", "-o", "small", "--dry-run")
     assert done.returncode == 2 and "nonexistent" in done.stderr
 
 

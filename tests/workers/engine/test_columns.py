@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moevolve.workers.contract.edits import Tokens
@@ -37,6 +37,7 @@ def attended_by(columns: Columns) -> dict[int, list[int]]:
     return {column: seen[place] for column, place in enumerate(columns.attention.output_index.tolist())}
 
 
+@settings(max_examples=40)
 @given(sequences_of_few_tokens, st.sampled_from(LAYOUTS), st.integers(1, 60))
 def test_every_sequence_finds_its_tokens(sequences: list[Tokens], layout: Layout, most: int) -> None:
     columns = lay_out(sequences, layout, most, CPU)
@@ -51,6 +52,7 @@ def test_every_sequence_finds_its_tokens(sequences: list[Tokens], layout: Layout
         assert int(columns.mask.sum()) == sum(columns.lengths)
 
 
+@settings(max_examples=40)
 @given(sequences_of_few_tokens, st.booleans(), st.integers(1, 60))
 def test_packed_tokens_attend_to_those_before_them(sequences: list[Tokens], share: bool, most: int) -> None:
     columns = lay_out(sequences, "packed" if share else "unshared", most, CPU)
@@ -63,6 +65,7 @@ def test_packed_tokens_attend_to_those_before_them(sequences: list[Tokens], shar
     assert all(part.rows == 1 or part.rows * part.length <= most for part in columns.attention.parts)
 
 
+@settings(max_examples=40)
 @given(sequences_of_few_tokens)
 def test_a_beginning_runs_once(sequences: list[Tokens]) -> None:
     prefixes = {tokens[:end] for tokens in sequences for end in range(1, len(tokens) + 1)}
@@ -105,6 +108,7 @@ groups = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(groups.map(tuple), st.sampled_from(LAYOUTS), st.integers(1, 80))
 def test_a_plan_runs_every_example_once_within_the_bound(
     groups: tuple[tuple[Tokens, ...], ...], layout: Layout, bound: int

@@ -277,9 +277,3 @@ def test_a_worker_needs_no_data_but_the_same_task(engine_of: Engines, write: Wri
     path.unlink()
     with pytest.raises(UserError, match="this worker has no such file"):
         engine_of().judged(split)
-
-
-def test_an_empty_prompt_is_opened_by_the_models_own_token(engine_of: Engines, write: Write) -> None:
-    split = prepare_split(load_task(write("choice", doc_to_text="")), "search")
-    assert split.examples[0].prompt == ""
-    assert np.isfinite(engine_of().judged(split)[1]).all()

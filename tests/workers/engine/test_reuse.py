@@ -34,9 +34,9 @@ ENDS = [2, *range(60, 76)]
 PLENTY = 1 << 24
 
 
-def split_of(*further: int) -> PreparedSplit:
-    """Seven prompts of 2 to 19 tokens with gold answers of 1 to 3 and choices of 1 to 2 tokens, and further ones."""
-    return words_split((19, 2, 12, 7, 16, 3, 9, *further), 0, (), ("w30", "w31 w32", "w36"), 3)
+def split_of() -> PreparedSplit:
+    """Five prompts of 2 to 19 tokens with gold answers of 1 to 3 and choices of 1 to 2 tokens."""
+    return words_split((19, 2, 12, 7, 16), 0, (), ("w30", "w31 w32", "w36"), 3)
 
 
 def offspring(parent: EepEdit, other: EepEdit) -> list[Edit]:
@@ -58,11 +58,11 @@ class Pair:
     """One resident model with two engines, one of which reuses hidden states."""
 
     def __init__(self, resident: ResidentModel, tokenizer: PreTrainedTokenizerFast, limit: int = PLENTY) -> None:
-        """Seven prompts take two batches or more."""
+        """Five prompts take two batches or more."""
         self.resident = resident
         resident.model.generation_config.eos_token_id = ENDS
         self.reuse = LayerReuse(resident.model, resident.layer_keys, limit)
-        config = EngineConfig(batch_tokens=60)
+        config = EngineConfig(batch_tokens=40)
         self.plain = GenerationEngine(resident.model, tokenizer, config)
         self.reusing = GenerationEngine(resident.model, tokenizer, config, reuse=self.reuse)
 
