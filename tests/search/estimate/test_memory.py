@@ -149,12 +149,6 @@ def test_what_does_not_fit_is_refused_with_what_would(
         assert word in message
 
 
-def test_all_experts_fit_a_card_where_originals_stay_on_the_host(sized: Any) -> None:
-    found = needed("mixtral-8x7b", model={"originals": "host"}, genome={"experts": 8})
-    check_room(found, sized(80, 256))
-    assert found.memory.device < 80e9 and found.memory.experts == 90194313216
-
-
 def test_a_cpu_has_one_memory(sized: Any) -> None:
     found = needed("qwen1.5-moe-a2.7b", genome={"experts": 30}, dtype="float32", on_gpu=False)
     sized(1000, 60)

@@ -17,7 +17,7 @@ from moevolve.search.config.files import find_model, load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import GPUS
 from moevolve.search.estimate.estimate import estimate
-from moevolve.search.estimate.repairs import RepairWork, repair_works
+from moevolve.search.estimate.repairs import repair_works
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.genomes.registry import costs_of
 from moevolve.search.running.set_up import set_up
@@ -70,17 +70,6 @@ def test_allocated_widths_are_planned_for_the_widest_layer() -> None:
     # Of 8 experts 4 are kept, so that no layer can have more than twice the mean.
     assert (even.width, allocated.width, after.width) == (KEPT * NEURONS, 2 * KEPT * NEURONS, 2 * KEPT * NEURONS)
     assert even.taken < allocated.taken == after.taken
-
-
-def test_more_candidates_take_more_memory() -> None:
-    def of(**changes: Any) -> RepairWork:
-        (work,) = planned(recipe(4096, **changes)).repairs
-        assert isinstance(work, RepairWork)
-        return work
-
-    filled = of(neurons={"candidates": 1, "router": "kept"})
-    # In 8 GiB there is room for a tenth more candidates than a slot has neurons, and that is what they take.
-    assert of(neurons={"candidates": 2}).taken > filled.taken
 
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:

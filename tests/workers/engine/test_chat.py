@@ -117,13 +117,6 @@ def test_an_answer_prefix_of_words_is_part_of_every_answer(bytewise: PreTrainedT
     assert text.endswith("<|im_start|>assistant\nAnswer: 4")
 
 
-def test_long_conversations_keep_head_and_tail(bytewise: PreTrainedTokenizerFast) -> None:
-    config = EngineConfig(max_prompt_tokens=30, tail_tokens=12)
-    whole, cut = (tokenize_split(talking(bytewise, CHATML), SPLIT, each) for each in (EngineConfig(), config))
-    assert cut.prompts[0] == whole.prompts[0][:18] + whole.prompts[0][-12:]
-    assert cut.golds == whole.golds
-
-
 @pytest.mark.parametrize("limit", [300, 1948])
 def test_a_long_prompt_that_loses_its_beginning_is_what_the_authors_tokenizer_makes_of_it(
     bytewise: PreTrainedTokenizerFast, limit: int
@@ -162,12 +155,6 @@ def test_templates_by_name(bytewise: PreTrainedTokenizerFast) -> None:
         chat_template(named, EngineConfig(chat_template="x"))
     with pytest.raises(UserError, match="no default template; use one of: none, auto, mixtral, terse"):
         chat_template(talking(bytewise, {"terse": DROPPING}), EngineConfig())
-
-
-def test_a_template_that_refuses_says_so(bytewise: PreTrainedTokenizerFast) -> None:
-    tokenizer = talking(bytewise, "{{ raise_exception('tools only') }}")
-    with pytest.raises(UserError, match=r"engine\.chat_template: the tokenizer's template refuses the prompts: tools"):
-        tokenize_split(tokenizer, SPLIT, EngineConfig())
 
 
 @pytest.mark.parametrize(("template", "end"), [(CHATML, "<|im_end|>"), (ALTERNATING, "</s>"), (DROPPING, None)])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.batches import Batcher, plan_batches
-from moevolve.workers.engine.columns import Columns, Layout, Masks, common_start, lay_out, pad_left
+from moevolve.workers.engine.columns import Columns, Layout, Masks, lay_out, pad_left
 
 CPU = torch.device("cpu")
 LAYOUTS: tuple[Layout, ...] = ("packed", "unshared", "padded")
@@ -73,16 +70,6 @@ def test_a_beginning_runs_once(sequences: list[Tokens]) -> None:
     assert lay_out(sequences, "unshared", 100, CPU).ids.numel() == sum(map(len, sequences))
 
 
-def test_blocks_of_later_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moevolve.workers.engine.columns._PART_COST", 0)
-    columns = lay_out([tuple(range(40)), (*range(20), *range(50, 60))], "packed", 100, CPU)
-    assert columns.attention is not None
-    first, second = columns.attention.parts
-    assert (first.start, first.length, first.rows, first.blocks) == (0, 48, 1, ((0, 16), (16, 32), (32, 48)))
-    assert (second.start, second.length, second.rows, second.blocks) == (16, 32, 1, ((16, 32),))
-    assert second.queries.tolist() == [*range(16, 20), *range(40, 50), 49, 49]
-
-
 def test_masks_of_windows_and_of_later_tokens() -> None:
     masks = Masks()
     assert masks.of(0, 4, None, None, CPU) is None and masks.of(0, 4, 4, None, CPU) is None
@@ -133,14 +120,6 @@ def test_batches_are_planned_once() -> None:
     batcher = Batcher("packed", 10, CPU)
     groups = (((1, 2),), ((1, 3),))
     assert batcher.batches(groups) is batcher.batches((((1, 2),), ((1, 3),)))
-
-
-@pytest.mark.parametrize("sequences", [[(1, 2, 3)] * 3, [(1,), (1, 2), (1, 2, 3)]])
-def test_what_is_a_beginning_of_another_adds_nothing(sequences: list[Tokens]) -> None:
-    columns = lay_out(sequences, "packed", 100, CPU)
-    assert columns.ids.tolist() == [[1, 2, 3]]
-    assert columns.attention is not None and len(columns.attention.output_index) == 3
-    assert [common_start(*pair) for pair in pairwise(sequences)] == [len(tokens) for tokens in sequences[:-1]]
 
 
 def test_ids_and_positions_determine_attention() -> None:
