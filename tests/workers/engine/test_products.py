@@ -10,10 +10,8 @@ import torch
 from edit_checks import Residents
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError
 from moevolve.kernels import products as kernel
-from moevolve.workers.contract.settings import EngineConfig, MatmulBackend
-from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.contract.settings import MatmulBackend
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
@@ -84,10 +82,3 @@ def test_logits_are_those_of_plain_transformers(
     expected = logits(plain, tokens)
     tolerance = 1e-4 if dtype == "float32" else 0.1
     torch.testing.assert_close(logits(by("torch", family, dtype=dtype), tokens), expected, rtol=0, atol=tolerance)
-
-
-def test_what_is_not_there_is_refused(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = resident("mixtral")
-    monkeypatch.setattr(kernel, "onednn_available", lambda: False)
-    with pytest.raises(UserError, match=r"engine\.matmul_backend: this build of torch has no oneDNN"):
-        GenerationEngine(model.model, model.tokenizer, EngineConfig(matmul_backend="onednn"))

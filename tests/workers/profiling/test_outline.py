@@ -12,7 +12,6 @@ import torch
 from edit_checks import Residents
 from torch import Tensor, nn
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
@@ -111,8 +110,3 @@ def test_facts_are_those_of_the_checkpoint_but_for_its_fingerprint(
         whole = describe_model(model_config(family))
         assert whole.fingerprint
         assert replace(whole, fingerprint="") == outline(family).facts
-
-
-def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"config\.json"):
-        outline_model(ModelConfig(str(tmp_path)))

@@ -100,24 +100,3 @@ def test_products_and_attention_are_what_the_cpu_computes(device: MeteredDevice)
     found = nn.functional.grouped_mm(half.to("cuda"), matrices.to("cuda"), offs=ends.to("cuda")).cpu()
     wanted = torch.cat([half[:2].double() @ matrices[0].double(), half[2:].double() @ matrices[2].double()])
     torch.testing.assert_close(found, wanted.bfloat16())
-
-
-def test_tied_parameters_stay_one_when_a_model_moves(device: MeteredDevice) -> None:
-    model = nn.ModuleDict({"embed": nn.Embedding(64, 32), "head": nn.Linear(32, 64, bias=False)})
-    model["head"].weight = model["embed"].weight
-    model.to("cuda")
-    assert model["head"].weight is model["embed"].weight
-    assert device.live == 64 * 32 * 4
-
-
-def test_what_the_host_holds_is_read_without_the_devices_blocks(device: MeteredDevice) -> None:
-    device.reset()
-    before = device.read().host
-    there = (passing := torch.ones(32 * MIB, dtype=torch.uint8)).to("cuda")
-    assert 28 * MIB < device.read().host - before < 44 * MIB
-    del passing
-    device.reset()
-    assert device.read().host - before < 12 * MIB
-    held = torch.ones(24 * MIB, dtype=torch.uint8)
-    assert 20 * MIB < device.read().host - before < 36 * MIB
-    assert int(there.sum()) == 32 * MIB and held.numel() == 24 * MIB
