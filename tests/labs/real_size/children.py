@@ -67,12 +67,6 @@ def in_child(function: str, arguments: dict[str, Any], data_limit: int | None = 
         return Outcome(**json.loads(told.read_text()))
 
 
-def hold(mib: int) -> int:
-    """Fill so many MiB of private memory."""
-    held = bytearray(mib << 20)
-    return len(held) >> 20
-
-
 def main() -> None:
     request = json.loads(sys.argv[1])
     module, name = request["function"].split(":")

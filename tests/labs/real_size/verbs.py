@@ -124,7 +124,6 @@ class Session:
 
     def rows(self, verbs: tuple[str, ...]) -> Iterator[Row]:
         """Do them in order, and say what each took."""
-        gc.collect()
         # Modules and classes of what is imported stay: going through them again takes longer than many a verb.
         gc.freeze()
         for verb in verbs:

@@ -66,13 +66,9 @@ def test_memory_of_a_mixtral_with_originals_here_and_there() -> None:
     assert here.loading == outline.weight_bytes
     # One layer is there twice while it is pinned.
     assert there.loading == outline.weight_bytes - experts + there.host + experts // 32
-
-
-def test_a_search_without_merging_needs_no_buffers_on_the_device() -> None:
-    pruning = lab_config("mixtral-8x7b", phases=[{"kind": "prune", "evaluations": 50}])
-    found = report(pruning)
-    assert found.memory["device"].items[2].device == 0
-    assert found.memory["host"].items[2].device == 0
+    assert not found.devices[0].kept_layers, "all are on the device"
+    pruning = report(lab_config("mixtral-8x7b", phases=[{"kind": "prune", "evaluations": 50}])).memory
+    assert [pruning[place].items[2].device for place in ("device", "host")] == [0, 0], "nothing is merged"
 
 
 def test_what_fits_where() -> None:
@@ -87,7 +83,7 @@ def test_what_fits_where() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "experts", "kept"),
-    [("a100-40g", 4, (10, 22)), ("h100", 4, (24, 32)), ("h100", 6, (24, 32)), ("h100", 8, (24, 24))],
+    [("a100-40g", 4, (10, 22)), ("h100", 8, (24, 24))],
 )
 def test_experts_of_some_layers_stay_on_the_device(gpu: str, experts: int, kept: tuple[int, int]) -> None:
     """Mixtral's layers are 2.82 GB of experts each; what is free beside weights and passes holds so many."""
@@ -95,8 +91,6 @@ def test_experts_of_some_layers_stay_on_the_device(gpu: str, experts: int, kept:
     config = config.model_copy(update={"phases": config.phases[1:]})
     found = report(config, GPUS[gpu]).devices[0]
     assert found.kept_layers == {"full model": kept[0], "merge": kept[1]}
-    here = report(lab_config("mixtral-8x7b", genome={"experts": experts}), GPUS[gpu]).devices[0]
-    assert not here.kept_layers, "all are on the device"
 
 
 def test_hours_are_flops_at_a_share_of_the_peak() -> None:
@@ -116,11 +110,9 @@ def test_hours_are_flops_at_a_share_of_the_peak() -> None:
 
 def test_hours_scale_with_workers_and_prompts() -> None:
     one = report(lab_config("mixtral-8x7b")).devices[0]
-    more = report(lab_config("mixtral-8x7b", workers={"count": 8})).devices[0]
-    assert more.hours == pytest.approx(one.hours / 2)
-    many = report(lab_config("mixtral-8x7b", workers={"count": 64})).devices[0]
+    many = report(lab_config("mixtral-8x7b", workers={"count": 64}), examples=128).devices[0]
     assert many.workers == 8, "the window keeps no more busy"
-    assert report(lab_config("mixtral-8x7b"), examples=128).devices[0].hours == pytest.approx(one.hours / 2)
+    assert many.hours == pytest.approx(one.hours / 2 / 2)
 
 
 def test_subsets_bound_how_many_pruning_candidates_differ() -> None:

@@ -69,22 +69,14 @@ def measured(model: Any, prompt: int, rows: int, read: int) -> tuple[int, int]:
     return first, meter.peak
 
 
-MANY, LONG, READ = (300, 100, 1), (2000, 2, 1), (40, 200, 30)
+MANY, LONG, READ = (300, 50, 1), (2000, 2, 1), (40, 100, 30)
 """Large batches, long prompts, and many positions whose logits are read: tokens and number of prompts, positions."""
 
 
-@pytest.mark.parametrize(
-    ("name", "passes"),
-    [
-        ("mixtral-8x7b", (MANY, LONG)),
-        ("qwen1.5-moe-a2.7b", (MANY, READ)),
-        ("qwen3-30b-a3b", (LONG, READ)),
-    ],
-)
+@pytest.mark.parametrize(("name", "passes"), [("mixtral-8x7b", (LONG,)), ("qwen1.5-moe-a2.7b", (MANY, READ))])
 def test_activations_and_caches_are_what_lives_at_once(
     name: str, passes: tuple[tuple[int, int, int], ...], tmp_path: Path, faked: None
 ) -> None:
-    """Over vocabularies of up to 152,000."""
     model, outline = model_of(name, tmp_path)
     for prompt, rows, read in passes:
         first, second = measured(model, prompt, rows, read)
@@ -155,13 +147,6 @@ def test_what_does_not_fit_is_refused_with_what_would(
     assert "\n" not in message
     for word in words:
         assert word in message
-
-
-@pytest.mark.parametrize("experts", [4, 6, 8])
-def test_any_number_of_experts_fits_a_card_where_originals_stay_on_the_host(experts: int, sized: Any) -> None:
-    found = needed("mixtral-8x7b", model={"originals": "host"}, genome={"experts": experts})
-    check_room(found, sized(80, 256))
-    assert found.memory.device < 80e9 and found.memory.experts == 90194313216
 
 
 def test_a_cpu_has_one_memory(sized: Any) -> None:

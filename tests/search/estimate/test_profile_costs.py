@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 import torch
 from profile_lab import FAMILIES, HEADS, HIDDEN, LAYERS, VOCABULARY, Exported, export_sample, load_plainly, write_model
+from pydantic import TypeAdapter
 from torch.utils.flop_counter import FlopCounterMode
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.estimate.counts import model_sizes
+from moevolve.search.genomes.registry import AnyGenomeSection, costs_of, make_space
 from moevolve.search.operations.profile import _notes
 from moevolve.workers.checkpoints.loading import experts_arguments
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.messages import LoadReply, ProfileSettings
+from moevolve.workers.profiling.outline import outline_model
 from moevolve.workers.profiling.report import ModelProfile, ProfileReport
 
 CONTEXT = 7
@@ -27,14 +32,12 @@ MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibrati
 # The code of fewer blocks mixes diagonals by elementwise products, which torch's counter doesn't see.
 MIXED = {"kind": "nanomoe", "blocks": 4, "rank": 2}
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "eep-prune": ("mixtral", {"kind": "eep", "experts": 2, "active": 1, "groups": 3}, "stock"),
     "eep-prune-unscaled": ("qwen2_moe", {"kind": "eep", "experts": 2, "groups": 2}, "native"),
     "eep-merge": ("mixtral", {"kind": "eep", "experts": 3, "groups": 1}, "native"),
     "eep-merge-logits": ("qwen2_moe", {"kind": "eep", "experts": 3, "groups": 1, "router_space": "logits"}, "stock"),
     "factorllm": ("llama", FACTOR, "native"),
     "factorllm-biases": ("opt", FACTOR, "native"),
     "factorllm-stock": ("llama", FACTOR | {"active": 1, "router_bias": False, "output_scale": "one"}, "stock"),
-    "tomoe-heads": ("llama", MASKS | {"budget": 0.4}, "native"),
     "tomoe-heads-biases": ("qwen2", MASKS, "native"),
     "tomoe-plain": ("phi", MASKS | {"attention": False}, "native"),
     "nanomoe-I": ("llama", MIXED | {"variant": "I"}, "native"),
@@ -72,17 +75,6 @@ def exported(
     return make
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_has_the_parameters_that_its_genome_describes(
-    exported: Callable[[str], Exported], case: str
-) -> None:
-    found = exported(case)
-    assert found.form == CASES[case][2]
-    costs = model_costs(load_plainly(found.directory), CONTEXT)
-    assert costs.parameters == found.described.parameters
-    assert costs.active_parameters == found.described.active_parameters
-
-
 def load_eagerly(directory: Path) -> Any:
     """The checkpoint with attention and experts in ordinary matrix products, which the counter sees."""
     kind = json.loads((directory / "config.json").read_text())["model_type"].removeprefix(NATIVE_PREFIX)
@@ -105,17 +97,31 @@ def counted(model: Any, context: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_operations_are_what_torch_counts(exported: Callable[[str], Exported], case: str) -> None:
-    model = load_eagerly(exported(case).directory)
+def test_an_export_costs_what_its_genome_describes_torch_counts_and_a_plan_says(
+    exported: Callable[[str], Exported], checkpoint: Callable[[str], Path], case: str
+) -> None:
+    found, (family, genome, form) = exported(case), CASES[case]
+    assert found.form == form
+    model = load_eagerly(found.directory)
     costs = model_costs(model, CONTEXT)
+    assert costs.parameters == found.described.parameters
+    assert costs.active_parameters == found.described.active_parameters
     assert (costs.linear_flops, costs.attention_flops) == counted(model, CONTEXT)
+    outline = outline_model(ModelConfig(str(checkpoint(family))))
+    space = make_space(TypeAdapter(AnyGenomeSection).validate_python(genome), outline.facts)
+    kind = "merge" if "merge" in case else "prune" if "prune" in case else "tune"
+    _, size = model_sizes(outline, costs_of(space, outline), {kind: kind})
+    if "heads" not in case:  # how many values heads keep depends on the genome
+        assert size.token_flops == costs.linear_flops
+        assert size.active_parameters == costs.active_parameters
+        assert size.parameters in (None, costs.parameters)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_operations_of_unedited_models_are_what_torch_counts(checkpoint: Callable[[str], Path], family: str) -> None:
-    model = load_eagerly(checkpoint(family))
-    costs = model_costs(model, CONTEXT)
-    assert (costs.linear_flops, costs.attention_flops) == counted(model, CONTEXT)
+def test_operations_of_unedited_models_are_what_torch_counts(checkpoint: Callable[[str], Path]) -> None:
+    for family in FAMILIES:
+        model = load_eagerly(checkpoint(family))
+        costs = model_costs(model, CONTEXT)
+        assert (costs.linear_flops, costs.attention_flops) == counted(model, CONTEXT), family
 
 
 def test_costs_of_a_mixtral_in_closed_form(checkpoint: Callable[[str], Path]) -> None:
@@ -142,13 +148,12 @@ def test_a_sliding_window_bounds_what_a_token_attends_to(checkpoint: Callable[[s
     assert model_costs(model, 100).attention_flops == 4 * (5 + 100 + 100) * HIDDEN
 
 
-@pytest.mark.parametrize(("case", "family"), [("tomoe-heads", "llama"), ("tomoe-heads-biases", "qwen2")])
 def test_a_mask_on_a_finished_product_saves_nothing(
-    exported: Callable[[str], Exported], checkpoint: Callable[[str], Path], case: str, family: str
+    exported: Callable[[str], Exported], checkpoint: Callable[[str], Path]
 ) -> None:
     """Neither operations, by torch's counter, nor parameters used; and the genome's description says so."""
-    found = exported(case)
-    edited, whole = load_eagerly(found.directory), load_eagerly(checkpoint(family))
+    found = exported("tomoe-heads-biases")
+    edited, whole = load_eagerly(found.directory), load_eagerly(checkpoint("qwen2"))
     attention = edited.model.layers[0].self_attn
     assert type(attention.v_proj).__name__ == "MaskedValues" and attention.v_proj.active < HIDDEN // HEADS
     linear, pairs = counted(edited, CONTEXT)

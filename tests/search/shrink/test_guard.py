@@ -116,10 +116,9 @@ def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
     return {check.task: check.faults for check in checks if check.faults}
 
 
-def test_an_untouched_model_and_good_candidates_pass(worker: EvaluationWorker) -> None:
+def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker) -> None:
     assert faults(worker, IdentityEdit()) == {}
-    for seed in (1, 2):
-        assert faults(worker, without(SPARE, noise=0.05 * seed, seed=seed)) == {}
+    assert faults(worker, without(SPARE, noise=0.1, seed=2)) == {}
 
 
 @pytest.mark.parametrize(

@@ -117,46 +117,29 @@ def test_an_answer_prefix_of_words_is_part_of_every_answer(bytewise: PreTrainedT
     assert text.endswith("<|im_start|>assistant\nAnswer: 4")
 
 
-def test_long_conversations_keep_head_and_tail(bytewise: PreTrainedTokenizerFast) -> None:
-    config = EngineConfig(max_prompt_tokens=30, tail_tokens=12)
-    whole, cut = (tokenize_split(talking(bytewise, CHATML), SPLIT, each) for each in (EngineConfig(), config))
-    assert cut.prompts[0] == whole.prompts[0][:18] + whole.prompts[0][-12:]
-    assert cut.golds == whole.golds
-
-
-def mmlu(limit: int) -> tuple[PreparedSplit, EngineConfig]:
-    """A question of MMLU after five long ones, with the settings of the EEP paper's Table 4 except for the limit."""
+@pytest.mark.parametrize("limit", [300, 1948])
+def test_a_long_prompt_that_loses_its_beginning_is_what_the_authors_tokenizer_makes_of_it(
+    bytewise: PreTrainedTokenizerFast, limit: int
+) -> None:
+    """A question of MMLU after five long ones, with the settings of the EEP paper's Table 4 except for the limit. They
+    truncate on the left (`truncation_side`), with a text that begins with another `<s>`."""
     asked = (
         "There is a single choice question about professional law. Answer the question by replying A, B, C or D.\n"
         "Question: {}\nA. guilty\nB. liable\nC. both\nD. neither\nAnswer: "
     )
     shots = tuple((asked.format(f"Case {number}. " + "The defendant denies it. " * 20), "C") for number in range(5))
-    example = Example(asked.format("Is a tenant who leaves bound?"), ("B",), ("A", "B", "C", "D"), shots)
+    question = asked.format("Is a tenant who leaves bound?")
+    example = Example(question, ("B",), ("A", "B", "C", "D"), shots)
     split = PreparedSplit(*("mmlu", "test", "generate", "accuracy", Matching(), 4, ""), (example,))
-    return split, EngineConfig(chat_template="mixtral", max_prompt_tokens=limit, tail_tokens=limit - 1)
-
-
-@pytest.mark.parametrize("limit", [300, 1948])
-def test_a_long_prompt_that_loses_its_beginning_is_what_the_authors_tokenizer_makes_of_it(
-    bytewise: PreTrainedTokenizerFast, limit: int
-) -> None:
-    """They truncate on the left (`truncation_side`), with a text that begins with another `<s>`."""
-    split, config = mmlu(limit)
+    config = EngineConfig(chat_template="mixtral", max_prompt_tokens=limit, tail_tokens=limit - 1)
     (prompt,) = tokenize_split(talking(bytewise, CHATML), split, config, bos=1).prompts
-    question = split.examples[0].prompt
     assert len(prompt) == limit and bytewise.decode(prompt).endswith(f"{question}[/INST]")
-    assert question.endswith("Answer: ") and prompt.count(1) == 1 and prompt[0] == 1
-    written = "".join(f"[INST]{shot}[/INST]{answer}</s>" for shot, answer in split.examples[0].shots)
+    assert prompt.count(1) == 1 and prompt[0] == 1
+    written = "".join(f"[INST]{shot}[/INST]{answer}</s>" for shot, answer in shots)
     theirs = talking(bytewise, None)
     theirs.truncation_side = "left"
     made = theirs(f"<s>{written}[INST]{question}[/INST]", truncation=True, max_length=limit)["input_ids"]
     assert prompt == tuple(made)
-
-
-def test_a_long_prompt_cut_in_the_middle_may_lose_its_question(bytewise: PreTrainedTokenizerFast) -> None:
-    split, config = mmlu(1948)
-    (prompt,) = tokenize_split(talking(bytewise, CHATML), split, replace(config, tail_tokens=64), bos=1).prompts
-    assert "Is a tenant who leaves bound?" not in bytewise.decode(prompt)
 
 
 def test_templates_by_name(bytewise: PreTrainedTokenizerFast) -> None:
@@ -174,12 +157,6 @@ def test_templates_by_name(bytewise: PreTrainedTokenizerFast) -> None:
         chat_template(talking(bytewise, {"terse": DROPPING}), EngineConfig())
 
 
-def test_a_template_that_refuses_says_so(bytewise: PreTrainedTokenizerFast) -> None:
-    tokenizer = talking(bytewise, "{{ raise_exception('tools only') }}")
-    with pytest.raises(UserError, match=r"engine\.chat_template: the tokenizer's template refuses the prompts: tools"):
-        tokenize_split(tokenizer, SPLIT, EngineConfig())
-
-
 @pytest.mark.parametrize(("template", "end"), [(CHATML, "<|im_end|>"), (ALTERNATING, "</s>"), (DROPPING, None)])
 def test_the_token_that_closes_a_turn_ends_answers(
     bytewise: PreTrainedTokenizerFast, template: str, end: str | None
@@ -189,22 +166,16 @@ def test_the_token_that_closes_a_turn_ends_answers(
     assert found.end_token() == (None if end is None else bytewise.convert_tokens_to_ids(end))
 
 
-def test_a_template_is_part_of_what_makes_scores_comparable() -> None:
-    model = ModelConfig("somewhere")
-    names = ("auto", "none", "mixtral")
-    assert len({engine_fingerprint(model, EngineConfig(chat_template=name)) for name in names}) == len(names)
-
-
-def test_the_date_and_the_text_of_a_packaged_template_are_fingerprinted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_text_and_date_of_a_template_are_fingerprinted(monkeypatch: pytest.MonkeyPatch) -> None:
     def prints() -> list[str]:
-        model = ModelConfig("somewhere")
-        later = dt.date(2031, 5, 4)
-        return [engine_fingerprint(model, EngineConfig(chat_template="mixtral", date=date)) for date in (DAY, later)]
+        model, later = ModelConfig("somewhere"), dt.date(2031, 5, 4)
+        made = [EngineConfig(chat_template="mixtral", date=date) for date in (DAY, later)]
+        return [engine_fingerprint(model, each) for each in (*made, EngineConfig(chat_template="none", date=DAY))]
 
-    one, later = prints()
-    assert one != later
+    first = prints()
+    assert len(set(first)) == 3
     monkeypatch.setitem(PACKAGED_TEMPLATES, "mixtral", CHATML)
-    assert len({one, later, *prints()}) == 4
+    assert len({*first, *prints()}) == 5
 
 
 def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrainedTokenizerFast) -> None:
@@ -252,7 +223,7 @@ def test_marks_before_an_answer_are_in_the_prompt(bytewise: PreTrainedTokenizerF
     ("template", "now", "told"),
     [(GPT_OSS, "%Y-%m-%d", "Current date: 2025-01-01\n"), (LLAMA, "%d %b %Y", "Today Date: 01 Jan 2025\n")],
 )
-def test_the_same_prompt_tomorrow(
+def test_the_same_prompt_tomorrow_and_low_effort(
     bytewise: PreTrainedTokenizerFast, template: str, now: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.utils import chat_template_utils
@@ -274,6 +245,7 @@ def test_the_same_prompt_tomorrow(
         prompts.append(tokenize_split(tokenizer, SPLIT, EngineConfig()).prompts)
     assert prompts[0] == prompts[1]
     assert told in bytewise.decode(prompts[0][0])
+    assert template == LLAMA or "Reasoning: low\n" in bytewise.decode(prompts[0][0])
     other = tokenize_split(tokenizer, SPLIT, EngineConfig(date=DAY)).prompts
     assert DAY.strftime(now) in bytewise.decode(other[0])
 
@@ -284,11 +256,6 @@ def test_every_form_of_a_date_is_the_fixed_one(bytewise: PreTrainedTokenizerFast
     found = chat_template(talking(bytewise, template), EngineConfig(date=DAY))
     assert found is not None
     assert found.prompt((("user", "Hi"),)).text == "Tuesday, July 9 24, 2024-07-09 00:00:00 191|Hi"
-
-
-def test_effort_is_low_where_a_template_asks(bytewise: PreTrainedTokenizerFast) -> None:
-    tokenized = tokenize_split(talking(bytewise, GPT_OSS), SPLIT, EngineConfig())
-    assert "Reasoning: low\n" in bytewise.decode(tokenized.prompts[0])
 
 
 def test_a_template_that_writes_given_answers_otherwise_is_asked_as_it_asks(bytewise: PreTrainedTokenizerFast) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from instruction_sets import SOME, checked
+from instruction_sets import OLDEST, checked
 
 
 def test_numbers_are_the_same_in_every_way() -> None:
-    found = list(checked([{}, *SOME]))
-    assert len(found) == 1 + len(SOME) and "FAILED" not in [said for said, *_ in found], found
+    found = list(checked([{}, OLDEST]))
+    assert len(found) == 2 and "FAILED" not in [said for said, *_ in found], found

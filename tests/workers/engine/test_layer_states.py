@@ -39,14 +39,6 @@ def test_states_come_back_as_they_were_put() -> None:
     assert states.nbytes == 3_000, "the same state is kept once"
 
 
-def test_batches_of_one_candidate_do_not_displace_each_other() -> None:
-    states = LayerStates(2_500)
-    offer(states, "a", 1)
-    assert kept(states, "a") == [0, 1]
-    offer(states, "a", 1)
-    assert kept(states, "a") == [0, 1], "met again, and still the same"
-
-
 def test_newer_or_deeper_states_displace_older_or_shallower_ones() -> None:
     states = LayerStates(3_500)
     offer(states, "a", 1)
@@ -79,14 +71,3 @@ def test_the_bound_holds_and_a_state_beyond_it_is_not_kept() -> None:
     small = LayerStates(999)
     offer(small, "a", 1)
     assert small.nbytes == 0
-
-
-def test_ever_more_beginnings_are_forgotten_but_for_those_with_states() -> None:
-    states = LayerStates(3_000)
-    offer(states, "kept", 3)
-    for i in range(20):
-        states.count({f"{i} {j}": 1 for j in range(5_000)})
-    assert len(states._weights) <= (1 << 15) + 5_000
-    assert kept(states, "kept") == [0, 1, 2]
-    offer(states, "next", 3)
-    assert kept(states, "next") == [0, 1, 2]

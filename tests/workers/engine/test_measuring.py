@@ -92,20 +92,12 @@ def test_combined_calibrations_are_those_by_themselves(resident: Callable[[str],
     assert both.tokens_run == sum(each.tokens_run for each in alone)
 
 
-def test_an_unknown_recipe_is_refused(resident: Callable[[str], ResidentModel]) -> None:
-    class Strange:
-        tokens = 5
-
-    with pytest.raises(UserError, match="calibrations of kind Strange are unknown"):
-        calibrated(resident("mixtral"), Strange(), [])
-
-
-def test_calibrations_without_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> None:
+def test_no_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> None:
     usage = ExpertsRecipe(("usage",), None, 5)
     with pytest.raises(UserError, match="calibration_tokens: there are no prompts"):
-        calibrated(resident("mixtral"), usage, [])
-    with pytest.raises(UserError, match="calibration_tokens: there are no prompts"):
         calibrated(resident("mixtral"), PerTaskRecipe(usage), [split_of([])])
+    with pytest.raises(UserError, match="no prompts"):
+        analyse_usage(resident("mixtral"), IdentityEdit(), [])
 
 
 def test_a_dense_model_by_itself_has_no_experts(resident: Callable[[str], ResidentModel]) -> None:
@@ -119,11 +111,6 @@ def test_effective_experts_are_those_of_even_use() -> None:
     assert RoutedLayer(0, np.array([0, 7]), np.zeros(2), np.zeros((2, 2)), np.zeros((0, 2))).effective == pytest.approx(
         1
     )
-
-
-def test_no_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> None:
-    with pytest.raises(UserError, match="no prompts"):
-        analyse_usage(resident("mixtral"), IdentityEdit(), [])
 
 
 def test_each_task_is_measured_on_its_own_prompts(resident: Callable[[str], ResidentModel]) -> None:

@@ -10,16 +10,14 @@ import torch
 from edit_checks import Residents
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError
 from moevolve.kernels import products as kernel
-from moevolve.workers.contract.settings import EngineConfig, MatmulBackend
-from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.contract.settings import MatmulBackend
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
 Edits = Callable[[str, str], EepEdit]
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "gpt_oss", "llama")
+FAMILIES = ("mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "llama")
 
 needs_onednn = pytest.mark.skipif(not kernel.onednn_available(), reason="this build of torch has no oneDNN")
 
@@ -63,22 +61,18 @@ def test_logits_are_the_same(family: str, by: Callable[..., ResidentModel], toke
 
 
 @needs_onednn
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-def test_edits_are_seen(family: str, by: Callable[..., ResidentModel], make_edit: Edits, tokens: Tensor) -> None:
-    for kind in ("prune", "mixed"):
-        edit = make_edit(family, kind)
-        with by("torch", family).edited(edit) as plain:
-            expected = logits(plain, tokens)
-        model = by("onednn", family)
-        before = logits(model, tokens)
-        with model.edited(edit):
-            torch.testing.assert_close(logits(model, tokens), expected, rtol=1e-4, atol=1e-4)
-        assert torch.equal(logits(model, tokens), before)
+def test_edits_are_seen(by: Callable[..., ResidentModel], make_edit: Edits, tokens: Tensor) -> None:
+    edit = make_edit("qwen2_moe", "mixed")
+    with by("torch", "qwen2_moe").edited(edit) as plain:
+        expected = logits(plain, tokens)
+    model = by("onednn", "qwen2_moe")
+    before = logits(model, tokens)
+    with model.edited(edit):
+        torch.testing.assert_close(logits(model, tokens), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits(model, tokens), before)
 
 
-@pytest.mark.parametrize(
-    ("family", "dtype"), [("mixtral", "bfloat16"), ("gpt_oss", "float32"), ("gpt_oss", "bfloat16")]
-)
+@pytest.mark.parametrize(("family", "dtype"), [("mixtral", "bfloat16"), ("gpt_oss", "float32")])
 def test_logits_are_those_of_plain_transformers(
     family: str, dtype: str, resident: Residents, by: Callable[..., ResidentModel], tokens: Tensor
 ) -> None:
@@ -88,10 +82,3 @@ def test_logits_are_those_of_plain_transformers(
     expected = logits(plain, tokens)
     tolerance = 1e-4 if dtype == "float32" else 0.1
     torch.testing.assert_close(logits(by("torch", family, dtype=dtype), tokens), expected, rtol=0, atol=tolerance)
-
-
-def test_what_is_not_there_is_refused(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = resident("mixtral")
-    monkeypatch.setattr(kernel, "onednn_available", lambda: False)
-    with pytest.raises(UserError, match=r"engine\.matmul_backend: this build of torch has no oneDNN"):
-        GenerationEngine(model.model, model.tokenizer, EngineConfig(matmul_backend="onednn"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from torch import Tensor
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.scoring import run_split
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.contract.edits import Edit, IdentityEdit
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
+from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine import texts as texts_module
 from moevolve.workers.engine.engine import GenerationEngine
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 MakeModel = Callable[..., "PreTrainedModel"]
 BOS = 1
 FAMILIES = ["mixtral", "opt"]
-WAYS = pytest.mark.parametrize("batch_tokens", [1, 60, 4096])
 
 
 def some_texts(count: int = 7) -> list[list[int]]:
@@ -114,49 +112,30 @@ def test_what_a_model_does_behind_its_head_counts(tiny_model: MakeModel, engine_
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-@WAYS
-def test_logprobs_are_those_of_single_unpadded_texts(
+@pytest.mark.parametrize("batch_tokens", [1, 60])
+def test_numbers_are_those_of_single_unpadded_texts_and_of_two_models_side_by_side(
     model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int
 ) -> None:
-    texts = some_texts()
-    got = engine_of(model, batch_tokens).text_logprobs(split_of(texts))
-    assert got.dtype == np.float64
-    expected = [mean_logprob(logs, text) for logs, text in zip(plain[0], texts, strict=True)]
-    np.testing.assert_allclose(got, expected, atol=2e-5)
-
-
-@WAYS
-def test_divergences_are_those_of_two_models_side_by_side(
-    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int
-) -> None:
-    split = split_of(some_texts(), "kl")
+    texts, split = some_texts(), replace(split_of(some_texts(), "agreement"), metric="mean")
     engine = engine_of(model, batch_tokens)
     engine.remember(split)
+    logprobs = engine.text_logprobs(split)
     with changed(model):
-        got = engine.divergences(split)
-    expected = [mean_kl(before, now) for before, now in zip(*plain, strict=True)]
-    assert got.dtype == np.float64
-    assert min(expected) > 1e-3
-    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-5)
-    assert not engine.divergences(split).any(), "the unedited model again: not a bit is different"
-
-
-@WAYS
-def test_agreements_are_overlaps_of_two_models_side_by_side(
-    model: PreTrainedModel, plain: Plain, engine_of: Engines, batch_tokens: int
-) -> None:
-    split = replace(split_of(some_texts(), "agreement"), metric="mean")
-    engine = engine_of(model, batch_tokens)
-    engine.remember(split)
-    with changed(model):
-        got = engine.agreements(split)
+        divergences, agreements = engine.divergences(split), engine.agreements(split)
         result = run_split(engine, split)
+    expected = [mean_logprob(logs, text) for logs, text in zip(plain[0], texts, strict=True)]
+    np.testing.assert_allclose(logprobs, expected, atol=2e-5)
+    expected = [mean_kl(before, now) for before, now in zip(*plain, strict=True)]
+    assert min(expected) > 1e-3
+    np.testing.assert_allclose(divergences, expected, rtol=1e-3, atol=2e-5)
     expected = [mean_overlap(before, now) for before, now in zip(*plain, strict=True)]
     assert max(expected) < 0.999
-    np.testing.assert_allclose(got, expected, atol=2e-5)
+    np.testing.assert_allclose(agreements, expected, atol=2e-5)
     np.testing.assert_allclose(result.outcomes, expected, atol=2e-5)
     assert result.score == pytest.approx(np.mean(expected), abs=2e-5)
     assert result.gold_logprob == pytest.approx(np.mean(np.log(expected)), abs=1e-4)
+    assert logprobs.dtype == divergences.dtype == np.float64
+    assert not engine.divergences(split).any(), "the unedited model again: not a bit is different"
     np.testing.assert_allclose(engine.agreements(split), 1.0, atol=1e-6)
 
 
@@ -192,18 +171,17 @@ def greedy_of(model: PreTrainedModel, prompt: list[int], limit: int) -> list[int
     return made
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 4096])
 def test_without_labels_the_full_models_own_answer_is_the_text(
-    model: PreTrainedModel, engine_of: Engines, batch_tokens: int, monkeypatch: pytest.MonkeyPatch
+    model: PreTrainedModel, engine_of: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts = some_texts(4)
+    prompts = some_texts(3)
     examples = tuple(Example(" ".join(f"w{token}" for token in prompt), ()) for prompt in prompts)
     split = replace(split_of(prompts, "agreement"), examples=examples, positions="greedy", metric="mean")
     with torch.no_grad():  # one prompt of the model's is answered by the end token at once
         first = model(torch.tensor([[BOS, *prompts[0]]])).logits[0, -1].argsort(descending=True)
     ends = frozenset([2, int(first[0])])
     monkeypatch.setattr(model.generation_config, "eos_token_id", sorted(ends))
-    engine = engine_of(model, batch_tokens)
+    engine = engine_of(model)
     answers = [greedy_of(model, prompt, split.max_new_tokens) for prompt in prompts]
     answers = [cut_at(answer, ends) for answer in answers]
     assert len(answers[0]) == 1
@@ -226,56 +204,21 @@ def cut_at(answer: list[int], ends: frozenset[int]) -> list[int]:
     return answer[: stop + 1]
 
 
-def test_comparing_answers_that_are_not_there_names_the_example(tiny_model: MakeModel, engine_of: Engines) -> None:
-    split = replace(split_of(some_texts(3), "agreement"), positions="answer")
-    with pytest.raises(UserError, match="task words, split search, example 0: it has no answer"):
-        engine_of(tiny_model()).remember(split)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_unedited_model_scores_one_and_an_edited_one_less(
-    model: PreTrainedModel, engine_of: Engines, dtype: torch.dtype
+def test_chunks_of_positions_change_nothing_and_results_repeat_bit_for_bit(
+    tiny_model: MakeModel, engine_of: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed = model.to(dtype)
-    try:
-        engine, split = engine_of(typed, 60), split_of(some_texts(), "kl")
-        engine.remember(split)
-        same = run_split(engine, split)
-        with changed(typed):
-            other = run_split(engine, split)
-    finally:
-        model.to(torch.float32)
-    assert same.score == pytest.approx(1.0, abs=1e-6)
-    assert (same.outcomes == 1).all() and same.gold_logprob == 0
-    assert 0 < other.score < 0.999
-    assert other.score == pytest.approx(np.exp(other.gold_logprob))
-
-
-@pytest.mark.parametrize("chunk", [1, 97 * 3])
-def test_chunks_of_positions_change_nothing(
-    model: PreTrainedModel, engine_of: Engines, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    split = split_of(some_texts(), "kl")
-    engine = engine_of(model)
-    engine.remember(split)
-    with changed(model):
-        whole = engine.text_logprobs(split), engine.divergences(split)
-        monkeypatch.setattr(texts_module, "_CHUNK", chunk)
-        parts = engine.text_logprobs(split), engine.divergences(split)
-    np.testing.assert_allclose(parts[0], whole[0], atol=1e-5)
-    np.testing.assert_allclose(parts[1], whole[1], atol=1e-5)
-
-
-def test_results_repeat_bit_for_bit_whatever_ran_before(model: PreTrainedModel, engine_of: Engines) -> None:
-    split = split_of(some_texts(), "kl")
+    model, split = tiny_model(), split_of(some_texts(), "kl")
     engine = engine_of(model, 60)
     engine.remember(split)
     with changed(model):
-        first = engine.text_logprobs(split), engine.divergences(split)
+        whole = engine.text_logprobs(split), engine.divergences(split)
         engine.generate(split, lambda _, text: bool(text))
-        fresh = engine_of(model, 60)
-        again = fresh.text_logprobs(split), engine.divergences(split)
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+        again = engine_of(model, 60).text_logprobs(split), engine.divergences(split)
+        monkeypatch.setattr(texts_module, "_CHUNK", 97 * 3)
+        parts = engine.text_logprobs(split), engine.divergences(split)
+    for one, same, other in zip(whole, again, parts, strict=True):
+        assert np.array_equal(one, same)
+        np.testing.assert_allclose(other, one, atol=1e-5)
     assert not model.get_output_embeddings()._forward_pre_hooks
 
 
@@ -306,28 +249,8 @@ def test_a_pass_makes_logits_of_one_position_only(tiny_model: MakeModel, engine_
     assert all(shape[1] <= read for shape in shapes[1:]), "the output head by itself, where logits are read"
 
 
-def test_without_remembering_there_is_nothing_to_compare_with(tiny_model: MakeModel, engine_of: Engines) -> None:
-    with pytest.raises(ValueError, match="words/search: the unedited model's predictions were not remembered"):
-        engine_of(tiny_model()).divergences(split_of(some_texts(), "kl"))
-
-
-def test_a_text_of_one_token_names_its_example(tiny_model: MakeModel, engine_of: Engines) -> None:
-    split = replace(split_of([[5, 6]]), examples=(Example("w5", ()), Example("", ())))
-    with pytest.raises(UserError, match="task words, split search, example 1: its text has one token"):
-        engine_of(tiny_model()).text_logprobs(split)
-
-
-def test_long_prompts_are_truncated_before_the_answer_follows(tiny_model: MakeModel, engine_of: Engines) -> None:
-    model, long = tiny_model(), list(range(10, 42))
-    engine = engine_of(model, max_prompt_tokens=12, tail_tokens=4)
-    (got,) = engine.text_logprobs(replace(split_of([[5, 6], long]), examples=split_of([[5, 6], long]).examples[1:]))
-    kept = [*long[:7], *long[26:30], *long[30:]]  # with the opening token 12 of the prompt, then the answer
-    assert got == pytest.approx(mean_logprob(plain_logits_of(model, kept), kept), abs=2e-5)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_non_finite_numbers_are_the_candidates_fault_but_not_the_full_models(
-    model: PreTrainedModel, engine_of: Engines, value: float
+    model: PreTrainedModel, engine_of: Engines
 ) -> None:
     split = split_of([[5, 6], [7, 8, 9]], "kl")
     engine = engine_of(model)
@@ -336,7 +259,7 @@ def test_non_finite_numbers_are_the_candidates_fault_but_not_the_full_models(
         weight = next(
             p for n, p in model.named_parameters() if n.endswith(("down_proj", "down_proj.weight", "fc2.weight"))
         )
-        weight.data.fill_(value)
+        weight.data.fill_(float("nan"))
         for run in (engine.text_logprobs, engine.divergences):
             with pytest.raises(CandidateError, match="non-finite logits for 2 of 2 texts"):
                 run(split)
@@ -345,50 +268,21 @@ def test_non_finite_numbers_are_the_candidates_fault_but_not_the_full_models(
     assert np.isfinite(engine.text_logprobs(split)).all()
 
 
-def score(worker: EvaluationWorker, edit: Edit, *splits: PreparedSplit) -> EvaluationReply:
-    return worker.evaluate(EvaluationRequest(edit, tuple(s.ref for s in splits)), splits)
-
-
-@pytest.mark.parametrize(("family", "kind"), [("mixtral", "prune"), ("qwen2_moe", "both")])
-def test_a_workers_divergence_of_an_edit_is_that_of_the_two_models(
-    model_config: Callable[..., ModelConfig],
-    make_edit: Callable[..., EepEdit],
-    plain_logits: Callable[[Path, EepEdit, Tensor], Tensor],
-    family: str,
-    kind: str,
+def test_a_worker_looks_at_the_unedited_model_by_itself(
+    model_config: Callable[..., ModelConfig], make_edit: Callable[..., EepEdit]
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
-    config, edit = model_config(family), make_edit(family, kind)
-    words = [["the", "quick", "brown", "fox"], ["which", "is", "larger", ":", "a", "b"], ["dog", "."]]
-    examples = tuple(Example(" ".join(text), ()) for text in words)
-    kl = PreparedSplit("words", "search", "kl", "geometric_mean", Matching(), 4, " ", examples)
-    worker = EvaluationWorker(config, EngineConfig(batch_tokens=11))
-    # The edit comes first: the worker must look at the unedited model by itself.
-    edited, full, perplexity = (
-        score(worker, edit, kl),
-        score(worker, IdentityEdit(), kl),
-        score(worker, edit, replace(kl, fitness="perplexity")),
-    )
-    assert (edited.failure, full.failure, perplexity.failure) == (None, None, None)
-    (unedited,) = full.results.values()
-    assert unedited.score == pytest.approx(1.0, abs=1e-6)
-
-    original = AutoModelForCausalLM.from_pretrained(config.path).eval()
-    tokenizer = worker.resident.tokenizer
-    divergences, likelihoods = [], []
-    for example in examples:
-        text = tokenizer(example.prompt)["input_ids"]
-        ids = torch.tensor([[BOS, *text]])
-        before = plain_logits_of(original, text)
-        now = plain_logits(Path(config.path), edit, ids)[0, :-1].double().log_softmax(dim=-1)
-        divergences.append(mean_kl(before, now))
-        likelihoods.append(mean_logprob(now, text))
-    (got,) = edited.results.values()
-    np.testing.assert_allclose(got.outcomes, np.exp(-np.array(divergences)), rtol=1e-3)
-    assert got.score == pytest.approx(np.exp(-np.mean(divergences)), rel=1e-3)
-    assert got.gold_logprob == pytest.approx(-np.mean(divergences), rel=1e-3)
-    assert max(divergences) > 0.01
-    (got,) = perplexity.results.values()
-    assert got.score == pytest.approx(np.exp(np.mean(likelihoods)), rel=1e-3)
-    assert got.gold_logprob == pytest.approx(np.mean(likelihoods), rel=1e-4)
+    """The edit comes first; its divergence is that of an engine which has remembered the model before."""
+    edit = make_edit("qwen2_moe", "both")
+    texts = ("the quick brown fox", "which is larger : a b", "dog .")
+    split = replace(split_of([]), fitness="kl", examples=tuple(Example(text, ()) for text in texts))
+    worker = EvaluationWorker(model_config("qwen2_moe"), EngineConfig(batch_tokens=11))
+    replies = [worker.evaluate(EvaluationRequest(each, (split.ref,)), (split,)) for each in (edit, IdentityEdit())]
+    (edited,), (full,) = (reply.results.values() for reply in replies)
+    assert full.score == pytest.approx(1.0, abs=1e-6)
+    engine = GenerationEngine(worker.resident.model, worker.resident.tokenizer, EngineConfig())
+    engine.remember(split)
+    with worker.resident.edited(edit):
+        divergences = engine.divergences(split)
+    assert min(divergences) > 1e-4
+    np.testing.assert_allclose(edited.outcomes, np.exp(-divergences), rtol=1e-3)
+    assert edited.score == pytest.approx(np.exp(edited.gold_logprob))

@@ -73,9 +73,3 @@ def test_an_empty_prompt_without_opening_token_names_the_example(tiny_tokenizer:
     assert tokenize_split(tiny_tokenizer, split, EngineConfig(), bos=1).prompts[1] == (1,)
     with pytest.raises(UserError, match="task words, split search, example 1: the prompt has no tokens"):
         tokenize_split(tiny_tokenizer, split, EngineConfig())
-
-
-@pytest.mark.parametrize("tail", [8, 9])
-def test_a_tail_that_leaves_no_head_is_refused(tail: int) -> None:
-    with pytest.raises(ValueError, match=rf"tail_tokens {tail} must be"):
-        EngineConfig(max_prompt_tokens=8, tail_tokens=tail)

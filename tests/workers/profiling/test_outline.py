@@ -12,17 +12,16 @@ import torch
 from edit_checks import Residents
 from torch import Tensor, nn
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 
-FAMILIES = ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss"]
-HYBRID = ["qwen3_next", "qwen3_5_moe_text", "granitemoehybrid", "jamba", "lfm2_moe", "kimi_linear", "bailing_hybrid"]
+FAMILIES = ["mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss"]
+HYBRID = ["qwen3_next", "granitemoehybrid", "jamba", "lfm2_moe", "kimi_linear", "bailing_hybrid"]
 """Families some of whose layers have a recurrent mixer instead of softmax attention."""
-DENSE = ["llama", "phi", "qwen2", "opt"]
+DENSE = ["llama", "phi", "opt"]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +42,9 @@ def held(model: Any) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES + DENSE)
-def test_bytes_are_those_of_the_loaded_model(
-    outline: Callable[..., ModelOutline], resident: Residents, family: str
+@torch.no_grad()
+def test_bytes_operations_and_caches_are_those_of_the_loaded_model(
+    outline: Callable[..., ModelOutline], resident: Residents, tokens: Tensor, family: str
 ) -> None:
     found, loaded = outline(family), resident(family)
     assert found.weight_bytes == held(loaded.model)
@@ -52,6 +52,12 @@ def test_bytes_are_those_of_the_loaded_model(
     assert found.expert_bytes == tuple(tuple(tensor.nbytes for tensor in each.values()) for each in originals)
     assert bool(found.experts_bytes) == (family in FAMILIES)
     assert found.pinned_bytes >= found.experts_bytes
+    assert found.token_flops == model_costs(loaded.model, 5).linear_flops
+    assert found.caches == (family != "gpt_oss"), "a sliding window has no cache to go on from"
+    if found.caches:
+        cache = loaded.model(input_ids=tokens, use_cache=True).past_key_values
+        there = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        assert there == found.cache_bytes * tokens.numel()
 
 
 def test_bytes_follow_the_dtype(
@@ -76,29 +82,6 @@ def test_originals_on_the_host_leave_the_rest_and_the_buffers(
         assert held(loaded.model) == found.weight_bytes - found.experts_bytes + buffers
 
 
-@pytest.mark.parametrize("family", FAMILIES + DENSE)
-def test_layers_and_output_add_up_to_what_a_profile_counts(
-    outline: Callable[..., ModelOutline], checkpoint: Callable[[str], Path], family: str
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    found = outline(family)
-    costs = model_costs(AutoModelForCausalLM.from_pretrained(checkpoint(family)), 5)
-    assert found.token_flops == costs.linear_flops
-
-
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "llama", "opt"])
-@torch.no_grad()
-def test_cached_bytes_are_those_of_a_real_cache(
-    outline: Callable[..., ModelOutline], resident: Residents, tokens: Tensor, family: str
-) -> None:
-    found = outline(family)
-    cache = resident(family).model(input_ids=tokens, use_cache=True).past_key_values
-    there = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert there == found.cache_bytes * tokens.numel()
-    assert found.caches
-
-
 @pytest.mark.parametrize("family", HYBRID)
 @torch.no_grad()
 def test_models_with_recurrent_layers_are_outlined(
@@ -118,10 +101,6 @@ def test_models_with_recurrent_layers_are_outlined(
     assert found.attention_bytes > 0
 
 
-def test_a_sliding_window_has_no_cache_to_go_on_from(outline: Callable[..., ModelOutline]) -> None:
-    assert not outline("gpt_oss").caches
-
-
 def test_facts_are_those_of_the_checkpoint_but_for_its_fingerprint(
     outline: Callable[..., ModelOutline], model_config: Callable[..., ModelConfig]
 ) -> None:
@@ -131,8 +110,3 @@ def test_facts_are_those_of_the_checkpoint_but_for_its_fingerprint(
         whole = describe_model(model_config(family))
         assert whole.fingerprint
         assert replace(whole, fingerprint="") == outline(family).facts
-
-
-def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"config\.json"):
-        outline_model(ModelConfig(str(tmp_path)))

@@ -21,7 +21,7 @@ def loaded(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
 
 
-@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
 @torch.inference_mode()
 def test_a_narrowed_model_is_one_whose_other_neurons_give_nothing(
     checkpoint: Callable[[str], Path], family: str
@@ -46,6 +46,6 @@ def test_a_narrowed_model_is_one_whose_other_neurons_give_nothing(
 
 
 def test_every_width_is_timed(checkpoint: Callable[[str], Path]) -> None:
-    settings = ProfileSettings((2,), 6, 2, 3, "cpu", "float32", threads=1)
+    settings = ProfileSettings((2,), 6, 1, 1, "cpu", "float32", threads=1)
     seconds = time_widths(ProfiledModel("mixtral", str(checkpoint("mixtral"))), (1.0, 0.5), settings)
     assert len(seconds) == 2 and all(0 < each < 60 for each in seconds)
