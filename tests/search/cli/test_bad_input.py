@@ -53,16 +53,15 @@ def launch(tiny: Any, tmp_path: Path) -> Callable[..., str]:
     [
         ({"colour": "red"}, ["run.yaml", "colour", "unknown key"]),
         ({"genome": {"kind": "eep", "experts": 5}}, ["genome.experts", "5", "4"]),
-        ({"genome": {"kind": "eep", "experts": 2, "active": 3}}, ["active", "3", "2"]),
         ({"genome": {"kind": "eep", "experts": 2, "groups": 9}}, ["genome.groups", "9", "4"]),
         ({"tasks": ["boolk"]}, ["boolk", "boolq"]),
-        ({"tasks": ["/nowhere/task.yaml"]}, ["/nowhere/task.yaml"]),
         ({"tasks": ["boolq@bleu"]}, ["boolq@bleu", "bleu", "perplexity, kl"]),
         ({"model": {"path": "/nowhere/model"}}, ["/nowhere/model"]),
         ({"engine": {"chat_template": "chatty"}}, ["engine.chat_template", "chatty", "none, auto, mixtral"]),
-        ({"phases": [{"kind": "prune", "evaluations": 0}]}, ["phases.0", "evaluations"]),
-        ({"phases": []}, ["phases"]),
-        ({"window": "wide"}, ["window"]),
+        (
+            {"phases": [{"kind": "tune", "evaluations": 9}]},
+            ["phases.0.kind: a tune phase doesn't suit", "use prune or"],
+        ),
         (LOW_RANK | {"strategy": "nevergrad:CMA"}, ["nevergrad:CMA", "no coordinates", "evolution"]),
     ],
 )
@@ -81,42 +80,23 @@ def test_a_wrong_task_is_named_before_the_model_is_described(
         set_up(config, "bad-1", lambda *_: pytest.fail("torch would be imported"))
 
 
-def test_overrides_are_checked_like_the_file(launch: Callable[..., str]) -> None:
-    assert "expected KEY=VALUE" in launch("--set", "seed")
-    assert "phases" in launch("--set", "phases.7.sigma=1")
-    assert "genome.experts" in launch("--set", "genome.experts=many")
-
-
 def test_a_name_is_text_whatever_yaml_would_read_in_it(launch: Callable[..., str]) -> None:
-    assert launch("--name", "2", "--set", "window=0").endswith(
-        "run.yaml: window: Input should be greater than or equal to 1"
-    )
+    assert "run.yaml: window: " in launch("--name", "2", "--set", "window=0")
 
 
-def test_launching_again_with_other_settings_is_not_resuming(tiny: Any, tmp_path: Path) -> None:
-    path = tiny.write_run(tmp_path / "run.yaml", "again", store=f"sqlite:///{tmp_path / 'store.db'}")
+def test_a_search_that_is_there_is_not_changed(tiny: Any, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    path = tiny.write_run(tmp_path / "run.yaml", "again", store=url)
     settings = load_run_config(path)
-    with Store.open(settings.store) as store:
+    with Store.open(url) as store:
         register(set_up_new(settings), store)
+    assert "resume again" in refusal("launch", path)
     message = refusal("launch", path, "--or-resume", "--set", "seed=9")
     for words in ("--or-resume: search again", "other settings than", "--name", "`moevolve resume again`"):
         assert words in message
-
-
-def test_resuming_under_another_name_is_refused(tiny: Any, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'store.db'}"
-    settings = load_run_config(tiny.write_run(tmp_path / "run.yaml", "again", store=url))
-    with Store.open(url) as store:
-        register(set_up_new(settings), store)
     for change in ("name=other", "seed=9"):
-        assert "only `workers` and `final` settings may change" in refusal(
-            "resume", "again", "--store", url, "--set", change
-        )
-
-
-def test_a_tune_phase_of_eep_is_told_which_phases_there_are(launch: Callable[..., str]) -> None:
-    message = launch(phases=[{"kind": "tune", "evaluations": 9}, {"kind": "merge", "evaluations": 9}])
-    assert "phases.0.kind: a tune phase doesn't suit genome kind eep; use prune or merge" in message
+        message = refusal("resume", "again", "--store", url, "--set", change)
+        assert "only `workers` and `final` settings may change" in message
 
 
 def test_a_comparison_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any, tmp_path: Path) -> None:
@@ -133,22 +113,13 @@ def test_a_comparison_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any,
     assert not store.exists()
 
 
-def test_missing_and_broken_run_files(tmp_path: Path) -> None:
-    assert "nowhere.yaml" in refusal("launch", tmp_path / "nowhere.yaml")
-    (tmp_path / "broken.yaml").write_text("a: [1")
-    assert "broken.yaml" in refusal("launch", tmp_path / "broken.yaml")
-    (tmp_path / "list.yaml").write_text("- 1")
-    assert "list.yaml" in refusal("launch", tmp_path / "list.yaml")
-
-
 def test_a_malformed_line_is_named_with_its_number(launch: Callable[..., str], tiny: Any, tmp_path: Path) -> None:
     lines = (tiny.folder / "pick.jsonl").read_text().splitlines()
     lines[6] = lines[6][:-3]
     (tmp_path / "pick.jsonl").write_text("\n".join(lines))
     (tmp_path / "pick.yaml").write_text(tiny.task.read_text())
     message = launch(tasks=[str(tmp_path / "pick.yaml")])
-    assert "pick.jsonl" in message
-    assert "7" in message
+    assert "pick.jsonl" in message and "7" in message
 
 
 def test_a_model_without_experts(launch: Callable[..., str], tmp_path: Path) -> None:
@@ -166,11 +137,6 @@ def test_wrong_store_urls(tiny: Any, tmp_path: Path, url: str) -> None:
     assert refusal("searches", "--store", url)
 
 
-def test_a_missing_store_is_not_created_by_a_question(tmp_path: Path) -> None:
-    assert "none.db" in refusal("best", "--store", f"sqlite:///{tmp_path / 'none.db'}")
-    assert not (tmp_path / "none.db").exists()
-
-
 def test_a_store_of_another_schema_version_is_left_alone(tiny: Any, tmp_path: Path) -> None:
     path = tmp_path / "newer.db"
     Store.open(f"sqlite:///{path}").close()
@@ -186,6 +152,8 @@ def test_a_store_of_another_schema_version_is_left_alone(tiny: Any, tmp_path: Pa
 
 
 def test_questions_about_what_is_not_there(tmp_path: Path) -> None:
+    assert "none.db" in refusal("best", "--store", f"sqlite:///{tmp_path / 'none.db'}")
+    assert not (tmp_path / "none.db").exists()
     url = f"sqlite:///{tmp_path / 'empty.db'}"
     Store.open(url).close()
     assert "ghost" in refusal("show", "ghost:1", "--store", url)

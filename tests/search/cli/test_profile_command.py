@@ -4,49 +4,57 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from canned_profilee import CannedProfilees
 from dense_lab import dense_run, search
-from killing import Forked
 from local_workers import local_pool
 from profile_lab import export_sample, write_model
 from typer.testing import CliRunner
-from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.scores import full_fitness
+from moevolve.search.operations.profile import profile
+from moevolve.search.requests.models import ProfileRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
+from moevolve.workers.profiling.messages import (
+    LoadReply,
+    LoadRequest,
+    MeasureReply,
+    MeasureRequest,
+    ProfiledModel,
+    ProfileSettings,
+)
+from moevolve.workers.profiling.process import ProfiledProcess
 
 QUICK = ("--batch-sizes", "2,1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
 
-MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibration_tokens": 200}
+MIXED = {"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3}
 
 
 @pytest.fixture(scope="module")
 def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Searches `experts` (3 pruned individuals, and 2 merged and repaired ones) and `masks` (16 with masks)."""
+    """Searches `experts` (3 pruned individuals, and 2 merged and repaired ones) and `mixed` (one of another model)."""
     folder = tmp_path_factory.mktemp("profiled")
     phases = [
         {"kind": "prune", "evaluations": 3, "initial": 2},
         {"kind": "merge", "evaluations": 2, "initial": 1, "repair": {"tokens": 60}},
     ]
     experts = load_run_config(tiny.write_run(folder / "run.yaml", "experts", phases=phases))
-    masks = dense_run(tiny, folder, MASKS, "masks")
+    mixed = dense_run(tiny, folder, MIXED, "mixed")
+    few = tuple(phase.model_copy(update={"evaluations": 1, "initial": 1}) for phase in mixed.phases)
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        for config in (experts, masks):
+        for config in (experts, mixed.model_copy(update={"phases": few})):
             setup = set_up(config, f"{config.name}-1")
             register(setup, store)
             search(calibrated_setup(setup, store, local_pool(setup).calibrate), store)
@@ -63,9 +71,26 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "scratch"
 
 
-@pytest.mark.slow
+class ProcessHere:
+    """In the place of a model's process: the same in this one, without the seconds that imports take."""
+
+    def __init__(self, model: ProfiledModel, _: Path) -> None:
+        self._model, self._process = model, ProfiledProcess()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def load(self, settings: ProfileSettings) -> LoadReply:
+        return self._process.load(LoadRequest(self._model, settings))
+
+    def measure(self, request: MeasureRequest) -> MeasureReply:
+        return self._process.measure(request)
+
+
 def test_an_individual_beside_its_full_model(
-    folder: Path, tiny: Any, in_process: Any, scratch: Path, tmp_path: Path
+    folder: Path, tiny: Any, in_process: Any, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On prompts of a task that both have a score on: one that was merged and repaired."""
 
@@ -75,6 +100,8 @@ def test_an_individual_beside_its_full_model(
         return hashlib.sha256(repr(shown).encode()).hexdigest()
 
     before = content()
+    monkeypatch.setattr("moevolve.workers.profiling.run._Process", ProcessHere)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     task = ("--task", str(tiny.task), "--split", "search")
     quick = ("--batch-sizes", "3,1", "--repeats", "2", "--new-tokens", "2", "--threads", "1")
     picture = tmp_path / "speed.svg"
@@ -117,7 +144,6 @@ def test_an_individual_beside_its_full_model(
     assert note.startswith("experts:4 is repaired: to fit it, and to score it on search, took a worker ")
     assert content() == before, "nothing is stored"
     assert not list(scratch.iterdir())
-    assert not (tmp_path / "hf" / "modules").exists()
 
 
 def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
@@ -125,47 +151,29 @@ def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
     assert tokens / slow <= batch[f"{stage}_rate"] <= tokens / fast
 
 
-@pytest.mark.slow
 def test_a_folder_with_code_needs_trust_and_no_store(tiny: Any, in_process: Any, scratch: Path, tmp_path: Path) -> None:
-    model = write_model(tiny, "llama", tmp_path / "whole")
-    target = export_sample(tiny, model, MASKS, tmp_path / "masked").directory
+    target = export_sample(tiny, write_model(tiny, "llama", tmp_path / "whole"), MIXED, tmp_path / "own").directory
     assert "--trust-remote-code" in refusal(target)
     done = in_process("profile", target, "--trust-remote-code", *QUICK)
     assert done.returncode == 0, done.stderr
-    for expected in ("masked", "parameters", "decode", "tokens/s", "1.00x", "100 %", "peak memory:"):
+    for expected in ("own", "parameters", "decode", "tokens/s", "1.00x", "100 %", "peak memory:"):
         assert expected in done.stdout
+    assert not list(scratch.iterdir()) and not (tmp_path / "hf" / "modules").exists()
+
+
+def test_an_interruption_leaves_nothing_behind(folder: Path, scratch: Path, tmp_path: Path) -> None:
+    def interrupt(stage: str) -> None:
+        if stage.endswith(": 1 of 5"):
+            raise KeyboardInterrupt
+
+    (tmp_path / "canned").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        canned = CannedProfilees(patch, tmp_path / "canned")
+        with pytest.raises(KeyboardInterrupt):
+            profile(f"sqlite:///{folder / 'moevolve.db'}", ProfileRequest(("experts:0",), prompt_tokens=8), interrupt)
+    processes = [int(event.split()[-1]) for event in canned.events if "loads" in event]
+    assert len(processes) == 2 and not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     assert not list(scratch.iterdir())
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    settings = ["--search", "masks", "--batch-sizes", "2", "--repeats", "99999"]
-    process = Forked(["profile", "full", *settings], folder, scratch=scratch)
-    try:
-        children = _wait_for_children(process, 1)
-        os.killpg(process.pid, signal.SIGINT)
-        text, _ = process.communicate(timeout=PATIENT_S)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.poll() == 130, text
-    assert "interrupted" in text and "Traceback" not in text
-    assert not list(scratch.iterdir())
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
-
-
-def _wait_for_children(process: Forked, count: int) -> list[str]:
-    deadline = time.monotonic() + PATIENT_S
-    children: list[str] = []
-    while len(children) < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no model was loaded"
-        time.sleep(0.05)
-        tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
-        children = [pid for file in tasks for pid in file.read_text().split()]
-    return children
 
 
 def refusal(*arguments: str | Path) -> str:
@@ -187,7 +195,7 @@ def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
     assert "SEARCH:INDEX" in refusal("experts", *store)
     assert "no such folder" in refusal(tmp_path / "none")
     assert "config.json" in refusal(tmp_path)
-    assert "experts:0 and masks:0" in refusal("experts:0", "masks:0", *store)
+    assert "experts:0 and mixed:0" in refusal("experts:0", "mixed:0", *store)
     assert "64 positions" in refusal("experts:0", "--prompt-tokens", "60", "--new-tokens", "5", *store)
     task = ("--task", str(tiny.task))
     assert "not both" in refusal("experts:0", *task, "--prompt-tokens", "8", *store)

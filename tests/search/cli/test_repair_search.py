@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-import torch
+from commands_here import run_command
 from dense_lab import dense_run, never, population, search
 from local_workers import local_pool
 from report_lab import DENSE, finished
@@ -35,16 +35,15 @@ from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.methods.repair import fits as repair_fits
-from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.worker import EvaluationWorker
 
 TOKENS = 200
-PRUNED, MERGED, TOTAL = 5, 9, 16
+PRUNED, MERGED, TOTAL = 4, 7, 12
 PHASES: list[dict[str, Any]] = [
     {
         "kind": "prune",
         "evaluations": PRUNED,
-        "initial": 4,
+        "initial": 3,
         "init": ["reap", "random"],
         "repair": {"ridge_lambdas": [0.01, 0.3], "tokens": TOKENS},
     },
@@ -116,10 +115,10 @@ def expected(folder: Path, run: RunConfig, snapshot: Any) -> Any:
     return snapshot(folder / "moevolve.db", run.name)
 
 
-@pytest.fixture
-def best(folder: Path, expected: Any, in_process: Any) -> str:
+@pytest.fixture(scope="module")
+def best(folder: Path, expected: Any) -> str:
     """A repaired individual."""
-    (row,) = json.loads(in_process("best", "--task", "pick@kl", "--json", "--limit", "1", cwd=folder).stdout)
+    (row,) = json.loads(run_command(folder, "best", "--task", "pick@kl", "--json", "--limit", "1").stdout)
     assert "repaired" in row["summary"] and row["dev_score"] is not None
     return str(row["ref"])
 
@@ -138,21 +137,20 @@ def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
         recipes.append(genome.recipe)
     assert {recipe.target for recipe in recipes[:PRUNED]} == {"global"}
     assert all(recipe.neurons is not None and recipe.tokens == TOKENS // 2 for recipe in recipes[PRUNED:MERGED])
-    assert len(set(recipes[MERGED:])) > 3 and {recipe.tokens for recipe in recipes} <= {200, 100, 50}
+    assert len(set(recipes[MERGED:])) > 2 and {recipe.tokens for recipe in recipes} <= {200, 100, 50}
     for row, genome in zip(rows[MERGED:], genomes[MERGED:], strict=True):
         assert row.operator == "repair" and row.depth > 0
         assert base_genome(genome) == base_genome(genomes[row.parents[0]])  # type: ignore[arg-type]
     assert len({row.fitness for row in rows}) > 4
 
 
-@pytest.mark.parametrize("stop", [7, 12])
-def test_a_resumed_search_gives_the_same_population(stop: int, run: RunConfig, folder: Path, tmp_path: Path) -> None:
+def test_a_search_resumed_among_repairs_gives_the_same_population(run: RunConfig, folder: Path, tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'again.db'}") as store:
         setup = set_up(run, "mended-1")
         register(setup, store)
         setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
         with pytest.raises(KeyboardInterrupt):
-            search(setup, store, stop)
+            search(setup, store, MERGED + 2)
         search(calibrated_setup(set_up_stored(store, "mended"), store, never), store)
         again = population(store, "mended-1")
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
@@ -210,15 +208,6 @@ def test_listings_say_how_it_is_repaired(best: str, folder: Path, in_process: An
     assert "repaired, " in page and best in page
 
 
-def test_it_is_evaluated_on_another_task(best: str, folder: Path, tiny: Any, in_process: Any) -> None:
-    for split in ("dev", "test"):
-        done = in_process("evaluate", best, "--task", tiny.task, "--split", split, "--json", cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert 0 <= json.loads(done.stdout)["score"] <= 1
-        again = in_process("evaluate", best, "--task", tiny.task, "--split", split, "--json", cwd=folder)
-        assert json.loads(again.stdout) == json.loads(done.stdout)
-
-
 def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any) -> None:
     """Repairs change nothing before the first layer's experts have answered, and everything behind them."""
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
@@ -234,32 +223,15 @@ def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any) -
     assert alike == [True, False, False, False]
 
 
-@pytest.mark.parametrize("index", [0, TOTAL - 1])
-def test_an_export_is_a_stock_checkpoint_that_scores_alike(
-    index: int, folder: Path, expected: Any, in_process: Any, outsider: Any, tmp_path: Path
-) -> None:
-    """In a process without moevolve; logits are compared by `export` itself, scores here."""
-    name, target = f"mended:{index}", tmp_path / "out"
+def test_an_export_says_how_it_is_repaired(folder: Path, expected: Any, in_process: Any, tmp_path: Path) -> None:
+    """Logits are compared by `export` itself."""
+    name, target = f"mended:{TOTAL - 1}", tmp_path / "out"
     done = in_process("export", name, target, "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["form"] == "stock" and report["experts"] == 2
+    assert report["form"] == "stock" and report["experts"] == 2 and report["agreement"] is not None
     card = (target / "README.md").read_text()
     assert name in card and "ridge regression of output projections" in card
-    assert json.loads((target / "config.json").read_text())["num_local_experts"] == 2
-    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        subject = find_subject(store, name)
-    resident = ResidentModel.load(subject.config.model)
-    text = "the cat is red a dog which Answer :"
-    prompt = resident.tokenizer(text, return_tensors="pt")
-    ((logits, _, module),) = outsider([target], prompt["input_ids"], text)
-    assert module == "transformers"
-    with torch.no_grad():
-        plain = resident.model(**prompt).logits[0]
-        with resident.edited(subject.edit):
-            ours = resident.model(**prompt).logits[0]
-    assert float((torch.tensor(logits)[0] - ours).abs().max()) <= 2e-5 * float(ours.abs().max())
-    assert float((plain - ours).abs().max()) > 0.01
 
 
 @pytest.mark.parametrize(
@@ -280,41 +252,29 @@ def test_what_a_kind_can_not_have_is_refused_before_anything_runs(
             set_up(run, "dense-1")
 
 
-@pytest.mark.parametrize("kind", ["factorllm", "tomoe"])
-def test_dense_kinds_are_repaired_without_neurons(kind: str, tiny: Any, tmp_path: Path) -> None:
-    plain = dense_run(tiny, tmp_path, {"kind": kind, **DENSE[kind]}, "dense")
+def test_dense_kinds_are_repaired_without_neurons(tiny: Any, tmp_path: Path) -> None:
+    plain = dense_run(tiny, tmp_path, {"kind": "factorllm", **DENSE["factorllm"]}, "dense")
     phases = [
-        {"kind": "tune", "evaluations": 4, "initial": 3, "repair": {"tokens": 100, "target": "local"}},
-        {"kind": "repair", "evaluations": 8, "initial": 2, "repair": {"tokens": TOKENS}},
+        {"kind": "tune", "evaluations": 3, "initial": 3, "repair": {"tokens": 100, "target": "local"}},
+        {"kind": "repair", "evaluations": 4, "initial": 2, "repair": {"tokens": TOKENS}},
     ]
     final = {"rerank": 0, "test": False}
     run = RunConfig.model_validate(plain.model_dump() | {"phases": phases, "final": final})
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         finished(store, run)
         rows = store.history(store.search("dense").id)
-        assert [row.status for row in rows] == ["ok"] * 12 and rows[0].operator == "start"
+        assert [row.status for row in rows] == ["ok"] * 7 and rows[0].operator == "start"
         for row in rows:
             genome = find_subject(store, f"dense:{row.index}").genome
             assert isinstance(genome, RepairedGenome) and genome.recipe.neurons is None
 
 
-MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 2, "initial": 1}
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found"),
-    ({"phases": [PHASES[0], MENDING, PHASES[1]]}, "phases: a repair phase repairs what the phases before it found"),
-    ({"phases": [PHASES[0] | {"repair": {"tolkens": 9}}]}, "phases.0.repair.tolkens: unknown key"),
-    (
-        {"phases": [PHASES[0] | {"repair": {"ridge_lambdas": [-1]}}]},
-        "phases.0.repair.ridge_lambdas.0: Input should be greater than 0",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), WRONG)
-def test_what_is_wrong_is_said_in_a_line(
-    changes: dict[str, Any], message: str, tiny: Any, in_process: Any, tmp_path: Path
-) -> None:
-    for command in ("launch", "plan"):
-        done = in_process(command, written(tiny, tmp_path, **changes))
+def test_what_is_wrong_is_said_in_a_line(tiny: Any, in_process: Any, tmp_path: Path) -> None:
+    mending: dict[str, Any] = {"kind": "repair", "evaluations": 2, "initial": 1}
+    for phases, message in (
+        ([PHASES[0], mending, PHASES[1]], "phases: a repair phase repairs what the phases before it found"),
+        ([PHASES[0] | {"repair": {"tolkens": 9}}], "phases.0.repair.tolkens: unknown key"),
+    ):
+        done = in_process("launch", written(tiny, tmp_path, phases=phases))
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "moevolve.db").exists()

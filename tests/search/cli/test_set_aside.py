@@ -130,3 +130,8 @@ def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_pat
     assert sizes == {"calibration": 5, "search": 15, "dev": 20, "test": 21}
     assert {split.fingerprint for split in setup.prepared["calibration"]} < set(setup.all_prepared)
     check_repeated_and_resumed(run, tmp_path)
+    with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
+        for reference in ("divided:0", "divided:15"):
+            subject = find_subject(store, reference)
+            assert subject.detail is not None
+            assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import sqlite3
 import time
@@ -98,26 +97,17 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
     assert snapshot(database, "calm") == uninterrupted
 
 
-def test_a_driver_killed_with_a_worker_changes_nothing(
+def test_a_driver_killed_after_a_worker_changes_nothing(
     uninterrupted: Any, tiny: Any, snapshot: Any, ray_address: str, tmp_path: Path
 ) -> None:
-    """The first driver leaves orphans on a cluster that lives on; of the second, which is sent SIGTERM as a cluster
-    manager does, one of two workers is killed before."""
+    """One of its two workers is killed before; the other one is left behind on a cluster that lives on."""
     database = tmp_path / "moevolve.db"
     run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    rng = random.Random(5)
-    joined = ["--address", ray_address, "--set", "workers.num_cpus=0.5"]
-    first = Forked(["launch", str(run), *joined], tmp_path, pool="slow_ray_pool")
-    kill_at(first, database, rng.randrange(1, TOTAL // 3), rng.uniform(0, 0.1))
-    assert count(database) < TOTAL - 8
-    driver = Forked(["resume", "calm", *joined, "--set", "workers.count=2"], tmp_path, pool="slow_ray_pool")
-    wait_for(database, count(database) + 2, driver)
+    joined = ["--address", ray_address, "--set", "workers.count=2", "--set", "workers.num_cpus=0.5"]
+    driver = Forked(["launch", str(run), *joined], tmp_path, pool="slow_ray_pool")
+    wait_for(database, 2, driver)
     os.kill(last_worker(database), signal.SIGKILL)
-    wait_for(database, count(database) + 3, driver)
-    os.kill(driver.pid, signal.SIGTERM)
-    output, _ = driver.communicate(timeout=PATIENT_S)
-    assert driver.poll() == 130 and "moevolve resume calm" in output
-    assert "Traceback" not in output and "SIGTERM" not in output
+    kill_at(driver, database, count(database) + 2)
     assert count(database) < TOTAL
     with Store.open(f"sqlite:///{database}") as store:
         execute(set_up_stored(store, "calm"), store, Observer(), local_pool)
@@ -139,9 +129,9 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     asked = in_process("pause", "calm")
     assert asked.returncode == 0 and f"calm: process {driver.pid} on" in asked.stdout and "pause" in asked.stdout
     until(lambda: status() == "paused", driver)
-    time.sleep(0.5)  # what had come until then is recorded
+    time.sleep(0.3)  # what had come until then is recorded
     left_at = count(database)
-    time.sleep(1.0)
+    time.sleep(0.5)  # longer than two evaluations take
     assert count(database) == left_at < TOTAL
     assert json.loads(in_process("scale", "calm", "2", "--json").stdout)["workers"] == 2
     assert in_process("resume", "calm").returncode == 0
