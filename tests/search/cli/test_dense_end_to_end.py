@@ -1,4 +1,6 @@
-"""A dense kind as a user meets it, on the demo model: searched, then every verb on what it found."""
+"""A dense kind as a user meets it, on the demo model; and whole searches of the others on a tiny one.
+
+These are repeated and resumed; `test_set_aside` does that with divisions into experts."""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from dense_lab import check_repeated_and_resumed, dense_run, population, search
 from local_workers import local_pool
 from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
@@ -21,9 +24,12 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.loop.scores import weighted_means
+from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
+from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 
@@ -38,6 +44,9 @@ RUN: dict[str, Any] = {
     "window": 4,
     "final": {"rerank": 2, "random_baselines": 2},
 }
+
+MASKS = {"kind": "tomoe", "experts": 4, "components": 4, "latent": 4, "calibration_tokens": 300}
+MIXED = {"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3, "fit": 3}
 
 
 @dataclass(frozen=True)
@@ -72,10 +81,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
         return Calm(folder, execute(setup, store, Observer(), local_pool))
 
 
-def test_questions_to_the_store(calm: Calm, tmp_path: Path) -> None:
-    (search,) = calm.json("searches")
-    found = search["search"]["name"], search["search"]["genome_kind"], search["individuals"], search["failed"]
-    assert found == (KIND, KIND, TOTAL, 0)
+def test_questions_to_the_store(calm: Calm) -> None:
     first = calm.json("best", "--task", "demo-relation", "--limit", 2)[0]
     assert (first["ref"], first["ranked_by"]) == (calm.winner, "dev")
     detail = calm.json("show", calm.winner)
@@ -83,14 +89,8 @@ def test_questions_to_the_store(calm: Calm, tmp_path: Path) -> None:
     assert (shown["summary"], shown["phase"], shown["status"]) == (first["summary"], "tune", "ok")
     assert {row["split"] for row in detail["evaluations"]} == {"search", "dev", "test"}
     assert shown["active_parameters"] < shown["parameters_full"]
-    graph = calm.json("lineage", f"{KIND}:{TOTAL - 1}")
-    assert graph["edges"] and {node["phase"] for node in graph["nodes"]} == {"tune"}
     assert shown["summary"] in calm.ask("show", calm.winner).stdout
-    assert shown["summary"].split()[0] in calm.ask("lineage", calm.winner).stdout  # long ones are wrapped there
     assert calm.winner in calm.ask("best", "--experts", shown["experts"], "--active", shown["active"]).stdout
-    assert calm.json("best", "--experts", 99) == []
-    assert calm.ask("plot", KIND, "-o", tmp_path / "course.png").exit_code == 0
-    assert (tmp_path / "course.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_any_task_can_be_scored(calm: Calm, tmp_path: Path) -> None:
@@ -130,3 +130,43 @@ def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
         assert isinstance(refused.exception, UserError)
         assert message in str(refused.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_terms_of_masks_are_taken_off_the_score(tiny: Any, tmp_path: Path) -> None:
+    check_repeated_and_resumed(dense_run(tiny, tmp_path, MASKS | {"coverage": 0.2, "balance": 0.1}, "masked"), tmp_path)
+    with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
+        setup = set_up_stored(store, "masked")
+        tasks = [split.fingerprint for split in setup.splits("search")]
+        engine = store.search("masked").engine_fingerprint
+        penalties = []
+        for row in store.history("masked-1"):
+            subject = find_subject(store, f"masked:{row.index}")
+            assert subject.edit.phenotype_hash == row.phenotype_hash
+            records = store.evaluations(row.phenotype_hash, setup.facts.fingerprint, engine, tasks)
+            assert subject.genome is not None
+            penalties.append(subject.space.describe(subject.genome).penalty)
+            assert row.fitness == pytest.approx(weighted_means(tuple(records), setup.weights)[0] - penalties[-1])
+        assert len(set(penalties)) > 10 and min(penalties) > 0
+
+
+def test_plain_low_rank_is_evaluated_once_as_a_baseline_of_mixing(tiny: Any, tmp_path: Path) -> None:
+    # With other seeds, no more than three different scores are found.
+    run = dense_run(tiny, tmp_path, MIXED, "mixed").model_copy(update={"seed": 10})
+    check_repeated_and_resumed(run, tmp_path)
+
+    def searched(evaluations: int, **genome: Any) -> list[tuple[Any, ...]]:
+        phases = [phase.model_copy(update={"evaluations": evaluations, "initial": 1}) for phase in run.phases]
+        changed = {"phases": tuple(phases), "genome": run.genome.model_copy(update=genome)}
+        return population_of(run.model_copy(update=changed), tmp_path / f"{genome['variant']}.db")
+
+    rows = searched(4, variant="low_rank")
+    assert len(rows) == 4 and len({row[4] for row in rows}) == len({row[5] for row in rows}) == 1
+    assert searched(1, variant="I", fit=0)[0][5] == rows[0][5], "mixing starts from it"
+
+
+def population_of(run: RunConfig, database: Path) -> list[tuple[Any, ...]]:
+    with Store.open(f"sqlite:///{database}") as store:
+        setup = set_up(run, f"{run.name}-1")
+        register(setup, store)
+        search(setup, store)
+        return population(store, f"{run.name}-1")

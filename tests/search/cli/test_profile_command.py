@@ -186,25 +186,27 @@ def refusal(*arguments: str | Path) -> str:
 
 def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
     store = ("--store", f"sqlite:///{folder / 'moevolve.db'}")
-    for sizes in ("0", "1,,2", "many", "-1", "1.5", ""):
-        assert "--batch-sizes" in refusal("experts:0", "--batch-sizes", sizes, *store)
-    assert "experts:99" in refusal("experts:99", *store)
-    assert "ghost" in refusal("ghost:0", *store)
-    assert "--search" in refusal("full", *store)
-    assert "ghost" in refusal("full", "--search", "ghost", *store)
-    assert "SEARCH:INDEX" in refusal("experts", *store)
-    assert "no such folder" in refusal(tmp_path / "none")
-    assert "config.json" in refusal(tmp_path)
-    assert "experts:0 and mixed:0" in refusal("experts:0", "mixed:0", *store)
-    assert "64 positions" in refusal("experts:0", "--prompt-tokens", "60", "--new-tokens", "5", *store)
-    task = ("--task", str(tiny.task))
-    assert "not both" in refusal("experts:0", *task, "--prompt-tokens", "8", *store)
-    assert "64 positions" in refusal("experts:0", *task, "--new-tokens", "60", *store)
-    picture = ("--plot", tmp_path / "speed.svg")
-    assert "--task" in refusal("experts:0", *picture, *store)
-    assert "no score of these models" in refusal("experts:0", *task, "--new-tokens", "2", *picture, *store)
-    scored = (*task, "--split", "search", "--new-tokens", "2", *store)
-    assert "unknown picture format" in refusal("experts:0", *scored, "--plot", tmp_path / "speed.docx")
-    assert "there is no folder" in refusal("experts:0", *scored, "--plot", tmp_path / "none" / "speed.svg")
+    task = ("--task", str(tiny.task), "--new-tokens", "2")
+    scored = (*task, "--split", "search", "--plot")
+    picture = tmp_path / "speed.svg"
+    for message, *arguments in (
+        ("--batch-sizes", "experts:0", "--batch-sizes", "1,,2"),
+        ("--batch-sizes", "experts:0", "--batch-sizes", "0"),
+        ("experts:99", "experts:99"),
+        ("ghost", "full", "--search", "ghost"),
+        ("--search", "full"),
+        ("SEARCH:INDEX", "experts"),
+        ("no such folder", tmp_path / "none"),
+        ("config.json", tmp_path),
+        ("experts:0 and mixed:0", "experts:0", "mixed:0"),
+        ("64 positions", "experts:0", "--prompt-tokens", "60", "--new-tokens", "5"),
+        ("64 positions", "experts:0", *task, "--new-tokens", "60"),
+        ("not both", "experts:0", *task, "--prompt-tokens", "8"),
+        ("--task", "experts:0", "--plot", picture),
+        ("no score of these models", "experts:0", *task, "--plot", picture),
+        ("unknown picture format", "experts:0", *scored, tmp_path / "speed.docx"),
+        ("there is no folder", "experts:0", *scored, tmp_path / "none" / "speed.svg"),
+    ):
+        assert str(message) in refusal(*arguments, *store)
     assert "none.db" in refusal("experts:0", "--store", f"sqlite:///{tmp_path / 'none.db'}")
     assert not (tmp_path / "none.db").exists()

@@ -60,6 +60,7 @@ PHASES: list[dict[str, Any]] = [
         "repair": {"ridge_lambdas": [0.1], "tokens": TOKENS},
     },
 ]
+DIVIDED, MIXED = ({"kind": kind, **DENSE[kind]} for kind in ("factorllm", "nanomoe"))
 GENOME = {"kind": "eep", "experts": 2, "groups": 4, "router_space": "logits"}
 
 
@@ -187,23 +188,22 @@ def test_two_workers_that_keep_hidden_states_change_nothing(
     assert snapshot(tmp_path / "two.db", "mended") == expected
 
 
-def test_listings_say_how_it_is_repaired(best: str, folder: Path, in_process: Any) -> None:
-    shown = in_process("show", best, cwd=folder)
-    assert shown.returncode == 0 and "repaired, " in shown.stdout
-    assert json.loads(in_process("show", best, "--json", cwd=folder).stdout)["individual"]["summary"]
-    columns = in_process("show", best, "--against", "mended:0", cwd=folder)
-    assert columns.returncode == 0, columns.stderr
-    assert "ridge lambda" in columns.stdout and f"+ only {best}, - only mended:0" in columns.stdout
-    outline = json.loads(in_process("show", best, "--genome", "--json", cwd=folder).stdout)["outline"]
+def test_listings_say_how_it_is_repaired(best: str, folder: Path) -> None:
+    def said(*arguments: str) -> str:
+        done = run_command(folder, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    last = f"mended:{TOTAL - 1}"
+    assert "repaired, " in said("show", best) and "repaired, " in said("lineage", last)
+    columns = said("show", best, "--against", "mended:0")
+    assert "ridge lambda" in columns and f"+ only {best}, - only mended:0" in columns
+    outline = json.loads(said("show", best, "--genome", "--json"))["outline"]
     assert len(outline["layers"]) > 1 and all(len(layer["experts"]) == 2 for layer in outline["layers"])
-    last = json.loads(in_process("lineage", f"mended:{TOTAL - 1}", "--json", cwd=folder).stdout)
-    assert {"repair"} < {node["operator"] for node in last["nodes"]}
-    assert "repaired, " in in_process("lineage", f"mended:{TOTAL - 1}", cwd=folder).stdout
-    drawn = in_process("plot", "mended", "-o", "search.svg", "--individual", f"mended:{TOTAL - 1}", cwd=folder)
-    assert drawn.returncode == 0, drawn.stderr
+    assert {"repair"} < {node["operator"] for node in json.loads(said("lineage", last, "--json"))["nodes"]}
+    said("plot", "mended", "-o", "search.svg", "--individual", last)
     assert (folder / "search.svg").stat().st_size > 10_000
-    reported = in_process("report", "mended", "-o", "page.html", cwd=folder)
-    assert reported.returncode == 0, reported.stderr
+    said("report", "mended", "-o", "page.html")
     page = (folder / "page.html").read_text()
     assert "repaired, " in page and best in page
 
@@ -223,10 +223,10 @@ def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any) -
     assert alike == [True, False, False, False]
 
 
-def test_an_export_says_how_it_is_repaired(folder: Path, expected: Any, in_process: Any, tmp_path: Path) -> None:
+def test_an_export_says_how_it_is_repaired(folder: Path, expected: Any, tmp_path: Path) -> None:
     """Logits are compared by `export` itself."""
     name, target = f"mended:{TOTAL - 1}", tmp_path / "out"
-    done = in_process("export", name, target, "--json", cwd=folder)
+    done = run_command(folder, "export", name, target, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["form"] == "stock" and report["experts"] == 2 and report["agreement"] is not None
@@ -234,26 +234,20 @@ def test_an_export_says_how_it_is_repaired(folder: Path, expected: Any, in_proce
     assert name in card and "ridge regression of output projections" in card
 
 
-@pytest.mark.parametrize(
-    ("genome", "repair", "message"),
-    [
-        ({"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3}, {}, "genome kind nanomoe can't be repaired"),
-        ({"kind": "factorllm", "experts": 4, "active": 2}, {"neurons": {}}, "only experts of a mixture can be filled"),
-    ],
-)
-def test_what_a_kind_can_not_have_is_refused_before_anything_runs(
-    genome: dict[str, Any], repair: dict[str, Any], message: str, tiny: Any, tmp_path: Path
-) -> None:
-    plain = dense_run(tiny, tmp_path, genome, "dense")
-    for position, phases in ((0, [{"repair": repair}]), (1, [{}, {"kind": "repair", "repair": repair}])):
+def test_what_a_kind_can_not_have_is_refused_before_anything_runs(tiny: Any, tmp_path: Path) -> None:
+    for genome, phases, message in (
+        (MIXED, [{"repair": {}}], r"phases\.0\.repair.*genome kind nanomoe can't be repaired"),
+        (MIXED, [{}, {"kind": "repair"}], r"phases\.1\.repair.*genome kind nanomoe can't be repaired"),
+        (DIVIDED, [{"repair": {"neurons": {}}}], r"phases\.0\.repair.*only experts of a mixture can be filled"),
+    ):
         settings = [{"kind": "tune", "evaluations": 8, "initial": 4} | phase for phase in phases]
-        run = RunConfig.model_validate(plain.model_dump() | {"phases": settings})
-        with pytest.raises(UserError, match=rf"phases\.{position}\.repair.*{message}"):
+        run = RunConfig.model_validate(dense_run(tiny, tmp_path, genome, "dense").model_dump() | {"phases": settings})
+        with pytest.raises(UserError, match=message):
             set_up(run, "dense-1")
 
 
 def test_dense_kinds_are_repaired_without_neurons(tiny: Any, tmp_path: Path) -> None:
-    plain = dense_run(tiny, tmp_path, {"kind": "factorllm", **DENSE["factorllm"]}, "dense")
+    plain = dense_run(tiny, tmp_path, DIVIDED, "dense")
     phases = [
         {"kind": "tune", "evaluations": 3, "initial": 3, "repair": {"tokens": 100, "target": "local"}},
         {"kind": "repair", "evaluations": 4, "initial": 2, "repair": {"tokens": TOKENS}},

@@ -1,6 +1,6 @@
 """Searches that are steered from another process or killed, and drivers that come back too late; no model is evaluated.
 
-In the end the store holds what it would have held."""
+In the end the store holds what it would have held. And searches that no worker has room for."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ import json
 import os
 import signal
 import sqlite3
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from disturbed_lab import local_pool
 from killing import Forked, count, kill_at, last_worker, wait_for
-from store_samples import search
+from light_workers import LightWorker
 from waiting import PATIENT_S
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.store.repository import Store
+from moevolve.workers.contract.capacity import CAPACITY, NoRoomError
 
 pytestmark = pytest.mark.slow
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import what is the tests' own
 
 TOTAL = 24
 STOPPED = 3
@@ -165,9 +172,31 @@ def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, tmp_path: Path) 
     assert "was cancelled" in in_process("resume", "calm").stderr
 
 
-def test_a_search_that_nobody_runs_is_cancelled_at_once(in_process: Any, tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
-        store.create_search(search(), [])
-        done = in_process("cancel", "alpha")
-        assert done.returncode == 0 and done.stdout.strip() == "alpha: it is cancelled; nobody ran it"
-        assert store.search("alpha").status == "cancelled"
+class FullWorker(LightWorker):
+    """Has no room for any model; says how much its process was told that it may take."""
+
+    def __init__(self, *_: object) -> None:
+        raise NoRoomError(f"a worker takes more than {os.environ[CAPACITY]} GB")
+
+
+def full_pool(setup: SearchSetup, **_: object) -> RayPool:
+    config = setup.config
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, worker=FullWorker)
+
+
+def test_a_search_fails_where_no_worker_has_room(
+    tiny: Any, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker is wanted for a calibration first."""
+    monkeypatch.setenv(CAPACITY, "0.00005")
+    phases = [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["naee"]}]
+    workers = {"count": 1, "address": ray_address}
+    setup = set_up_new(load_run_config(tiny.write_run(tmp_path / "run.yaml", "large", phases=phases, workers=workers)))
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        register(setup, store)
+        try:
+            with pytest.raises(NoRoomError, match=r"^a worker takes more than 0\.00005 GB$") as refused:
+                execute(setup, store, Observer(), full_pool)
+        finally:
+            ray.shutdown()
+        assert isinstance(refused.value, UserError) and store.search("large").status == "failed"

@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 from server_tokens import WRITE
 from starlette.testclient import TestClient
+from store_samples import individual, search, split
 
 import moevolve.search.cli
 from moevolve._asking import asks
@@ -93,12 +94,10 @@ def run(toy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture
+def store(tmp_path: Path) -> str:
     """Of two searches, of one and of three individuals."""
-    from store_samples import individual, search, split
-
-    url = f"sqlite:///{tmp_path_factory.mktemp('toy') / 'toy.db'}"
+    url = f"sqlite:///{tmp_path / 'toy.db'}"
     with moevolve.open_store(url, create=True) as opened:
         for name, count in (("one", 1), ("three", 3)):
             opened.create_search(search(name), [split()])
@@ -106,18 +105,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return url
 
 
-def test_it_prints_tables_and_json(run: Run, store: str) -> None:
+def test_it_prints_tables_and_json_or_what_is_wrong_in_a_line(run: Run, store: str, tmp_path: Path) -> None:
     shown = run("count-individuals", "--store", store)
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, "one: 1 three: 3\n", "")
-    assert json.loads(run("count-individuals", "--store", store, "--json").stdout) == {"one": 1, "three": 3}
     assert json.loads(run("count-individuals", "--least", "2", "--store", store, "--json").stdout) == {"three": 3}
-
-
-def test_bad_input_is_one_line_and_exit_code_2(run: Run, store: str, tmp_path: Path) -> None:
     missing = run("count-individuals", "--store", f"sqlite:///{tmp_path / 'none.db'}")
     assert missing.returncode == 2 and "none.db" in missing.stderr and missing.stderr.count("\n") == 1
     assert run("count-individuals", "--least", "-1", "--store", store).returncode == 2
-    assert run("count-individuals", "--no-such-flag").returncode == 2
 
 
 def test_help_lists_it(run: Run) -> None:
@@ -127,16 +121,13 @@ def test_help_lists_it(run: Run) -> None:
     assert "Leave out searches with fewer." in run("count-individuals", "--help").stdout
 
 
-def test_python_has_it_too(toy: ModuleType, store: str) -> None:
+def test_python_and_a_server_have_it_too(toy: ModuleType, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert moevolve.ask(store, toy.CountRequest(least=2)) == {"three": 3}
     count = asks(toy.CountRequest)
     assert count(store, least=2) == {"three": 3}
-    with pytest.raises(moevolve.UserError, match="least: Input should be greater than or equal to 0"):
+    with pytest.raises(moevolve.UserError, match="least: "):
         count(store, least=-1)
     assert "Leave out searches with fewer." in str(count.__doc__)
-
-
-def test_a_server_has_it_too(toy: ModuleType, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
     monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
     with moevolve.open_store(store) as opened:
