@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,8 @@ def slow_pool(setup: SearchSetup, **_: object) -> Pool:
     return LocalPool(lambda: CheapWorker(seconds=0.2), setup.all_prepared)
 
 
-def slow_ray_pool(setup: SearchSetup, seconds: float = 0.4, **_: object) -> Pool:
-    """Such workers on Ray."""
+def ray_pool(setup: SearchSetup) -> Pool:
+    """Workers on Ray."""
     import disturbed_lab
     import ray
     import search_lab
@@ -64,8 +63,8 @@ def slow_ray_pool(setup: SearchSetup, seconds: float = 0.4, **_: object) -> Pool
 
     for module in (disturbed_lab, search_lab):
         ray.cloudpickle.register_pickle_by_value(module)  # workers can't import what is the tests' own
-    config, worker = setup.config, partial(CheapWorker, seconds=seconds)
-    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, worker)
+    config = setup.config
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, CheapWorker)
 
 
 def setup_of(url: str, name: str = "lab", address: str | None = None) -> SearchSetup:
@@ -82,7 +81,7 @@ def drive(url: str, name: str, address: str | None = None) -> None:
     with Store.open(url) as store:
         with suppress(UserError):  # it is there already
             register(setup, store)
-        execute(setup, store, Observer(), local_pool if address is None else partial(slow_ray_pool, seconds=0.02))
+        execute(setup, store, Observer(), local_pool if address is None else ray_pool)
 
 
 class Drive:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -134,13 +132,6 @@ def count(database: Path) -> int:
         return 0
 
 
-def last_worker(database: Path) -> int:
-    """Process id of the worker that ran the newest evaluation."""
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-        worker = connection.execute("select worker from evaluations order by rowid desc limit 1").fetchone()[0]
-    return int(worker.rpartition("/")[2])
-
-
 def wait_for(database: Path, goal: int, process: Driver) -> None:
     """Until so many individuals are evaluated."""
     deadline = time.monotonic() + PATIENT_S
@@ -148,13 +139,3 @@ def wait_for(database: Path, goal: int, process: Driver) -> None:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the search makes no progress"
         time.sleep(0.02)
-
-
-def kill_at(process: Driver, database: Path, goal: int) -> None:
-    """Kill a driver when so many individuals are evaluated."""
-    wait_for(database, goal, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    # What Ray left behind would only slow the next attempt down.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -141,12 +141,8 @@ def test_coefficient_files_that_are_none(tiny: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "store.db").exists()
 
 
-def test_main_prints_one_line_and_exits_with_2(tiny: Any, tmp_path: Path, moevolve: Any, in_process: Any) -> None:
-    run = tmp_path / "run.yaml"
-    run.write_text(yaml.safe_dump(tiny.run_data("bad") | {"colour": "red"}))
-    refused = moevolve("launch", run)
-    assert refused.returncode == 2
-    assert refused.stdout == ""
-    assert refused.stderr.startswith("error: ")
-    assert refused.stderr.count("\n") == 1
-    assert in_process("launch", run, "--no-such-flag").returncode == 2
+def test_main_prints_one_line_and_exits_with_2(tiny: Any, tmp_path: Path, in_process: Any) -> None:
+    refused = in_process("launch", tiny.write_run(tmp_path / "run.yaml", "bad", colour="red"))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1
+    assert in_process("launch", "--no-such-flag").returncode == 2

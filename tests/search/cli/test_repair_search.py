@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
 from commands_here import run_command
-from dense_lab import dense_run, never, population, search
-from local_workers import local_pool
+from dense_lab import dense_run
+from local_workers import Step, interrupted_after, local_pool, plainly
 from report_lab import DENSE, finished
 
 from moevolve.evaluators.errors import UserError
@@ -28,8 +30,8 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.requests.models import AnalyseRequest
-from moevolve.search.running.calibration import calibrated_setup
-from moevolve.search.running.launch import register
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
@@ -145,19 +147,6 @@ def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
     assert len({row.fitness for row in rows}) > 4
 
 
-def test_a_search_resumed_among_repairs_gives_the_same_population(run: RunConfig, folder: Path, tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path / 'again.db'}") as store:
-        setup = set_up(run, "mended-1")
-        register(setup, store)
-        setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
-        with pytest.raises(KeyboardInterrupt):
-            search(setup, store, MERGED + 2)
-        search(calibrated_setup(set_up_stored(store, "mended"), store, never), store)
-        again = population(store, "mended-1")
-    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        assert again == population(store, store.search("mended").id)
-
-
 def test_layers_in_common_are_fitted_once_and_change_nothing(
     run: RunConfig, searched: tuple[Path, int], expected: Any, snapshot: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -168,7 +157,7 @@ def test_layers_in_common_are_fitted_once_and_change_nothing(
     assert searched[1] < 0.8 * len(fits)
 
 
-def test_two_workers_that_keep_hidden_states_change_nothing(
+def test_two_workers_that_keep_hidden_states_and_a_resume_among_repairs_change_nothing(
     run: RunConfig, expected: Any, snapshot: Any, tmp_path: Path
 ) -> None:
     """They take turns; what they get and give is copied as it is between processes."""
@@ -176,15 +165,21 @@ def test_two_workers_that_keep_hidden_states_change_nothing(
     def copied(message: Any) -> Any:
         return ray.cloudpickle.loads(ray.cloudpickle.dumps(message))
 
-    def pool(setup: SearchSetup) -> LocalPool:
+    def pool(setup: SearchSetup, step: Step = plainly) -> LocalPool:
         config = setup.config
         kept = config.workers.activation_cache_bytes
         assert kept > 0
         workers = cycle([EvaluationWorker(config.model, config.engine, activation_cache_bytes=kept) for _ in range(2)])
-        return local_pool(setup, lambda _, asked, splits: copied(next(workers).evaluate(copied(asked), splits)))
+        both: Any = SimpleNamespace(evaluate=lambda asked, splits: next(workers).evaluate(copied(asked), splits))
+        return local_pool(setup, lambda _, asked, splits: copied(step(both, asked, splits)))
 
     with Store.open(f"sqlite:///{tmp_path / 'two.db'}") as store:
-        finished(store, run, pool)
+        with pytest.raises(KeyboardInterrupt):
+            finished(store, run, partial(pool, step=interrupted_after(MERGED + 3)))
+        assert store.search("mended").status == "interrupted"
+        rows = store.history(store.search("mended").id)
+        assert MERGED < sum(row.status == "ok" for row in rows) < TOTAL
+        execute(set_up_stored(store, "mended"), store, Observer(), pool)
     assert snapshot(tmp_path / "two.db", "mended") == expected
 
 
@@ -201,8 +196,6 @@ def test_listings_say_how_it_is_repaired(best: str, folder: Path) -> None:
     outline = json.loads(said("show", best, "--genome", "--json"))["outline"]
     assert len(outline["layers"]) > 1 and all(len(layer["experts"]) == 2 for layer in outline["layers"])
     assert {"repair"} < {node["operator"] for node in json.loads(said("lineage", last, "--json"))["nodes"]}
-    said("plot", "mended", "-o", "search.svg", "--individual", last)
-    assert (folder / "search.svg").stat().st_size > 10_000
     said("report", "mended", "-o", "page.html")
     page = (folder / "page.html").read_text()
     assert "repaired, " in page and best in page
