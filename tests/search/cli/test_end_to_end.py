@@ -31,16 +31,7 @@ TOTAL = 24
 
 @dataclass(frozen=True)
 class Calm:
-    """Search `calm`, launched as users do, interrupted, and resumed to its end.
-
-    Attributes:
-        folder: Where `moevolve.db` has it.
-        loaded: The files that the launched process had in its memory.
-        interrupted: How the launch ended.
-        left: Its status then, and how many individuals were evaluated.
-        resumed: How the other command ended.
-        stored: What the store held afterwards.
-    """
+    """Search `calm`, interrupted when it had evaluated as many individuals as `left` says, and resumed to its end."""
 
     folder: Path
     loaded: str
