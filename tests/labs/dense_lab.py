@@ -6,21 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_workers import Step, interrupted_after, local_pool, plainly
+from local_workers import interrupted_after, local_pool, plainly
 from tiny_models import WORDS, save_tiny_model
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.final_table import Finaliser, FinalTable, build_final_table
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
-from moevolve.search.running.lease_heartbeat import brief_lease
 from moevolve.search.running.set_up import set_up
 from moevolve.search.strategies.phased import make_strategy
-from moevolve.store.records import Lease
 from moevolve.store.repository import Store
 from moevolve.workers.contract.settings import engine_fingerprint
 
@@ -40,17 +37,10 @@ def dense_run(tiny: Any, folder: Path, genome: dict[str, Any], name: str) -> Run
 
 def search(setup: SearchSetup, store: Store, stop: int | None = None) -> None:
     """Run or resume a search; `stop` ends it after so many evaluations as a lost process would."""
-    cache = local_cache(setup, store, plainly if stop is None else interrupted_after(stop))
-    SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
-
-
-def local_cache(
-    setup: SearchSetup, store: Store, step: Step = plainly, writer: str | Lease | None = None
-) -> EvaluationCache:
-    """The cache of a search whose worker is in this process."""
-    writer = writer or setup.search_id
+    step = plainly if stop is None else interrupted_after(stop)
     engine = engine_fingerprint(setup.config.model, setup.config.engine)
-    return EvaluationCache(store, local_pool(setup, step), writer, setup.facts.fingerprint, engine)
+    cache = EvaluationCache(store, local_pool(setup, step), setup.search_id, setup.facts.fingerprint, engine)
+    SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
 
 
 def population(store: Store, search_id: str) -> list[tuple[Any, ...]]:
@@ -83,16 +73,3 @@ def check_repeated_and_resumed(run: RunConfig, folder: Path) -> None:
     assert {row[1] for row in found[0][5:]} <= {"mutation", "crossover+mutation"}
     fitness = [row[5] for row in found[0]]
     assert len(set(fitness)) > 3 and max(fitness) > fitness[0]
-
-
-def complete(setup: SearchSetup, store: Store) -> FinalTable:
-    """All of `running.execute` but Ray: the search and its final scores."""
-    if setup.space.recipe is not None:
-        setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
-    with brief_lease(store, setup.search_id) as lease:
-        cache = local_cache(setup, store, writer=lease)
-        SearchLoop(setup, make_strategy(setup.config, setup.space, setup.schedule), store, cache).run()
-        Finaliser(setup, store, cache).run()
-    return build_final_table(
-        store, store.search(setup.search_id), setup.config, store.history(setup.search_id), setup.facts
-    )

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def slow_pool(setup: SearchSetup, **_: object) -> Pool:
     return local_pool(setup, 0.2)
 
 
-def slow_ray_pool(setup: SearchSetup, seconds: float = 0.4, **_: object) -> Pool:
+def ray_pool(setup: SearchSetup, seconds: float = 0.0) -> Pool:
     """Such workers on Ray."""
     import disturbed_lab
     import ray
@@ -82,7 +81,7 @@ def drive(url: str, name: str, address: str | None = None, seconds: float = 0.0)
     with Store.open(url) as store:
         with suppress(UserError):  # it is there already
             register(setup, store)
-        execute(setup, store, Observer(), partial(local_pool if address is None else slow_ray_pool, seconds=seconds))
+        execute(setup, store, Observer(), partial(local_pool if address is None else ray_pool, seconds=seconds))
 
 
 class Drive:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -69,7 +66,6 @@ class Forked:
         command: Arguments of `moevolve`.
         folder: Working directory.
         pool: Function of `disturbed_lab` that makes the pool of workers that score by a formula; None for Ray.
-        scratch: Folder for temporary files; None for the usual one.
         log: File to which its output is appended; None for one in `folder`.
         env: Its environment; None for that of the process that it is forked from.
     """
@@ -79,12 +75,11 @@ class Forked:
         command: list[str],
         folder: Path,
         pool: str | None = None,
-        scratch: Path | None = None,
         log: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._log = log or folder / f"driver-{time.monotonic_ns()}.log"
-        self._process = forked(_run_command, command, folder, self._log, pool, scratch, env)
+        self._process = forked(_run_command, command, folder, self._log, pool, env)
         assert self._process.pid is not None
         self.pid: int = self._process.pid
 
@@ -105,7 +100,6 @@ def _run_command(
     folder: Path,
     log: Path,
     pool: str | None,
-    scratch: Path | None,
     env: Mapping[str, str] | None,
 ) -> None:
     os.setsid()
@@ -113,8 +107,6 @@ def _run_command(
     if env is not None:
         os.environ.clear()
         os.environ.update(env)
-    if scratch is not None:
-        os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -140,13 +132,6 @@ def count(database: Path) -> int:
         return 0
 
 
-def last_worker(database: Path) -> int:
-    """Process id of the worker that ran the newest evaluation."""
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-        worker = connection.execute("select worker from evaluations order by rowid desc limit 1").fetchone()[0]
-    return int(worker.rpartition("/")[2])
-
-
 def wait_for(database: Path, goal: int, process: Driver) -> None:
     """Until so many individuals are evaluated."""
     deadline = time.monotonic() + PATIENT_S
@@ -154,14 +139,3 @@ def wait_for(database: Path, goal: int, process: Driver) -> None:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the search makes no progress"
         time.sleep(0.02)
-
-
-def kill_at(process: Driver, database: Path, goal: int, delay: float) -> None:
-    """Kill a driver `delay` seconds after so many individuals are evaluated."""
-    wait_for(database, goal, process)
-    time.sleep(delay)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    # What Ray left behind would only slow the next attempt down.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

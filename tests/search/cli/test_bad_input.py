@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from moevolve.search.running.set_up import set_up
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 
+CONFIGS = Path(__file__).parents[3] / "configs"
 LOW_RANK = {
     "genome": {"kind": "nanomoe", "variant": "low_rank", "rank": 2, "layers": "*.q_proj"},
     "phases": [{"kind": "tune", "evaluations": 4, "initial": 2}],
@@ -53,16 +53,13 @@ def launch(tiny: Any, tmp_path: Path) -> Callable[..., str]:
     [
         ({"colour": "red"}, ["run.yaml", "colour", "unknown key"]),
         ({"genome": {"kind": "eep", "experts": 5}}, ["genome.experts", "5", "4"]),
-        ({"genome": {"kind": "eep", "experts": 2, "active": 3}}, ["active", "3", "2"]),
         ({"genome": {"kind": "eep", "experts": 2, "groups": 9}}, ["genome.groups", "9", "4"]),
         ({"tasks": ["boolk"]}, ["boolk", "boolq"]),
-        ({"tasks": ["/nowhere/task.yaml"]}, ["/nowhere/task.yaml"]),
         ({"tasks": ["boolq@bleu"]}, ["boolq@bleu", "bleu", "perplexity, kl"]),
         ({"model": {"path": "/nowhere/model"}}, ["/nowhere/model"]),
+        ({"model": {"path": str(CONFIGS / "demo" / "dense")}}, ["llama"]),
         ({"engine": {"chat_template": "chatty"}}, ["engine.chat_template", "chatty", "none, auto, mixtral"]),
-        ({"phases": [{"kind": "prune", "evaluations": 0}]}, ["phases.0", "evaluations"]),
-        ({"phases": []}, ["phases"]),
-        ({"window": "wide"}, ["window"]),
+        ({"phases": [{"kind": "tune", "evaluations": 9}]}, ["phases.0.kind: a tune phase", "use prune or merge"]),
         (LOW_RANK | {"strategy": "nevergrad:CMA"}, ["nevergrad:CMA", "no coordinates", "evolution"]),
     ],
 )
@@ -81,42 +78,23 @@ def test_a_wrong_task_is_named_before_the_model_is_described(
         set_up(config, "bad-1", lambda *_: pytest.fail("torch would be imported"))
 
 
-def test_overrides_are_checked_like_the_file(launch: Callable[..., str]) -> None:
-    assert "expected KEY=VALUE" in launch("--set", "seed")
-    assert "phases" in launch("--set", "phases.7.sigma=1")
-    assert "genome.experts" in launch("--set", "genome.experts=many")
-
-
 def test_a_name_is_text_whatever_yaml_would_read_in_it(launch: Callable[..., str]) -> None:
-    assert launch("--name", "2", "--set", "window=0").endswith(
-        "run.yaml: window: Input should be greater than or equal to 1"
-    )
+    assert "run.yaml: window: " in launch("--name", "2", "--set", "window=0")
 
 
-def test_launching_again_with_other_settings_is_not_resuming(tiny: Any, tmp_path: Path) -> None:
-    path = tiny.write_run(tmp_path / "run.yaml", "again", store=f"sqlite:///{tmp_path / 'store.db'}")
+def test_a_search_that_is_there_is_not_changed(tiny: Any, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    path = tiny.write_run(tmp_path / "run.yaml", "again", store=url)
     settings = load_run_config(path)
-    with Store.open(settings.store) as store:
+    with Store.open(url) as store:
         register(set_up_new(settings), store)
+    assert "resume again" in refusal("launch", path)
     message = refusal("launch", path, "--or-resume", "--set", "seed=9")
     for words in ("--or-resume: search again", "other settings than", "--name", "`moevolve resume again`"):
         assert words in message
-
-
-def test_resuming_under_another_name_is_refused(tiny: Any, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'store.db'}"
-    settings = load_run_config(tiny.write_run(tmp_path / "run.yaml", "again", store=url))
-    with Store.open(url) as store:
-        register(set_up_new(settings), store)
     for change in ("name=other", "seed=9"):
-        assert "only `workers` and `final` settings may change" in refusal(
-            "resume", "again", "--store", url, "--set", change
-        )
-
-
-def test_a_tune_phase_of_eep_is_told_which_phases_there_are(launch: Callable[..., str]) -> None:
-    message = launch(phases=[{"kind": "tune", "evaluations": 9}, {"kind": "merge", "evaluations": 9}])
-    assert "phases.0.kind: a tune phase doesn't suit genome kind eep; use prune or merge" in message
+        message = refusal("resume", "again", "--store", url, "--set", change)
+        assert "only `workers` and `final` settings may change" in message
 
 
 def test_a_comparison_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any, tmp_path: Path) -> None:
@@ -133,59 +111,18 @@ def test_a_comparison_knows_before_it_runs_where_its_tables_cannot_go(tiny: Any,
     assert not store.exists()
 
 
-def test_missing_and_broken_run_files(tmp_path: Path) -> None:
-    assert "nowhere.yaml" in refusal("launch", tmp_path / "nowhere.yaml")
-    (tmp_path / "broken.yaml").write_text("a: [1")
-    assert "broken.yaml" in refusal("launch", tmp_path / "broken.yaml")
-    (tmp_path / "list.yaml").write_text("- 1")
-    assert "list.yaml" in refusal("launch", tmp_path / "list.yaml")
-
-
 def test_a_malformed_line_is_named_with_its_number(launch: Callable[..., str], tiny: Any, tmp_path: Path) -> None:
     lines = (tiny.folder / "pick.jsonl").read_text().splitlines()
     lines[6] = lines[6][:-3]
     (tmp_path / "pick.jsonl").write_text("\n".join(lines))
     (tmp_path / "pick.yaml").write_text(tiny.task.read_text())
     message = launch(tasks=[str(tmp_path / "pick.yaml")])
-    assert "pick.jsonl" in message
-    assert "7" in message
-
-
-def test_a_model_without_experts(launch: Callable[..., str], tmp_path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes)).save_pretrained(tmp_path / "dense")
-    assert "llama" in launch(model={"path": str(tmp_path / "dense")})
-
-
-@pytest.mark.parametrize("url", ["nonsense", "sqlite:////nowhere/at/all.db", "mystery://host/db"])
-def test_wrong_store_urls(tiny: Any, tmp_path: Path, url: str) -> None:
-    run = tiny.write_run(tmp_path / "run.yaml", "bad")
-    assert refusal("launch", run, "--store", url)
-    assert refusal("searches", "--store", url)
-
-
-def test_a_missing_store_is_not_created_by_a_question(tmp_path: Path) -> None:
-    assert "none.db" in refusal("best", "--store", f"sqlite:///{tmp_path / 'none.db'}")
-    assert not (tmp_path / "none.db").exists()
-
-
-def test_a_store_of_another_schema_version_is_left_alone(tiny: Any, tmp_path: Path) -> None:
-    path = tmp_path / "newer.db"
-    Store.open(f"sqlite:///{path}").close()
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("update alembic_version set version_num = 'from_the_future'")
-    connection.execute("pragma wal_checkpoint(truncate)")
-    connection.close()
-    before = path.read_bytes()
-    run = tiny.write_run(tmp_path / "run.yaml", "bad")
-    assert "from_the_future" in refusal("launch", run, "--store", f"sqlite:///{path}")
-    assert "from_the_future" in refusal("best", "--store", f"sqlite:///{path}")
-    assert path.read_bytes() == before
+    assert "pick.jsonl" in message and "7" in message
 
 
 def test_questions_about_what_is_not_there(tmp_path: Path) -> None:
+    assert "none.db" in refusal("best", "--store", f"sqlite:///{tmp_path / 'none.db'}")
+    assert not (tmp_path / "none.db").exists()
     url = f"sqlite:///{tmp_path / 'empty.db'}"
     Store.open(url).close()
     assert "ghost" in refusal("show", "ghost:1", "--store", url)
@@ -204,12 +141,8 @@ def test_coefficient_files_that_are_none(tiny: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "store.db").exists()
 
 
-def test_main_prints_one_line_and_exits_with_2(tiny: Any, tmp_path: Path, moevolve: Any, in_process: Any) -> None:
-    run = tmp_path / "run.yaml"
-    run.write_text(yaml.safe_dump(tiny.run_data("bad") | {"colour": "red"}))
-    refused = moevolve("launch", run)
-    assert refused.returncode == 2
-    assert refused.stdout == ""
-    assert refused.stderr.startswith("error: ")
-    assert refused.stderr.count("\n") == 1
-    assert in_process("launch", run, "--no-such-flag").returncode == 2
+def test_main_prints_one_line_and_exits_with_2(tiny: Any, tmp_path: Path, in_process: Any) -> None:
+    refused = in_process("launch", tiny.write_run(tmp_path / "run.yaml", "bad", colour="red"))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1
+    assert in_process("launch", "--no-such-flag").returncode == 2

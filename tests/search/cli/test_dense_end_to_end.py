@@ -1,17 +1,19 @@
-"""Every dense kind as a user meets it, on the demo model: searched, then every verb on what it found."""
+"""A dense kind as a user meets it, on the demo model; and whole searches of the others on a tiny one.
+
+These are repeated and resumed; `test_set_aside` does that with divisions into experts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from dense_lab import complete
+from dense_lab import check_repeated_and_resumed, dense_run, population, search
+from local_workers import local_pool
+from profile_lab import load_plainly
 from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
@@ -19,35 +21,38 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
-from moevolve.search.cli.output.final_table import print_final_table
-from moevolve.search.config.files import load_run_config
-from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.config.run import RunConfig
+from moevolve.search.loop.scores import weighted_means
+from moevolve.search.operations.subject import find_subject
+from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
+from moevolve.search.running.observer import Observer
+from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 
-pytestmark = pytest.mark.slow
-
-TOTAL, TEST = 12, 12
-GENOMES: dict[str, dict[str, Any]] = {
-    "factorllm": {"experts": 8, "active": 4, "calibration_tokens": 256},
-    "tomoe": {"experts": 4, "budget": 0.6, "components": 4, "latent": 4, "calibration_tokens": 256},
-    "nanomoe": {"variant": "II", "blocks": 4, "rank": 24, "layers": "*.mlp.up_proj", "fit": 1},
+KIND, TOTAL, TEST = "factorllm", 8, 12
+RUN: dict[str, Any] = {
+    "name": KIND,
+    "seed": 5,
+    "model": {"path": str(Path(__file__).parents[3] / "configs/demo/dense"), "dtype": "float32", "device": "cpu"},
+    "tasks": [{"name": "demo-relation", "counts": {"search": 16, "dev": 8, "test": TEST}}],
+    "genome": {"kind": KIND, "experts": 8, "active": 4, "calibration_tokens": 256},
+    "phases": [{"kind": "tune", "evaluations": TOTAL, "initial": 4}],
+    "window": 4,
+    "final": {"rerank": 2, "random_baselines": 2},
 }
+
+MASKS = {"kind": "tomoe", "experts": 4, "components": 4, "latent": 4, "calibration_tokens": 300}
+MIXED = {"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3, "fit": 3}
 
 
 @dataclass(frozen=True)
 class Calm:
-    """A search in this process, named after its kind."""
+    """A search in this process."""
 
-    kind: str
     folder: Path
-    report: FinalTable
-
-    @property
-    def winner(self) -> str:
-        assert self.report.winner is not None
-        return self.report.winner
+    winner: str
 
     def ask(self, *arguments: object) -> Result:
         """The command line on the search's store, in this process."""
@@ -61,58 +66,15 @@ class Calm:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Calm]:
-    """The search of each kind, run once."""
-    made: dict[str, Calm] = {}
-
-    def search(kind: str) -> Calm:
-        if kind not in made:
-            folder = tmp_path_factory.mktemp(kind)
-            run = load_run_config(write_run(folder, kind))
-            with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-                setup = set_up(run, f"{kind}-1")
-                register(setup, store)
-                report = complete(setup, store)
-            made[kind] = Calm(kind, folder, report)
-        return made[kind]
-
-    return search
-
-
-@pytest.fixture(params=GENOMES)
-def calm(request: pytest.FixtureRequest, searched: Callable[[str], Calm]) -> Calm:
-    return searched(request.param)
-
-
-def write_run(folder: Path, kind: str) -> Path:
-    data = {
-        "name": kind,
-        "seed": 5,
-        "model": {
-            "path": str(Path(__file__).parents[3] / "configs" / "demo" / "dense"),
-            "dtype": "float32",
-            "device": "cpu",
-        },
-        "tasks": [{"name": "demo-relation", "counts": {"search": 16, "dev": 8, "test": TEST}}],
-        "genome": {"kind": kind, **GENOMES[kind]},
-        "phases": [{"kind": "tune", "evaluations": TOTAL, "initial": 6}],
-        "window": 4,
-        "workers": {"count": 1, "num_cpus": 0.5},
-        "final": {"rerank": 2, "random_baselines": 2},
-    }
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(data))
-    return path
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    folder = tmp_path_factory.mktemp(KIND)
+    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
+        setup = set_up(RunConfig.model_validate(RUN), f"{KIND}-1")
+        register(setup, store)
+        return Calm(folder, str(execute(setup, store, Observer(), local_pool).winner))
 
 
 def test_questions_to_the_store(calm: Calm) -> None:
-    (search,) = calm.json("searches")
-    assert (search["search"]["name"], search["search"]["genome_kind"], search["individuals"], search["failed"]) == (
-        calm.kind,
-        calm.kind,
-        TOTAL,
-        0,
-    )
     first = calm.json("best", "--task", "demo-relation", "--limit", 2)[0]
     assert (first["ref"], first["ranked_by"]) == (calm.winner, "dev")
     detail = calm.json("show", calm.winner)
@@ -120,69 +82,73 @@ def test_questions_to_the_store(calm: Calm) -> None:
     assert (shown["summary"], shown["phase"], shown["status"]) == (first["summary"], "tune", "ok")
     assert {row["split"] for row in detail["evaluations"]} == {"search", "dev", "test"}
     assert shown["active_parameters"] < shown["parameters_full"]
-    graph = calm.json("lineage", f"{calm.kind}:{TOTAL - 1}")
-    assert graph["edges"] and {node["phase"] for node in graph["nodes"]} == {"tune"}
-    assert calm.ask("lineage", calm.winner, "--dot").stdout.startswith("digraph")
     assert shown["summary"] in calm.ask("show", calm.winner).stdout
-    assert shown["summary"].split()[0] in calm.ask("lineage", calm.winner).stdout  # long ones are wrapped there
     assert calm.winner in calm.ask("best", "--experts", shown["experts"], "--active", shown["active"]).stdout
-    assert calm.json("best", "--experts", 99) == []
 
 
 def test_any_task_can_be_scored(calm: Calm, tmp_path: Path) -> None:
     task = {"extends": "demo-kin", "splits": {"dev": {"from": "dev", "count": 8}}}
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(task))
-    arguments = ("--task", f"{tmp_path / 'few.yaml'}@kl", "--split", "dev")
-    found = calm.json("evaluate", calm.winner, *arguments)
+    found = calm.json("evaluate", calm.winner, "--task", f"{tmp_path / 'few.yaml'}@kl", "--split", "dev")
     assert (found["record"]["task"], found["record"]["examples_seen"]) == ("few@kl", 8)
     assert 0 < found["interval"][0] < found["score"] < found["interval"][1] < 1
-    assert calm.json("evaluate", calm.winner, *arguments) == found, "the second one comes from the store"
-    full = calm.json("evaluate", "full", *arguments)
-    assert full["score"] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_exports_answer_as_they_were_scored(
-    searched: Callable[[str], Calm], outsider: Callable[..., list[Any]], tmp_path: Path
-) -> None:
-    """Loaded where there is no moevolve."""
-    calms = [searched(kind) for kind in GENOMES]
-    folders = [tmp_path / f"{kind}-native" for kind in GENOMES]
-    reports = [calm.json("export", calm.winner, folder) for calm, folder in zip(calms, folders, strict=True)]
-    split = prepare_split(load_task("demo-relation").with_counts({"test": TEST}), "test")
-    found = outsider(folders, torch.tensor([[4, 5]]), *(one.prompt for one in split.examples))
-    for calm, folder, report, (_, texts, module) in zip(calms, folders, reports, found, strict=True):
-        assert report["form"] == "native"
-        assert report["parameters"] == calm.json("show", calm.winner)["individual"]["parameters"]
-        assert module == "transformers_modules", "the checkpoint's own modelling code"
-        words = AutoTokenizer.from_pretrained(folder)
-        right = 0
-        for text, one in zip(texts, split.examples, strict=True):
-            answer = words.decode(text[len(words(one.prompt)["input_ids"]) :], skip_special_tokens=True)
-            right += answer == one.references[0]
-        scores = {row["split"]: row["score"] for row in calm.json("show", calm.winner)["evaluations"]}
-        assert right / TEST == pytest.approx(scores["test"])
-        assert calm.winner in (folder / "README.md").read_text()
-
-
-def test_pictures(calm: Calm, tmp_path: Path) -> None:
-    assert calm.ask("plot", calm.kind, "-o", tmp_path / "course.png").exit_code == 0
-    assert (tmp_path / "course.png").read_bytes().startswith(b"\x89PNG")
+def test_an_export_answers_as_it_was_scored(calm: Calm, tmp_path: Path) -> None:
+    folder = tmp_path / "native"
+    report = calm.json("export", calm.winner, folder)
+    shown = calm.json("show", calm.winner)
+    assert (report["form"], report["parameters"]) == ("native", shown["individual"]["parameters"])
+    model, words, right = load_plainly(folder), AutoTokenizer.from_pretrained(folder), 0
+    for one in prepare_split(load_task("demo-relation").with_counts({"test": TEST}), "test").examples:
+        prompt = words(one.prompt, return_tensors="pt")
+        text = model.generate(**prompt, max_new_tokens=4, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        right += words.decode(text, skip_special_tokens=True) == one.references[0]
+    scores = {row["split"]: row["score"] for row in shown["evaluations"]}
+    assert right / TEST == pytest.approx(scores["test"])
+    assert calm.winner in (folder / "README.md").read_text()
 
 
 def test_what_is_refused(calm: Calm, tmp_path: Path) -> None:
-    for arguments, message in (
-        (("export", "full", tmp_path / "full"), "checkpoint already"),
-        (("export", calm.winner, calm.folder), "not empty"),
-        (("plot", calm.kind, "-o", tmp_path / "no" / "folder.png"), "can't be written"),
+    for message, *arguments in (
+        ("checkpoint already", "export", "full", tmp_path / "full"),
+        ("not empty", "export", calm.winner, calm.folder),
+        ("can't be written", "plot", KIND, "-o", tmp_path / "no" / "folder.png"),
     ):
-        refused = calm.ask(*arguments)
-        assert isinstance(refused.exception, UserError)
-        assert message in str(refused.exception)
+        refused = calm.ask(*arguments).exception
+        assert isinstance(refused, UserError) and str(message) in str(refused)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_table_tells_what_a_token_uses(calm: Calm, capsys: pytest.CaptureFixture[str]) -> None:
-    print_final_table(calm.report, "sqlite:///moevolve.db")
-    heading = next(line for line in capsys.readouterr().out.splitlines() if "parameters" in line)
-    # A token passes through all of a block-mixed layer.
-    assert ("active" in heading) == (calm.kind != "nanomoe")
+def test_the_terms_of_masks_are_taken_off_the_score(tiny: Any, tmp_path: Path) -> None:
+    check_repeated_and_resumed(dense_run(tiny, tmp_path, MASKS | {"coverage": 0.2, "balance": 0.1}, "masked"), tmp_path)
+    with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
+        setup = set_up_stored(store, "masked")
+        tasks = [split.fingerprint for split in setup.splits("search")]
+        engine = store.search("masked").engine_fingerprint
+        penalties = []
+        for row in store.history("masked-1"):
+            subject = find_subject(store, f"masked:{row.index}")
+            assert subject.edit.phenotype_hash == row.phenotype_hash
+            records = store.evaluations(row.phenotype_hash, setup.facts.fingerprint, engine, tasks)
+            assert subject.genome is not None
+            penalties.append(subject.space.describe(subject.genome).penalty)
+            assert row.fitness == pytest.approx(weighted_means(tuple(records), setup.weights)[0] - penalties[-1])
+        assert len(set(penalties)) > 10 and min(penalties) > 0
+
+
+def test_plain_low_rank_is_evaluated_once_as_a_baseline_of_mixing(tiny: Any, tmp_path: Path) -> None:
+    run = dense_run(tiny, tmp_path, MIXED, "mixed")
+
+    def searched(evaluations: int, **genome: Any) -> list[tuple[Any, ...]]:
+        phases = tuple(phase.model_copy(update={"evaluations": evaluations, "initial": 1}) for phase in run.phases)
+        changed = run.model_copy(update={"phases": phases, "genome": run.genome.model_copy(update=genome)})
+        with Store.open(f"sqlite:///{tmp_path / genome['variant']}.db") as store:
+            setup = set_up(changed, "mixed-1")
+            register(setup, store)
+            search(setup, store)
+            return population(store, "mixed-1")
+
+    rows = searched(4, variant="low_rank")
+    assert len(rows) == 4 and len({row[4] for row in rows}) == len({row[5] for row in rows}) == 1
+    assert searched(1, variant="I", fit=0)[0][5] == rows[0][5], "mixing starts from it"

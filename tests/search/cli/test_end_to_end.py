@@ -19,6 +19,7 @@ from commands_here import run_command, worker_here
 from killing import count, start, wait_for
 from safetensors.torch import load_file
 from tiny_models import WORDS
+from transformers import AutoModelForCausalLM, MixtralForCausalLM
 from waiting import PATIENT_S
 
 from moevolve.store.reader import StoreReader
@@ -30,17 +31,10 @@ TOTAL = 24
 
 @dataclass(frozen=True)
 class Calm:
-    """Search `calm`, launched as users do, interrupted, and resumed to its end.
-
-    Attributes:
-        folder: Where `moevolve.db` has it.
-        interrupted: How the launch ended.
-        left: Its status then, and how many individuals were evaluated.
-        resumed: How the other command ended.
-        stored: What the store held afterwards.
-    """
+    """Search `calm`, interrupted when it had evaluated as many individuals as `left` says, and resumed to its end."""
 
     folder: Path
+    loaded: str
     interrupted: subprocess.CompletedProcess[str]
     left: tuple[str, int]
     resumed: subprocess.CompletedProcess[str]
@@ -54,6 +48,7 @@ def calm(tiny: Any, snapshot: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     database = folder / "moevolve.db"
     driver = start(["launch", str(tiny.write_slow_run(folder / "run.yaml", "calm"))], folder)
     wait_for(database, 1, driver)
+    loaded = Path(f"/proc/{driver.pid}/maps").read_text()
     os.killpg(driver.pid, signal.SIGINT)
     output, _ = driver.communicate(timeout=PATIENT_S)
     interrupted = subprocess.CompletedProcess(driver.args, driver.returncode, output)
@@ -61,7 +56,7 @@ def calm(tiny: Any, snapshot: Any, tmp_path_factory: pytest.TempPathFactory) -> 
         left = store.search("calm").status, count(database)
     with worker_here():
         resumed = run_command(folder, "resume", "calm")
-    return Calm(folder, interrupted, left, resumed, snapshot(database, "calm"))
+    return Calm(folder, loaded, interrupted, left, resumed, snapshot(database, "calm"))
 
 
 @pytest.fixture(scope="module")
@@ -77,49 +72,33 @@ def test_ctrl_c_leaves_a_resumable_search(calm: Calm, uninterrupted: Any) -> Non
     assert "moevolve resume calm" in output and "Traceback" not in output
     assert calm.left[0] == "interrupted" and calm.left[1] < TOTAL
     assert calm.stored == uninterrupted
+    assert "_raylet" in calm.loaded, "the driver is on Ray"
+    assert not [heavy for heavy in ("libtorch", "/tokenizers/", "/scipy/") if heavy in calm.loaded]
 
 
-def test_a_search_ends_with_the_table(calm: Calm) -> None:
-    table = calm.resumed.stdout
-    for expected in (
-        "full model",
-        "random pruning, 4 draws",
-        "best found",
-        "moevolve best --task pick",
-        "moevolve export",
-    ):
-        assert expected in table
+def test_listings(calm: Calm, finished: Path, in_process: Any) -> None:
+    def listed(*arguments: str) -> Any:
+        return json.loads(in_process(*arguments, "--json", cwd=finished).stdout)
 
-
-def test_best_json_has_what_is_promised(calm: Calm, finished: Path, in_process: Any) -> None:
-    rows = json.loads(in_process("best", "--task", "pick", "--json", "--limit", "3", cwd=finished).stdout)
-    assert 1 <= len(rows) <= 3
+    rows = listed("best", "--task", "pick", "--limit", "3")
     first = rows[0]
-    assert first["search_name"] == "calm"
-    assert first["ref"].startswith("calm:")
+    assert len(rows) <= 3 and first["search_name"] == "calm" and first["ref"].startswith("calm:")
     assert None not in (first["search_score"], first["dev_score"], first["test_score"])
-    assert first["ranked_by"] == "dev"
-    assert (first["experts"], first["active"]) == (2, 2)
-    assert 0 < first["parameters"] < first["parameters_full"]
-    assert first["summary"]
-    assert first["depth"] >= 0
-    assert first["ref"] in calm.resumed.stdout, "the table's winner is the best on dev"
-    assert json.loads(in_process("best", "--experts", "3", "--json", cwd=finished).stdout) == []
-
-
-def test_listings(finished: Path, in_process: Any) -> None:
-    (search,) = json.loads(in_process("searches", "--json", cwd=finished).stdout)
+    assert (first["ranked_by"], first["experts"], first["active"]) == ("dev", 2, 2)
+    assert 0 < first["parameters"] < first["parameters_full"] and first["summary"] and first["depth"] >= 0
+    table = calm.resumed.stdout
+    for expected in ("full model", "random pruning, 4 draws", "best found", first["ref"], "moevolve export"):
+        assert expected in table, "the search ends with a table, whose winner is the best on dev"
+    assert listed("best", "--experts", "3") == []
+    (search,) = listed("searches")
     assert (search["search"]["name"], search["search"]["status"], search["individuals"]) == ("calm", "finished", TOTAL)
     assert "calm" in in_process("searches", cwd=finished).stdout
-    shown = json.loads(in_process("show", "calm:20", "--json", cwd=finished).stdout)
-    assert shown["individual"]["phase"] == "merge"
-    assert shown["individual"]["status"] == "ok"
-    assert shown["evaluations"][0]["split"] == "search"
+    shown = listed("show", "calm:20")
+    assert (shown["individual"]["phase"], shown["individual"]["status"]) == ("merge", "ok")
     assert "retained" in in_process("show", "calm:20", cwd=finished).stdout
-    graph = json.loads(in_process("lineage", "calm:20", "--json", cwd=finished).stdout)
+    graph = listed("lineage", "calm:20")
     assert {node["index"] for node in graph["nodes"]} >= {20, *(parent for parent, _ in graph["edges"])}
-    dot = in_process("lineage", "calm:20", "--dot", cwd=finished).stdout
-    assert dot.startswith("digraph")
+    assert in_process("lineage", "calm:20", "--dot", cwd=finished).stdout.startswith("digraph")
     assert "boolq" in in_process("tasks", cwd=finished).stdout
 
 
@@ -146,81 +125,46 @@ def test_retry_ends_as_if_nothing_had_happened(
     assert "did you mean calm?" in in_process("retry", "clam", cwd=folder).stderr
 
 
-def test_evaluate_reuses_and_measures(finished: Path, in_process: Any, tiny: Any) -> None:
-    full = json.loads(
-        in_process("evaluate", "full", "--task", tiny.task, "--split", "test", "--json", cwd=finished).stdout
-    )
-    assert full["record"]["examples_seen"] == 21
-    assert full["interval"][0] <= full["score"] <= full["interval"][1]
-    fresh = in_process("evaluate", "calm:0", "--task", tiny.task, "--split", "dev", "--json", cwd=finished)
-    again = in_process("evaluate", "calm:0", "--task", tiny.task, "--split", "dev", "--json", cwd=finished)
-    assert json.loads(fresh.stdout) == json.loads(again.stdout), "the second one comes from the store"
-
-
-def test_evaluate_under_another_fitness_is_another_task(finished: Path, in_process: Any, tiny: Any) -> None:
-    def score(individual: str, fitness: str) -> dict[str, Any]:
-        task = f"{tiny.task}@{fitness}"
-        done = in_process("evaluate", individual, "--task", task, "--split", "dev", "--json", cwd=finished)
+def test_evaluate_measures_once(finished: Path, in_process: Any, tiny: Any) -> None:
+    def evaluated(individual: str, fitness: str = "", split: str = "dev") -> dict[str, Any]:
+        task = f"{tiny.task}{fitness}"
+        done = in_process("evaluate", individual, "--task", task, "--split", split, "--json", cwd=finished)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert found["interval"][0] <= found["score"] <= found["interval"][1]
+        return found
 
-    full, pruned, likelihood = score("full", "kl"), score("calm:0", "kl"), score("calm:0", "perplexity")
+    assert evaluated("full", split="test")["record"]["examples_seen"] == 21
+    assert evaluated("calm:0") == evaluated("calm:0"), "the second one comes from the store"
+    # Under another fitness it is another task.
+    full, pruned, likelihood = evaluated("full", "@kl"), evaluated("calm:0", "@kl"), evaluated("calm:0", "@perplexity")
     assert (full["record"]["task"], likelihood["record"]["task"]) == ("pick@kl", "pick@perplexity")
-    assert full["score"] == pytest.approx(1.0, abs=1e-6)
     assert full["interval"] == pytest.approx([1.0, 1.0], abs=1e-6), "no luck is in it, however few the examples"
-    assert 0 < pruned["interval"][0] <= pruned["score"] <= pruned["interval"][1] < 1
-    assert 0 < likelihood["score"] < 1
-    tasks = {
-        row["task"] for row in json.loads(in_process("show", "calm:0", "--json", cwd=finished).stdout)["evaluations"]
-    }
-    assert {"pick", "pick@kl", "pick@perplexity"} <= tasks
+    assert pruned["interval"][0] > 0 and pruned["interval"][1] < 1 and 0 < likelihood["score"] < 1
+    shown = json.loads(in_process("show", "calm:0", "--json", cwd=finished).stdout)
+    assert {"pick", "pick@kl", "pick@perplexity"} <= {row["task"] for row in shown["evaluations"]}
 
 
-def test_export_loads_without_moevolve(finished: Path, in_process: Any, outsider: Any, tmp_path: Path) -> None:
-    pruned = json.loads(in_process("show", "calm:3", "--json", cwd=finished).stdout)
-    assert pruned["individual"]["phase"] == "prune"
-    target = tmp_path / "pruned"
-    report = json.loads(in_process("export", "calm:3", target, "--json", cwd=finished).stdout)
-    assert report["form"] == "stock"
-    ((logits, _, module),) = outsider([target], torch.tensor([[4, 5, 6, 7]]), "the cat is red")
-    assert module == "transformers" and torch.tensor(logits).shape == (1, 4, len(WORDS) + 4)
-    assert json.loads((target / "config.json").read_text())["num_local_experts"] == 2
-    assert "calm:3" in (target / "README.md").read_text()
-    assert json.loads(in_process("show", "calm:3", "--json", cwd=finished).stdout)["exports"][0]["form"] == "stock"
-
-
-def test_export_copies_from_the_checkpoint(finished: Path, in_process: Any, tmp_path: Path, tiny: Any) -> None:
-    done = in_process("export", "calm:3", tmp_path / "copied", "--form", "source", cwd=finished)
-    assert done.returncode == 0 and "tensors are equal to the source's, byte for byte" in " ".join(done.stdout.split())
-    stock = json.loads(in_process("export", "calm:3", tmp_path / "stock", "--json", cwd=finished).stdout)
-    assert stock["form"] == "stock"
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("copied", "stock"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def test_exports_are_stock_checkpoints_and_copies_where_they_can_be(
+    finished: Path, in_process: Any, tmp_path: Path
+) -> None:
+    """A pruned individual is made of the checkpoint's own bytes; of a merged one, changed tensors are written anew."""
+    for name in ("calm:3", "calm:20"):
+        stock = tmp_path / f"{name}-stock"
+        report = json.loads(in_process("export", name, stock, "--json", cwd=finished).stdout)
+        assert report["form"] == "stock" and name in (stock / "README.md").read_text()
+        copied = in_process("export", name, tmp_path / "copied", "--form", "source", cwd=finished)
+        assert copied.returncode == 0, copied.stderr
+        said = "tensors are equal to the source's, byte for byte" in " ".join(copied.stdout.split())
+        assert said or name == "calm:20"
+        one, other = (load_file(folder / "model.safetensors") for folder in (tmp_path / "copied", stock))
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+        shutil.rmtree(tmp_path / "copied")
     refused = in_process("export", "calm:3", tmp_path / "no", "--form", "source", "--dtype", "float32", cwd=finished)
     assert refused.returncode == 2 and "--dtype: the individual is exported by copying bytes alone" in refused.stderr
-    # Of a merged individual the changed tensors are written anew, as in a stock checkpoint.
-    for form in ("source", "stock"):
-        done = in_process("export", "calm:20", tmp_path / f"merged-{form}", "--form", form, cwd=finished)
-        assert done.returncode == 0, done.stderr
-    one, other = (load_file(tmp_path / f"merged-{form}" / "model.safetensors") for form in ("source", "stock"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["copied", "merged-source", "merged-stock", "stock"]
-
-
-def test_plot(finished: Path, in_process: Any, tmp_path: Path) -> None:
-    picture = tmp_path / "calm.png"
-    assert in_process("plot", "calm", "-o", picture, cwd=finished).returncode == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_launching_the_same_name_again_is_refused(finished: Path, in_process: Any) -> None:
-    again = in_process("launch", "run.yaml", cwd=finished)
-    assert again.returncode == 2
-    assert "calm" in again.stderr
-    assert "resume" in again.stderr
-
-
-def test_resume_refuses_what_would_change_the_population(finished: Path, in_process: Any) -> None:
-    refused = in_process("resume", "calm", "--set", "seed=4", cwd=finished)
-    assert refused.returncode == 2
-    assert "workers" in refused.stderr
+    assert not (tmp_path / "no").exists()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "calm:3-stock")
+    assert isinstance(model, MixtralForCausalLM) and model.config.num_local_experts == 2
+    assert model(torch.tensor([[4, 5, 6, 7]])).logits.shape == (1, 4, len(WORDS) + 4)
+    shown = json.loads(in_process("show", "calm:3", "--json", cwd=finished).stdout)
+    assert shown["individual"]["phase"] == "prune" and {"stock", "source"} == {row["form"] for row in shown["exports"]}

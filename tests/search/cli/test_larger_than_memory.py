@@ -37,7 +37,7 @@ def written(task: Path, tiny: Any, model: Path, folder: Path, place: str, *phase
     """Write a run with originals in a place; returns the arguments of a search."""
     changes = {
         "model": {"path": str(model), "device": "cpu", "originals": place},
-        "tasks": [{"name": str(task), "counts": {"calibration": 6, "search": 8}}],
+        "tasks": [{"name": str(task), "counts": {"calibration": 4, "search": 4}}],
         "genome": {"kind": "eep", "experts": 2, "groups": 2},
         "phases": list(phases),
         "final": {"rerank": 0, "test": False},
@@ -54,14 +54,14 @@ def test_experts_on_disk_give_the_search_and_the_exports_of_experts_in_memory(
     task = tmp_path / "short.yaml"
     task.write_text(yaml.safe_dump({"extends": str(tiny.task), "max_new_tokens": 2}))
     phases = (
-        {"kind": "prune", "evaluations": 3, "initial": 2, "init": ["reap"]},
-        {"kind": "merge", "evaluations": 2, "initial": 2},
-        {"kind": "repair", "evaluations": 2, "initial": 2, "repair": {"tokens": 96}},
+        {"kind": "prune", "evaluations": 2, "initial": 2, "init": ["reap"]},
+        {"kind": "merge", "evaluations": 1, "initial": 1},
+        {"kind": "repair", "evaluations": 1, "initial": 1, "repair": {"tokens": 48}},
     )
     host, disk = (written(task, tiny, model, tmp_path, place, *phases) for place in ("host", "disk"))
     found = searches_in_a_fork(host, disk)
     assert "allocate memory" in found["refused"]
-    assert found["individuals"] == 7 and found["failures"] == []
+    assert found["individuals"] == 4 and found["failures"] == []
     monkeypatch.setenv("MOEVOLVE_DEVICE_GB", str(OWN_GB))
     (tmp_path / "host" / "store.db").unlink()
     expected = search(**host | {"room": None})

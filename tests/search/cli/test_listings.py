@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from store_samples import decided, evaluation, individual, search, split
 
-from moevolve.search.genomes.registry import KINDS, part_names
+from moevolve.search.genomes.registry import KINDS
 from moevolve.store.repository import Store
 
 
@@ -55,9 +55,3 @@ def test_searches_are_labelled_filtered_and_contrasted(store: str, in_process: A
     assert refused.returncode == 2 and "say which tags" in refused.stderr
     shown = run("contrast", "a-eep", "a-nanomoe")
     assert "evaluations" in shown and "50.0" in shown, "both begin and end with one individual"
-
-
-def test_parts_are_named_once() -> None:
-    assert part_names(["tomoe", "eep"]) == "experts"
-    assert part_names(["nanomoe", "eep"]) == "experts or blocks"
-    assert part_names(["nanomoe"]) == "blocks"

@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import signal
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
+from canned_profilee import CannedProfilees
 from dense_lab import dense_run, search
-from killing import Forked
 from local_workers import local_pool
 from profile_lab import export_sample, write_model
 from typer.testing import CliRunner
-from waiting import PATIENT_S
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.scores import full_fitness
+from moevolve.search.operations.profile import profile
+from moevolve.search.requests.models import ProfileRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
+from moevolve.workers.profiling.messages import (
+    LoadReply,
+    LoadRequest,
+    MeasureReply,
+    MeasureRequest,
+    ProfiledModel,
+    ProfileSettings,
+)
+from moevolve.workers.profiling.process import ProfiledProcess
 
 QUICK = ("--batch-sizes", "2,1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
 
-MASKS = {"kind": "tomoe", "experts": 3, "components": 3, "latent": 3, "calibration_tokens": 200}
+MIXED = {"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3}
 
 
 @pytest.fixture(scope="module")
 def folder(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Searches `experts` (3 pruned individuals, and 2 merged and repaired ones) and `masks` (16 with masks)."""
+    """Searches `experts` (3 pruned individuals, and 2 merged and repaired ones) and `mixed` (one of another model)."""
     folder = tmp_path_factory.mktemp("profiled")
     phases = [
         {"kind": "prune", "evaluations": 3, "initial": 2},
         {"kind": "merge", "evaluations": 2, "initial": 1, "repair": {"tokens": 60}},
     ]
     experts = load_run_config(tiny.write_run(folder / "run.yaml", "experts", phases=phases))
-    masks = dense_run(tiny, folder, MASKS, "masks")
+    mixed = dense_run(tiny, folder, MIXED, "mixed")
+    few = tuple(phase.model_copy(update={"evaluations": 1, "initial": 1}) for phase in mixed.phases)
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        for config in (experts, masks):
+        for config in (experts, mixed.model_copy(update={"phases": few})):
             setup = set_up(config, f"{config.name}-1")
             register(setup, store)
             search(calibrated_setup(setup, store, local_pool(setup).calibrate), store)
@@ -63,18 +69,36 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "scratch"
 
 
-@pytest.mark.slow
+class ProcessHere:
+    """In the place of a model's process: the same in this one, without the seconds that imports take."""
+
+    def __init__(self, model: ProfiledModel, _: Path) -> None:
+        self._model, self._process = model, ProfiledProcess()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def load(self, settings: ProfileSettings) -> LoadReply:
+        return self._process.load(LoadRequest(self._model, settings))
+
+    def measure(self, request: MeasureRequest) -> MeasureReply:
+        return self._process.measure(request)
+
+
 def test_an_individual_beside_its_full_model(
-    folder: Path, tiny: Any, in_process: Any, scratch: Path, tmp_path: Path
+    folder: Path, tiny: Any, in_process: Any, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On prompts of a task that both have a score on: one that was merged and repaired."""
 
-    def content() -> str:
+    def content() -> list[str]:
         with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-            shown = [store.individual(name) for name in ("experts:0", "experts:4")]
-        return hashlib.sha256(repr(shown).encode()).hexdigest()
+            return [repr(store.individual(name)) for name in ("experts:0", "experts:4")]
 
     before = content()
+    monkeypatch.setattr("moevolve.workers.profiling.run._Process", ProcessHere)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     task = ("--task", str(tiny.task), "--split", "search")
     quick = ("--batch-sizes", "3,1", "--repeats", "2", "--new-tokens", "2", "--threads", "1")
     picture = tmp_path / "speed.svg"
@@ -84,11 +108,10 @@ def test_an_individual_beside_its_full_model(
     rows = load_run_config(folder / "run.yaml").tasks[0].prepared("search", calibrating=True).examples
     # A token for each word, and one that begins the text.
     lengths = sorted(1 + len(example.prompt.split()) for example in rows)
-    name = load_task(str(tiny.task)).name
     mean = round(sum(lengths) / len(lengths))
     sizes = {"count": len(rows), "shortest": lengths[0], "longest": lengths[-1], "mean": mean}
     settings = found["settings"]
-    assert settings["prompts"] == {"task": name, "split": "search", **sizes}
+    assert settings["prompts"] == {"task": "pick", "split": "search", **sizes}
     assert (settings["batch_sizes"], settings["prompt_tokens"]) == ([1, 3], mean)
     assert "resident set" in found["peak_memory"] or "not measured" in found["peak_memory"]
     full, merged = (model["load"] for model in found["models"])
@@ -108,8 +131,9 @@ def test_an_individual_beside_its_full_model(
         assert model["flops"] == model["load"]["linear_flops"] + model["load"]["attention_flops"]
         for batch, (size, read) in zip(model["batches"], tokens.items(), strict=True):
             assert (batch["batch_size"], batch["prompt_tokens"]) == (size, read)
-            _check_rate(batch, "prefill", read)
-            _check_rate(batch, "decode", size * 2)
+            for stage, count in (("prefill", read), ("decode", size * 2)):
+                fast, slow = sorted(batch[f"{stage}_seconds"])
+                assert count / slow <= batch[f"{stage}_rate"] <= count / fast
             total = sum(batch["prefill_seconds"] + batch["decode_seconds"]) / 2
             assert batch["answer_rate"] == pytest.approx(size / total)
             assert batch["peak_bytes"] is None or 0 <= batch["peak_bytes"] < 2**28
@@ -117,55 +141,31 @@ def test_an_individual_beside_its_full_model(
     assert note.startswith("experts:4 is repaired: to fit it, and to score it on search, took a worker ")
     assert content() == before, "nothing is stored"
     assert not list(scratch.iterdir())
-    assert not (tmp_path / "hf" / "modules").exists()
 
 
-def _check_rate(batch: dict[str, Any], stage: str, tokens: int) -> None:
-    fast, slow = sorted(batch[f"{stage}_seconds"])
-    assert tokens / slow <= batch[f"{stage}_rate"] <= tokens / fast
-
-
-@pytest.mark.slow
 def test_a_folder_with_code_needs_trust_and_no_store(tiny: Any, in_process: Any, scratch: Path, tmp_path: Path) -> None:
-    model = write_model(tiny, "llama", tmp_path / "whole")
-    target = export_sample(tiny, model, MASKS, tmp_path / "masked").directory
+    target = export_sample(tiny, write_model(tiny, "llama", tmp_path / "whole"), MIXED, tmp_path / "own").directory
     assert "--trust-remote-code" in refusal(target)
     done = in_process("profile", target, "--trust-remote-code", *QUICK)
     assert done.returncode == 0, done.stderr
-    for expected in ("masked", "parameters", "decode", "tokens/s", "1.00x", "100 %", "peak memory:"):
+    for expected in ("own", "parameters", "decode", "tokens/s", "1.00x", "100 %", "peak memory:"):
         assert expected in done.stdout
+    assert not list(scratch.iterdir()) and not (tmp_path / "hf" / "modules").exists()
+
+
+def test_an_interruption_leaves_nothing_behind(folder: Path, scratch: Path, tmp_path: Path) -> None:
+    def interrupt(stage: str) -> None:
+        if stage.endswith(": 1 of 5"):
+            raise KeyboardInterrupt
+
+    (tmp_path / "canned").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        canned = CannedProfilees(patch, tmp_path / "canned")
+        with pytest.raises(KeyboardInterrupt):
+            profile(f"sqlite:///{folder / 'moevolve.db'}", ProfileRequest(("experts:0",), prompt_tokens=8), interrupt)
+    processes = [int(event.split()[-1]) for event in canned.events if "loads" in event]
+    assert len(processes) == 2 and not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     assert not list(scratch.iterdir())
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    settings = ["--search", "masks", "--batch-sizes", "2", "--repeats", "99999"]
-    process = Forked(["profile", "full", *settings], folder, scratch=scratch)
-    try:
-        children = _wait_for_children(process, 1)
-        os.killpg(process.pid, signal.SIGINT)
-        text, _ = process.communicate(timeout=PATIENT_S)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.poll() == 130, text
-    assert "interrupted" in text and "Traceback" not in text
-    assert not list(scratch.iterdir())
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
-
-
-def _wait_for_children(process: Forked, count: int) -> list[str]:
-    deadline = time.monotonic() + PATIENT_S
-    children: list[str] = []
-    while len(children) < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no model was loaded"
-        time.sleep(0.05)
-        tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
-        children = [pid for file in tasks for pid in file.read_text().split()]
-    return children
 
 
 def refusal(*arguments: str | Path) -> str:
@@ -178,25 +178,27 @@ def refusal(*arguments: str | Path) -> str:
 
 def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
     store = ("--store", f"sqlite:///{folder / 'moevolve.db'}")
-    for sizes in ("0", "1,,2", "many", "-1", "1.5", ""):
-        assert "--batch-sizes" in refusal("experts:0", "--batch-sizes", sizes, *store)
-    assert "experts:99" in refusal("experts:99", *store)
-    assert "ghost" in refusal("ghost:0", *store)
-    assert "--search" in refusal("full", *store)
-    assert "ghost" in refusal("full", "--search", "ghost", *store)
-    assert "SEARCH:INDEX" in refusal("experts", *store)
-    assert "no such folder" in refusal(tmp_path / "none")
-    assert "config.json" in refusal(tmp_path)
-    assert "experts:0 and masks:0" in refusal("experts:0", "masks:0", *store)
-    assert "64 positions" in refusal("experts:0", "--prompt-tokens", "60", "--new-tokens", "5", *store)
-    task = ("--task", str(tiny.task))
-    assert "not both" in refusal("experts:0", *task, "--prompt-tokens", "8", *store)
-    assert "64 positions" in refusal("experts:0", *task, "--new-tokens", "60", *store)
-    picture = ("--plot", tmp_path / "speed.svg")
-    assert "--task" in refusal("experts:0", *picture, *store)
-    assert "no score of these models" in refusal("experts:0", *task, "--new-tokens", "2", *picture, *store)
-    scored = (*task, "--split", "search", "--new-tokens", "2", *store)
-    assert "unknown picture format" in refusal("experts:0", *scored, "--plot", tmp_path / "speed.docx")
-    assert "there is no folder" in refusal("experts:0", *scored, "--plot", tmp_path / "none" / "speed.svg")
+    task = ("--task", str(tiny.task), "--new-tokens", "2")
+    scored = (*task, "--split", "search", "--plot")
+    picture = tmp_path / "speed.svg"
+    for message, *arguments in (
+        ("--batch-sizes", "experts:0", "--batch-sizes", "1,,2"),
+        ("--batch-sizes", "experts:0", "--batch-sizes", "0"),
+        ("experts:99", "experts:99"),
+        ("ghost", "full", "--search", "ghost"),
+        ("--search", "full"),
+        ("SEARCH:INDEX", "experts"),
+        ("no such folder", tmp_path / "none"),
+        ("config.json", tmp_path),
+        ("experts:0 and mixed:0", "experts:0", "mixed:0"),
+        ("64 positions", "experts:0", "--prompt-tokens", "60", "--new-tokens", "5"),
+        ("64 positions", "experts:0", *task, "--new-tokens", "60"),
+        ("not both", "experts:0", *task, "--prompt-tokens", "8"),
+        ("--task", "experts:0", "--plot", picture),
+        ("no score of these models", "experts:0", *task, "--plot", picture),
+        ("unknown picture format", "experts:0", *scored, tmp_path / "speed.docx"),
+        ("there is no folder", "experts:0", *scored, tmp_path / "none" / "speed.svg"),
+    ):
+        assert str(message) in refusal(*arguments, *store)
     assert "none.db" in refusal("experts:0", "--store", f"sqlite:///{tmp_path / 'none.db'}")
     assert not (tmp_path / "none.db").exists()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
-import torch
-from dense_lab import dense_run, never, population, search
-from local_workers import local_pool
+from commands_here import run_command
+from dense_lab import dense_run
+from local_workers import Step, interrupted_after, local_pool, plainly
 from report_lab import DENSE, finished
 
 from moevolve.evaluators.errors import UserError
@@ -28,23 +30,22 @@ from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.requests.models import AnalyseRequest
-from moevolve.search.running.calibration import calibrated_setup
-from moevolve.search.running.launch import register
+from moevolve.search.running.execute import execute
+from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
 from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.methods.repair import fits as repair_fits
-from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.worker import EvaluationWorker
 
 TOKENS = 200
-PRUNED, MERGED, TOTAL = 5, 9, 16
+PRUNED, MERGED, TOTAL = 4, 7, 12
 PHASES: list[dict[str, Any]] = [
     {
         "kind": "prune",
         "evaluations": PRUNED,
-        "initial": 4,
+        "initial": 3,
         "init": ["reap", "random"],
         "repair": {"ridge_lambdas": [0.01, 0.3], "tokens": TOKENS},
     },
@@ -61,6 +62,7 @@ PHASES: list[dict[str, Any]] = [
         "repair": {"ridge_lambdas": [0.1], "tokens": TOKENS},
     },
 ]
+DIVIDED, MIXED = ({"kind": kind, **DENSE[kind]} for kind in ("factorllm", "nanomoe"))
 GENOME = {"kind": "eep", "experts": 2, "groups": 4, "router_space": "logits"}
 
 
@@ -97,17 +99,13 @@ def counted_fits() -> Iterator[list[None]]:
 
 
 @pytest.fixture(scope="module")
-def searched(run: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """Where `moevolve.db` has the search, finished in this process by one worker, and how many layers that fitted."""
+def folder(run: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `moevolve.db` has the search, finished in this process by one worker."""
     folder = tmp_path_factory.mktemp("store")
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store, counted_fits() as fits:
         finished(store, run)
-    return folder, len(fits)
-
-
-@pytest.fixture(scope="module")
-def folder(searched: tuple[Path, int]) -> Path:
-    return searched[0]
+    (folder / "fits").write_text(str(len(fits)))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +114,10 @@ def expected(folder: Path, run: RunConfig, snapshot: Any) -> Any:
     return snapshot(folder / "moevolve.db", run.name)
 
 
-@pytest.fixture
-def best(folder: Path, expected: Any, in_process: Any) -> str:
+@pytest.fixture(scope="module")
+def best(folder: Path, expected: Any) -> str:
     """A repaired individual."""
-    (row,) = json.loads(in_process("best", "--task", "pick@kl", "--json", "--limit", "1", cwd=folder).stdout)
+    (row,) = json.loads(run_command(folder, "best", "--task", "pick@kl", "--json", "--limit", "1").stdout)
     assert "repaired" in row["summary"] and row["dev_score"] is not None
     return str(row["ref"])
 
@@ -127,49 +125,34 @@ def best(folder: Path, expected: Any, in_process: Any) -> str:
 def test_every_phase_repairs_as_it_says(folder: Path, expected: Any) -> None:
     with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
         rows = store.history(store.search("mended").id)
-        genomes = [find_subject(store, f"mended:{row.index}").genome for row in rows]
-        stored = [find_subject(store, f"mended:{row.index}").edit.phenotype_hash for row in rows]
+        subjects = [find_subject(store, f"mended:{row.index}") for row in rows]
     assert len(rows) == TOTAL and all(row.status == "ok" for row in rows)
+    stored = [subject.edit.phenotype_hash for subject in subjects]
     assert stored == [row.phenotype_hash for row in rows], "an edit can be made again of what is stored"
     assert rows[0].operator == "reap"
-    recipes = []
-    for genome in genomes:
-        assert isinstance(genome, RepairedGenome)
-        recipes.append(genome.recipe)
+    genomes = [subject.genome for subject in subjects if isinstance(subject.genome, RepairedGenome)]
+    recipes = [genome.recipe for genome in genomes]
+    assert len(recipes) == TOTAL
     assert {recipe.target for recipe in recipes[:PRUNED]} == {"global"}
     assert all(recipe.neurons is not None and recipe.tokens == TOKENS // 2 for recipe in recipes[PRUNED:MERGED])
-    assert len(set(recipes[MERGED:])) > 3 and {recipe.tokens for recipe in recipes} <= {200, 100, 50}
+    assert len(set(recipes[MERGED:])) > 2 and {recipe.tokens for recipe in recipes} <= {200, 100, 50}
     for row, genome in zip(rows[MERGED:], genomes[MERGED:], strict=True):
         assert row.operator == "repair" and row.depth > 0
-        assert base_genome(genome) == base_genome(genomes[row.parents[0]])  # type: ignore[arg-type]
+        assert base_genome(genome) == base_genome(genomes[row.parents[0]])
     assert len({row.fitness for row in rows}) > 4
 
 
-@pytest.mark.parametrize("stop", [7, 12])
-def test_a_resumed_search_gives_the_same_population(stop: int, run: RunConfig, folder: Path, tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path / 'again.db'}") as store:
-        setup = set_up(run, "mended-1")
-        register(setup, store)
-        setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
-        with pytest.raises(KeyboardInterrupt):
-            search(setup, store, stop)
-        search(calibrated_setup(set_up_stored(store, "mended"), store, never), store)
-        again = population(store, "mended-1")
-    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        assert again == population(store, store.search("mended").id)
-
-
 def test_layers_in_common_are_fitted_once_and_change_nothing(
-    run: RunConfig, searched: tuple[Path, int], expected: Any, snapshot: Any, tmp_path: Path, monkeypatch: Any
+    run: RunConfig, folder: Path, expected: Any, snapshot: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(repair_fits, "FIT_CACHE_BYTES", 0)
     with Store.open(f"sqlite:///{tmp_path / 'anew.db'}") as store, counted_fits() as fits:
         finished(store, run)
     assert snapshot(tmp_path / "anew.db", "mended") == expected
-    assert searched[1] < 0.8 * len(fits)
+    assert int((folder / "fits").read_text()) < 0.8 * len(fits)
 
 
-def test_two_workers_that_keep_hidden_states_change_nothing(
+def test_two_workers_that_keep_hidden_states_and_a_resume_among_repairs_change_nothing(
     run: RunConfig, expected: Any, snapshot: Any, tmp_path: Path
 ) -> None:
     """They take turns; what they get and give is copied as it is between processes."""
@@ -177,46 +160,40 @@ def test_two_workers_that_keep_hidden_states_change_nothing(
     def copied(message: Any) -> Any:
         return ray.cloudpickle.loads(ray.cloudpickle.dumps(message))
 
-    def pool(setup: SearchSetup) -> LocalPool:
+    def pool(setup: SearchSetup, step: Step = plainly) -> LocalPool:
         config = setup.config
         kept = config.workers.activation_cache_bytes
         assert kept > 0
         workers = cycle([EvaluationWorker(config.model, config.engine, activation_cache_bytes=kept) for _ in range(2)])
-        return local_pool(setup, lambda _, asked, splits: copied(next(workers).evaluate(copied(asked), splits)))
+        both: Any = SimpleNamespace(evaluate=lambda asked, splits: next(workers).evaluate(copied(asked), splits))
+        return local_pool(setup, lambda _, asked, splits: copied(step(both, asked, splits)))
 
     with Store.open(f"sqlite:///{tmp_path / 'two.db'}") as store:
-        finished(store, run, pool)
+        with pytest.raises(KeyboardInterrupt):
+            finished(store, run, partial(pool, step=interrupted_after(MERGED + 3)))
+        assert store.search("mended").status == "interrupted"
+        rows = store.history(store.search("mended").id)
+        assert MERGED < sum(row.status == "ok" for row in rows) < TOTAL
+        execute(set_up_stored(store, "mended"), store, Observer(), pool)
     assert snapshot(tmp_path / "two.db", "mended") == expected
 
 
-def test_listings_say_how_it_is_repaired(best: str, folder: Path, in_process: Any) -> None:
-    shown = in_process("show", best, cwd=folder)
-    assert shown.returncode == 0 and "repaired, " in shown.stdout
-    assert json.loads(in_process("show", best, "--json", cwd=folder).stdout)["individual"]["summary"]
-    columns = in_process("show", best, "--against", "mended:0", cwd=folder)
-    assert columns.returncode == 0, columns.stderr
-    assert "ridge lambda" in columns.stdout and f"+ only {best}, - only mended:0" in columns.stdout
-    outline = json.loads(in_process("show", best, "--genome", "--json", cwd=folder).stdout)["outline"]
+def test_listings_say_how_it_is_repaired(best: str, folder: Path) -> None:
+    def said(*arguments: str) -> str:
+        done = run_command(folder, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    last = f"mended:{TOTAL - 1}"
+    assert "repaired, " in said("show", best) and "repaired, " in said("lineage", last)
+    columns = said("show", best, "--against", "mended:0")
+    assert "ridge lambda" in columns and f"+ only {best}, - only mended:0" in columns
+    outline = json.loads(said("show", best, "--genome", "--json"))["outline"]
     assert len(outline["layers"]) > 1 and all(len(layer["experts"]) == 2 for layer in outline["layers"])
-    last = json.loads(in_process("lineage", f"mended:{TOTAL - 1}", "--json", cwd=folder).stdout)
-    assert {"repair"} < {node["operator"] for node in last["nodes"]}
-    assert "repaired, " in in_process("lineage", f"mended:{TOTAL - 1}", cwd=folder).stdout
-    drawn = in_process("plot", "mended", "-o", "search.svg", "--individual", f"mended:{TOTAL - 1}", cwd=folder)
-    assert drawn.returncode == 0, drawn.stderr
-    assert (folder / "search.svg").stat().st_size > 10_000
-    reported = in_process("report", "mended", "-o", "page.html", cwd=folder)
-    assert reported.returncode == 0, reported.stderr
+    assert {"repair"} < {node["operator"] for node in json.loads(said("lineage", last, "--json"))["nodes"]}
+    said("report", "mended", "-o", "page.html")
     page = (folder / "page.html").read_text()
     assert "repaired, " in page and best in page
-
-
-def test_it_is_evaluated_on_another_task(best: str, folder: Path, tiny: Any, in_process: Any) -> None:
-    for split in ("dev", "test"):
-        done = in_process("evaluate", best, "--task", tiny.task, "--split", split, "--json", cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert 0 <= json.loads(done.stdout)["score"] <= 1
-        again = in_process("evaluate", best, "--task", tiny.task, "--split", split, "--json", cwd=folder)
-        assert json.loads(again.stdout) == json.loads(done.stdout)
 
 
 def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any) -> None:
@@ -234,87 +211,52 @@ def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any) -
     assert alike == [True, False, False, False]
 
 
-@pytest.mark.parametrize("index", [0, TOTAL - 1])
-def test_an_export_is_a_stock_checkpoint_that_scores_alike(
-    index: int, folder: Path, expected: Any, in_process: Any, outsider: Any, tmp_path: Path
-) -> None:
-    """In a process without moevolve; logits are compared by `export` itself, scores here."""
-    name, target = f"mended:{index}", tmp_path / "out"
-    done = in_process("export", name, target, "--json", cwd=folder)
+def test_an_export_says_how_it_is_repaired(folder: Path, expected: Any, tmp_path: Path) -> None:
+    """Logits are compared by `export` itself."""
+    name, target = f"mended:{TOTAL - 1}", tmp_path / "out"
+    done = run_command(folder, "export", name, target, "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["form"] == "stock" and report["experts"] == 2
+    assert report["form"] == "stock" and report["experts"] == 2 and report["agreement"] is not None
     card = (target / "README.md").read_text()
     assert name in card and "ridge regression of output projections" in card
-    assert json.loads((target / "config.json").read_text())["num_local_experts"] == 2
-    with Store.open(f"sqlite:///{folder / 'moevolve.db'}") as store:
-        subject = find_subject(store, name)
-    resident = ResidentModel.load(subject.config.model)
-    text = "the cat is red a dog which Answer :"
-    prompt = resident.tokenizer(text, return_tensors="pt")
-    ((logits, _, module),) = outsider([target], prompt["input_ids"], text)
-    assert module == "transformers"
-    with torch.no_grad():
-        plain = resident.model(**prompt).logits[0]
-        with resident.edited(subject.edit):
-            ours = resident.model(**prompt).logits[0]
-    assert float((torch.tensor(logits)[0] - ours).abs().max()) <= 2e-5 * float(ours.abs().max())
-    assert float((plain - ours).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize(
-    ("genome", "repair", "message"),
-    [
-        ({"kind": "nanomoe", "variant": "II", "blocks": 4, "rank": 3}, {}, "genome kind nanomoe can't be repaired"),
-        ({"kind": "factorllm", "experts": 4, "active": 2}, {"neurons": {}}, "only experts of a mixture can be filled"),
-    ],
-)
-def test_what_a_kind_can_not_have_is_refused_before_anything_runs(
-    genome: dict[str, Any], repair: dict[str, Any], message: str, tiny: Any, tmp_path: Path
-) -> None:
-    plain = dense_run(tiny, tmp_path, genome, "dense")
-    for position, phases in ((0, [{"repair": repair}]), (1, [{}, {"kind": "repair", "repair": repair}])):
+def test_what_a_kind_can_not_have_is_refused_before_anything_runs(tiny: Any, tmp_path: Path) -> None:
+    for genome, phases, message in (
+        (MIXED, [{"repair": {}}], r"phases\.0\.repair.*genome kind nanomoe can't be repaired"),
+        (MIXED, [{}, {"kind": "repair"}], r"phases\.1\.repair.*genome kind nanomoe can't be repaired"),
+        (DIVIDED, [{"repair": {"neurons": {}}}], r"phases\.0\.repair.*only experts of a mixture can be filled"),
+    ):
         settings = [{"kind": "tune", "evaluations": 8, "initial": 4} | phase for phase in phases]
-        run = RunConfig.model_validate(plain.model_dump() | {"phases": settings})
-        with pytest.raises(UserError, match=rf"phases\.{position}\.repair.*{message}"):
+        run = RunConfig.model_validate(dense_run(tiny, tmp_path, genome, "dense").model_dump() | {"phases": settings})
+        with pytest.raises(UserError, match=message):
             set_up(run, "dense-1")
 
 
-@pytest.mark.parametrize("kind", ["factorllm", "tomoe"])
-def test_dense_kinds_are_repaired_without_neurons(kind: str, tiny: Any, tmp_path: Path) -> None:
-    plain = dense_run(tiny, tmp_path, {"kind": kind, **DENSE[kind]}, "dense")
+def test_dense_kinds_are_repaired_without_neurons(tiny: Any, tmp_path: Path) -> None:
+    plain = dense_run(tiny, tmp_path, DIVIDED, "dense")
     phases = [
-        {"kind": "tune", "evaluations": 4, "initial": 3, "repair": {"tokens": 100, "target": "local"}},
-        {"kind": "repair", "evaluations": 8, "initial": 2, "repair": {"tokens": TOKENS}},
+        {"kind": "tune", "evaluations": 3, "initial": 3, "repair": {"tokens": 100, "target": "local"}},
+        {"kind": "repair", "evaluations": 4, "initial": 2, "repair": {"tokens": TOKENS}},
     ]
     final = {"rerank": 0, "test": False}
     run = RunConfig.model_validate(plain.model_dump() | {"phases": phases, "final": final})
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         finished(store, run)
         rows = store.history(store.search("dense").id)
-        assert [row.status for row in rows] == ["ok"] * 12 and rows[0].operator == "start"
+        assert [row.status for row in rows] == ["ok"] * 7 and rows[0].operator == "start"
         for row in rows:
             genome = find_subject(store, f"dense:{row.index}").genome
             assert isinstance(genome, RepairedGenome) and genome.recipe.neurons is None
 
 
-MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 2, "initial": 1}
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found"),
-    ({"phases": [PHASES[0], MENDING, PHASES[1]]}, "phases: a repair phase repairs what the phases before it found"),
-    ({"phases": [PHASES[0] | {"repair": {"tolkens": 9}}]}, "phases.0.repair.tolkens: unknown key"),
-    (
-        {"phases": [PHASES[0] | {"repair": {"ridge_lambdas": [-1]}}]},
-        "phases.0.repair.ridge_lambdas.0: Input should be greater than 0",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), WRONG)
-def test_what_is_wrong_is_said_in_a_line(
-    changes: dict[str, Any], message: str, tiny: Any, in_process: Any, tmp_path: Path
-) -> None:
-    for command in ("launch", "plan"):
-        done = in_process(command, written(tiny, tmp_path, **changes))
+def test_what_is_wrong_is_said_in_a_line(tiny: Any, in_process: Any, tmp_path: Path) -> None:
+    mending: dict[str, Any] = {"kind": "repair", "evaluations": 2, "initial": 1}
+    for phases, message in (
+        ([PHASES[0], mending, PHASES[1]], "phases: a repair phase repairs what the phases before it found"),
+        ([PHASES[0] | {"repair": {"tolkens": 9}}], "phases.0.repair.tolkens: unknown key"),
+    ):
+        done = in_process("launch", written(tiny, tmp_path, phases=phases))
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "moevolve.db").exists()

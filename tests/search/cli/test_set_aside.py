@@ -43,9 +43,8 @@ def bare(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_search_says_which_rows_it_measures_on(
     tiny: Any, bare: Path, worker_here: None, in_process: Any, tmp_path: Path
 ) -> None:
-    changes: dict[str, Any] = {"tasks": [str(bare)], "phases": PHASES, "final": {"rerank": 1}}
-    changes["phases"] = [{**PHASES[0], "evaluations": 8}]
-    run = tiny.write_run(tmp_path / "run.yaml", "measured", **changes)
+    phases = [{**PHASES[0], "evaluations": 8}]
+    run = tiny.write_run(tmp_path / "run.yaml", "measured", tasks=[str(bare)], phases=phases, final={"rerank": 1})
     planned = in_process("plan", run)
     assert planned.returncode == 0 and f"- {SAID}" in planned.stdout, planned.stderr
     launched = in_process("launch", run, "--store", "sqlite:///store.db", "--json")
@@ -74,20 +73,14 @@ def test_a_search_says_which_rows_it_measures_on(
     assert json.loads(resumed.stdout)["winner"] == winner, resumed.stderr
 
 
-def test_a_search_that_measures_nothing_searches_on_all_rows(tiny: Any, bare: Path, in_process: Any) -> None:
-    run = bare.parent / "plain.yaml"
-    tiny.write_run(run, "plain", tasks=[str(bare)])
-    planned = in_process("plan", run, "--json")
-    found = json.loads(planned.stdout)
-    assert [split["examples"] for split in found["splits"]] == [24, 20, 21]
-    assert not any("set aside" in note for note in found["notes"])
-
-
-def test_lengths_that_are_given_need_no_rows(tiny: Any, bare: Path, in_process: Any) -> None:
-    run = tiny.write_run(bare.parent / "given.yaml", "given", tasks=[str(bare)], phases=PHASES)
-    found = json.loads(in_process("plan", run, "--prompt-tokens", "12", "--json", "--set", "final.test=false").stdout)
-    assert [split["examples"] for split in found["splits"]] == [18, 20]
-    assert any(note.startswith(SAID) for note in found["notes"])
+def test_a_plan_says_how_many_rows_are_left(tiny: Any, bare: Path, in_process: Any, tmp_path: Path) -> None:
+    """A search that measures nothing searches on all rows; where lengths are given, no rows are read."""
+    plain = tiny.write_run(tmp_path / "plain.yaml", "plain", tasks=[str(bare)])
+    given = tiny.write_run(tmp_path / "given.yaml", "given", tasks=[str(bare)], phases=PHASES, final={"test": False})
+    for run, lengths, rows in ((plain, (), [24, 20, 21]), (given, ("--prompt-tokens", "12"), [18, 20])):
+        found = json.loads(in_process("plan", run, *lengths, "--json").stdout)
+        assert [split["examples"] for split in found["splits"]] == rows
+        assert any(note.startswith(SAID) for note in found["notes"]) == (run == given)
 
 
 def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: Path, tmp_path: Path) -> None:
@@ -130,3 +123,8 @@ def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_pat
     assert sizes == {"calibration": 5, "search": 15, "dev": 20, "test": 21}
     assert {split.fingerprint for split in setup.prepared["calibration"]} < set(setup.all_prepared)
     check_repeated_and_resumed(run, tmp_path)
+    with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
+        for reference in ("divided:0", "divided:15"):
+            subject = find_subject(store, reference)
+            assert subject.detail is not None
+            assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash

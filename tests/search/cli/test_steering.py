@@ -1,33 +1,39 @@
 """Searches that are steered from another process or killed, and drivers that come back too late; no model is evaluated.
 
-In the end the store holds what it would have held."""
+In the end the store holds what it would have held. And searches that no worker has room for."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import random
 import signal
 import sqlite3
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from disturbed_lab import local_pool
-from killing import Forked, count, kill_at, last_worker, wait_for
-from store_samples import search
+from killing import Forked, count, wait_for
+from light_workers import LightWorker
 from waiting import PATIENT_S
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
+from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.store.repository import Store
+from moevolve.workers.contract.capacity import CAPACITY, NoRoomError
 
 pytestmark = pytest.mark.slow
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers can't import what is the tests' own
 
 TOTAL = 24
 STOPPED = 3
@@ -98,26 +104,12 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
     assert snapshot(database, "calm") == uninterrupted
 
 
-def test_a_driver_killed_with_a_worker_changes_nothing(
-    uninterrupted: Any, tiny: Any, snapshot: Any, ray_address: str, tmp_path: Path
-) -> None:
-    """The first driver leaves orphans on a cluster that lives on; of the second, which is sent SIGTERM as a cluster
-    manager does, one of two workers is killed before."""
+def test_a_killed_driver_changes_nothing(uninterrupted: Any, tiny: Any, snapshot: Any, tmp_path: Path) -> None:
     database = tmp_path / "moevolve.db"
-    run = tiny.write_run(tmp_path / "run.yaml", "calm")
-    rng = random.Random(5)
-    joined = ["--address", ray_address, "--set", "workers.num_cpus=0.5"]
-    first = Forked(["launch", str(run), *joined], tmp_path, pool="slow_ray_pool")
-    kill_at(first, database, rng.randrange(1, TOTAL // 3), rng.uniform(0, 0.1))
-    assert count(database) < TOTAL - 8
-    driver = Forked(["resume", "calm", *joined, "--set", "workers.count=2"], tmp_path, pool="slow_ray_pool")
-    wait_for(database, count(database) + 2, driver)
-    os.kill(last_worker(database), signal.SIGKILL)
-    wait_for(database, count(database) + 3, driver)
-    os.kill(driver.pid, signal.SIGTERM)
-    output, _ = driver.communicate(timeout=PATIENT_S)
-    assert driver.poll() == 130 and "moevolve resume calm" in output
-    assert "Traceback" not in output and "SIGTERM" not in output
+    driver = Forked(["launch", str(tiny.write_run(tmp_path / "run.yaml", "calm"))], tmp_path, pool="slow_pool")
+    wait_for(database, 4, driver)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.communicate(timeout=PATIENT_S)
     assert count(database) < TOTAL
     with Store.open(f"sqlite:///{database}") as store:
         execute(set_up_stored(store, "calm"), store, Observer(), local_pool)
@@ -139,9 +131,9 @@ def test_a_search_pauses_goes_on_scales_and_stops_as_asked(
     asked = in_process("pause", "calm")
     assert asked.returncode == 0 and f"calm: process {driver.pid} on" in asked.stdout and "pause" in asked.stdout
     until(lambda: status() == "paused", driver)
-    time.sleep(0.5)  # what had come until then is recorded
+    time.sleep(0.3)  # what had come until then is recorded
     left_at = count(database)
-    time.sleep(1.0)
+    time.sleep(0.5)  # longer than two evaluations take
     assert count(database) == left_at < TOTAL
     assert json.loads(in_process("scale", "calm", "2", "--json").stdout)["workers"] == 2
     assert in_process("resume", "calm").returncode == 0
@@ -175,9 +167,31 @@ def test_a_cancelled_search_is_over(tiny: Any, in_process: Any, tmp_path: Path) 
     assert "was cancelled" in in_process("resume", "calm").stderr
 
 
-def test_a_search_that_nobody_runs_is_cancelled_at_once(in_process: Any, tmp_path: Path) -> None:
-    with Store.open(f"sqlite:///{tmp_path / 'moevolve.db'}") as store:
-        store.create_search(search(), [])
-        done = in_process("cancel", "alpha")
-        assert done.returncode == 0 and done.stdout.strip() == "alpha: it is cancelled; nobody ran it"
-        assert store.search("alpha").status == "cancelled"
+class FullWorker(LightWorker):
+    """Has no room for any model; says how much its process was told that it may take."""
+
+    def __init__(self, *_: object) -> None:
+        raise NoRoomError(f"a worker takes more than {os.environ[CAPACITY]} GB")
+
+
+def full_pool(setup: SearchSetup, **_: object) -> RayPool:
+    config = setup.config
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, worker=FullWorker)
+
+
+def test_a_search_fails_where_no_worker_has_room(
+    tiny: Any, ray_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker is wanted for a calibration first."""
+    monkeypatch.setenv(CAPACITY, "0.00005")
+    phases = [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["naee"]}]
+    workers = {"count": 1, "address": ray_address}
+    setup = set_up_new(load_run_config(tiny.write_run(tmp_path / "run.yaml", "large", phases=phases, workers=workers)))
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        register(setup, store)
+        try:
+            with pytest.raises(NoRoomError, match=r"^a worker takes more than 0\.00005 GB$") as refused:
+                execute(setup, store, Observer(), full_pool)
+        finally:
+            ray.shutdown()
+        assert isinstance(refused.value, UserError) and store.search("large").status == "failed"

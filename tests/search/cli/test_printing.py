@@ -1,0 +1,143 @@
+"""What is printed: text that others wrote, as it is and without effect on a terminal, and the table of a search."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.text import Text
+from store_samples import decided, evaluation, individual, search, split
+
+from moevolve.evaluators.fitness.scoring import Answer
+from moevolve.search.cli.models import _mark
+from moevolve.search.cli.output import console
+from moevolve.search.cli.output.final_table import print_final_table
+from moevolve.search.loop.final_table import Entry, FinalTable, Score
+from moevolve.search.requests.answers import AnsweredRow, Answers
+from moevolve.store.repository import Store
+
+NASTY = "no file [/tmp/model] [red] :boom:\x1b]0;owned\x07\x9b2J"
+SHOWN = "no file [/tmp/model] [red] :boom:\ufffd]0;owned\ufffd\ufffd2J"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path / 'nasty.db'}"
+    with Store.open(url) as opened:
+        opened.create_search(search("odd"), [split()])
+        good = individual(0, summary=NASTY)
+        bad = individual(1, parents=[0], operator=NASTY, summary=NASTY)
+        opened.record(
+            "id-odd",
+            [decided(good, 0.5), replace(decided(bad, None), failure=NASTY)],
+            [evaluation(0, 0.5), replace(evaluation(1, None), failure=NASTY)],
+        )
+        opened.set_status("id-odd", "interrupted", NASTY)
+    return url
+
+
+def test_listings_show_stored_text_as_it_is(store: str, in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.output, "width", 500)  # no cell is folded
+    for command in ("searches", "best", "show odd:1", "lineage odd:1", "lineage odd:1 --dot"):
+        done = in_process(*command.split(), "--store", store)
+        assert done.returncode == 0, done.stderr
+        assert not any(control in done.stdout for control in "\x1b\x07\x9b"), command
+        assert SHOWN in done.stdout, command
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What a terminal with colours gets of tables."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = console._console()
+    shown.width = 200
+    shown.file = written = io.StringIO()
+    monkeypatch.setattr(console, "output", shown)
+    return written
+
+
+def test_colours_that_are_meant_stay(terminal: io.StringIO) -> None:
+    marks: list[str | Text] = [_mark(1.0), _mark(0.0), _mark(0.25)]
+    console.print_table(NASTY, [("[bold]heading[/]", False), *[("", False)] * 3], [[NASTY, *marks]])
+    shown = terminal.getvalue()
+    assert "\x1b[32mright\x1b[0m" in shown and "\x1b[31mwrong\x1b[0m" in shown and " 25.0 " in shown
+    assert shown.count(SHOWN) == 2 and "\x1b]" not in shown and "[bold]heading[/]" in shown
+
+
+def test_tasks_stand_out_in_the_final_table(terminal: io.StringIO) -> None:
+    tasks = (NASTY, "rte")
+    scores = tuple(Score(task, "search", 0.5) for task in tasks)
+    full, best = Entry("full model", None, scores, 10, 10), Entry("best found", "odd:0", scores, 5, 5)
+    print_final_table(FinalTable("odd", tasks, (), (full, best), "odd:0", False, (), 10, 4), "sqlite:///odd.db")
+    shown = terminal.getvalue()
+    assert f"\x1b[1m{SHOWN}" in shown and "\x1b[1mrte" in shown
+
+
+def test_answers_are_shown_as_they_are(in_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model, a task or its rows say."""
+    said = Answer(text=NASTY, outcome=0.0, logprobs=())
+    row = AnsweredRow(0, NASTY, (NASTY,), (), (said, said))
+    found = Answers(NASTY, "dev", "generate", ("full", "odd:0"), 1, (0.0, 0.0), (row,))
+    monkeypatch.setattr("moevolve.ask", lambda *_: found)
+    monkeypatch.setattr(console.output, "width", 500)
+    for options in ((), ("--whole",)):
+        done = in_process("answers", "odd:0", "--task", "rte", *options)
+        assert done.returncode == 0 and done.stdout.count(SHOWN) == 5, done.stderr
+        assert not any(control in done.stdout for control in "\x1b\x07\x9b")
+
+
+STORE = "postgresql://ada:secret@host/moevolve?connect_timeout=5"
+
+
+def report(tasks: tuple[str, ...], active: int) -> FinalTable:
+    def scores(*splits: str) -> tuple[Score, ...]:
+        return tuple(Score(task, split, 0.5, 0.375, 0.625) for split in splits for task in tasks)
+
+    entries = (
+        Entry("full model", None, scores("search", "test"), 4_000_000, 4_000_000),
+        Entry("random masks, 3 draws", None, scores("search", "test"), 3_000_000, active, draws=3),
+        Entry("best found", "wide:7", scores("search", "test", "dev"), 3_000_000, active),
+    )
+    return FinalTable("wide", tasks, (), entries, "wide:7", True, (), 4_000_000, 4)
+
+
+def headings(lines: list[str]) -> list[str]:
+    return [cell.strip() for cell in lines[2].split("┃")[1:-1]]
+
+
+def test_one_task_needs_no_block(capsys: pytest.CaptureFixture[str]) -> None:
+    """Active parameters have a column where tokens skip some."""
+    for active in (3_000_000, 2_000_000):
+        print_final_table(report(("rte",), active), STORE)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("wide on rte: score in %") and lines[0].endswith("deviation)"), "the title is a line"
+        skipping = ["active"] if active < 3_000_000 else []
+        assert headings(lines) == ["model", "search", "dev", "test", "parameters", *skipping, "memory"]
+        assert not any("├" in line or "secret" in line for line in lines)
+        assert "  moevolve best --task rte --store 'postgresql://ada:***@host/moevolve?connect_timeout=5'" in lines
+        assert any("75 % │   50 %" in line for line in lines) == bool(skipping)
+
+
+def test_several_tasks_are_blocks_of_the_same_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """A contestant has no line in the block of a task that it wasn't scored on."""
+    tasks = ("rte", "a-task-with-a-long-name", "boolq@kl")
+    whole = report(tasks, 3_000_000)
+    full, draws, best = whole.entries
+    fewer = replace(draws, scores=tuple(score for score in draws.scores if score.task != "boolq@kl"))
+    print_final_table(replace(whole, entries=(full, fewer, best)), STORE)
+    lines = capsys.readouterr().out.splitlines()
+    assert headings(lines) == ["model", "search", "dev", "test", "parameters", "memory"]
+    firsts = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert [name for name in firsts if name] == [
+        *("rte", "full model", "random masks, 3 draws", "best found", "wide:7"),
+        *("a-task-with-a-long-name", "full model", "random masks, 3 draws", "best found", "wide:7"),
+        *("boolq@kl", "full model", "best found", "wide:7"),
+    ]
+    assert sum(line.startswith("├") for line in lines) == 2
+    assert max(map(len, lines[1:])) <= 100
+    assert any("moevolve best --search wide" in line for line in lines)
