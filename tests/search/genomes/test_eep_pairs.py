@@ -42,7 +42,7 @@ def test_the_least_error_of_all_subsets_is_found(seed: int, experts: int, data: 
 def test_many_experts_are_dropped_greedily_and_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "_EXHAUSTIVE", 0)
     optimal, worst = 0, 1.0
-    for seed in range(40):
+    for seed in range(10):
         outputs = outputs_of(seed, 60, 10)
         gram = np.einsum("tih,tjh->ij", outputs, outputs)
         found = cheapest_to_drop(gram, 4)
@@ -54,7 +54,7 @@ def test_many_experts_are_dropped_greedily_and_swapped(monkeypatch: pytest.Monke
             for outside in set(range(10)) - set(found.tolist()):
                 swapped = [*(set(found.tolist()) - {inside}), outside]
                 assert gram[np.ix_(swapped, swapped)].sum() >= reached - 1e-9, "a swap is better"
-    assert optimal >= 30 and worst < 1.3
+    assert optimal >= 7 and worst < 1.3
 
 
 def test_layers_of_a_group_weigh_alike() -> None:

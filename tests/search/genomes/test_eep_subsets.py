@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import MERGE, PRUNE, continuous, deepseek, eep_space, few, gpt_oss, many
+from search_samples import PRUNE, continuous, deepseek, eep_space, few, gpt_oss
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.operators import random_subset, replace_experts, subset_crossover
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.subsets import Subsets
 
@@ -24,7 +23,7 @@ def grouped(draw: st.DrawFn) -> Subsets:
     return Subsets(parts * size, parts * draw(st.integers(1, size)), parts)
 
 
-@many
+@few
 @given(grouped(), seeds, st.floats(0, 1))
 def test_samples_crosses_and_mutants_keep_the_rule(subsets: Subsets, seed: int, rate: float) -> None:
     rng = np.random.default_rng(seed)
@@ -36,18 +35,6 @@ def test_samples_crosses_and_mutants_keep_the_rule(subsets: Subsets, seed: int, 
     assert subsets.are_valid(subsets.mutate(rng, child, rate)[None])
     scores = rng.standard_normal((2, subsets.experts))
     assert subsets.are_valid(subsets.best(scores))
-
-
-@few
-@given(seeds, st.integers(1, 9))
-def test_without_routing_groups_these_are_the_operators_themselves(seed: int, retained: int) -> None:
-    subsets = Subsets(9, retained)
-    ours, theirs = np.random.default_rng(seed), np.random.default_rng(seed)
-    kept = subsets.sample(ours, 4)
-    assert np.array_equal(kept, random_subset(theirs, 4, 9, retained))
-    child = subsets.crossover(ours, kept[0], kept[1])
-    assert np.array_equal(child, subset_crossover(theirs, kept[0], kept[1]))
-    assert np.array_equal(subsets.mutate(ours, child, 0.3), replace_experts(theirs, child, 9, 0.3))
 
 
 def test_the_best_are_taken_from_every_routing_group() -> None:
@@ -67,19 +54,15 @@ def test_uneven_or_unordered_subsets_are_not_of_the_rule() -> None:
         space.from_kept(np.arange(8)[None])
 
 
-@few
-@given(seeds)
-def test_a_rows_place_says_its_routing_group(seed: int) -> None:
+def test_a_rows_place_says_its_routing_group() -> None:
     """Rows are interchangeable within a routing group; across groups they make another model."""
-    rng = np.random.default_rng(seed)
     space = eep_space(8, 2, facts=deepseek())
-    genome = continuous(space, seed)
+    genome = continuous(space)
 
     def reordered(order: list[int]) -> EepGenome:
         return EepGenome(space, genome.router_mapping[:, order], genome.expert_merging[:, order])
 
-    within = np.concatenate([rng.permutation(2) + start for start in range(0, 8, 2)]).tolist()
-    assert reordered(within).content_hash == genome.content_hash
+    assert reordered([1, 0, 2, 3, 5, 4, 7, 6]).content_hash == genome.content_hash
     assert reordered([2, 1, 0, 3, 4, 5, 6, 7]).content_hash != genome.content_hash
     edit = genome.express()
     for part in range(4):
@@ -87,24 +70,6 @@ def test_a_rows_place_says_its_routing_group(seed: int) -> None:
         assert np.array_equal(
             np.sort(edit.expert_merging[0, places], axis=0), np.sort(genome.expert_merging[0, places], axis=0)
         )
-
-
-def test_merging_starts_from_rows_in_their_routing_groups() -> None:
-    space = eep_space(8, 2, facts=deepseek())
-    rng = np.random.default_rng(3)
-    parents = tuple(space.sample(rng, PRUNE).genome for _ in range(2))
-    phase = MERGE.model_copy(update={"entry_rate": 0.0, "normalise_rate": 0.0})
-    child = space.breed(rng, phase, parents).genome
-    for part in range(4):
-        rows = child.expert_merging[:, 2 * part : 2 * part + 2]
-        outside = np.delete(rows, slice(4 * part, 4 * part + 4), axis=2)
-        assert not outside.any()
-
-
-def test_active_defaults_to_what_a_token_can_reach() -> None:
-    facts = deepseek(experts=16, groups=4, chosen=1)
-    assert eep_space(8, 1, facts=facts).active == 2
-    assert eep_space(16, 1, facts=facts, active=4).active == 4
 
 
 def test_folding_decides_the_parameters_described() -> None:
@@ -120,20 +85,16 @@ def test_folding_decides_the_parameters_described() -> None:
 @pytest.mark.parametrize(
     ("facts", "settings", "message"),
     [
-        (
-            deepseek(),
-            {"retained": 6},
-            "genome.experts: 6 experts of a deepseek_v3 model can't be divided among the model's 4",
-        ),
-        (deepseek(), {"retained": 4}, "genome.experts: 4 experts of a deepseek_v3 model are too few: .* use 8 or more"),
-        (
-            deepseek(),
-            {"retained": 8, "active": 5},
-            "genome.active: 5 active .* more than the 4 in the 2 of 4 routing",
-        ),
+        (deepseek(), {"retained": 6}, "6 experts of a deepseek_v3 model can't be divided among the model's 4"),
+        (deepseek(), {"retained": 4}, "4 experts of a deepseek_v3 model are too few: .* use 8 or more"),
+        (deepseek(), {"retained": 8, "active": 5}, "5 active .* more than the 4 in the 2 of 4 routing"),
         (gpt_oss(), {}, r"genome.router_space \(gpt_oss model\): probs maps .* use router_space: logits"),
     ],
 )
 def test_what_the_family_cannot_express_is_refused(facts: Any, settings: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         eep_space(groups=2, facts=facts, **settings)
+
+
+def test_active_defaults_to_what_a_token_can_reach() -> None:
+    assert eep_space(8, 1, facts=deepseek(chosen=1)).active == 2

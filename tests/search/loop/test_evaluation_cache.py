@@ -87,13 +87,13 @@ def test_an_interval_is_of_the_metric_that_the_task_is_scored_by(
     store: Store, cache: EvaluationCache, pool: ScriptedPool
 ) -> None:
     """Outcomes alone don't tell: here both means give the score, and an interval of their own."""
-    for metric, expected in (("mean", (0.5, 0.5)), ("geometric_mean", (0.5, 0.5))):
+    for metric in ("mean", "geometric_mean"):
         job = EvaluationRequest(edit(), (replace(ONE, fingerprint=metric, metric=metric),))
         cache.request([job])
         pool.ready.append(answer(pool.requests[-1], 0.5, outcomes=[0.5, 0.5, 0.5, 0.5]))
         cache.poll(0.0)
         (record,) = [one for one in recorded(store, cache) if one.task_fingerprint == metric]
-        assert record.metric == metric and interval(record) == pytest.approx(expected)
+        assert record.metric == metric and interval(record) == pytest.approx((0.5, 0.5))
     ones = replace(record, outcomes=np.ones(9, "<f4").tobytes(), score=1.0, gold_logprob=0.0)
     assert interval(ones) == (1.0, 1.0), "likelihoods of 1"
     low, high = interval(replace(ones, metric="accuracy"))
@@ -102,65 +102,56 @@ def test_an_interval_is_of_the_metric_that_the_task_is_scored_by(
 
 def test_a_repeated_or_unknown_reply_is_ignored(store: Store, cache: EvaluationCache, pool: ScriptedPool) -> None:
     cache.request([EvaluationRequest(edit(), (ONE,))])
-    (request,) = pool.requests
-    pool.ready.append(answer(request, 0.5))
-    pool.ready.append(answer(request, 0.9))
-    pool.ready.append(answer(EvaluationRequest(edit(), (ONE,), ticket="stranger")))
+    stranger = EvaluationRequest(edit(), (ONE,), ticket="stranger")
+    pool.ready.extend([answer(pool.requests[0], 0.5), answer(pool.requests[0], 0.9), answer(stranger)])
     (settled,) = cache.poll(0.0)
     assert settled.evaluations[0].score == 0.5
     assert len(recorded(store, cache)) == 1
 
 
-def test_what_was_settled_is_reused_at_once(store: Store, cache: EvaluationCache, pool: ScriptedPool) -> None:
-    job = EvaluationRequest(edit(), (ONE,))
-    cache.request([job])
-    pool.ready.append(answer(pool.requests[0]))
-    cache.poll(0.0)
-    (again,) = cache.request([job])
-    assert again.reused and again.evaluations[0].score == 0.5
-    assert len(pool.requests) == 1 and len(recorded(store, cache)) == 1
-
-
 def test_only_the_splits_that_are_missing_are_asked_for(cache: EvaluationCache, pool: ScriptedPool) -> None:
-    cache.request([EvaluationRequest(edit(), (ONE,))])
-    pool.ready.append(answer(pool.requests[0], 0.25))
-    cache.poll(0.0)
+    three = replace(TWO, task="three", fingerprint="f-three")
+    jobs = [EvaluationRequest(edit(), (ONE,)), EvaluationRequest(edit(), (three,))]
+    assert cache.request(jobs) == [] and cache.in_flight == 2, "one candidate may be under way several times at once"
+    for request, score in zip(pool.requests, (0.25, 0.5), strict=True):
+        pool.ready.append(answer(request, score))
+    assert {item.request.key: item.evaluations[0].score for item in cache.poll(0.0)} == {
+        jobs[0].key: 0.25,
+        jobs[1].key: 0.5,
+    }
     cache.request([EvaluationRequest(edit(), (ONE, TWO))])
-    assert pool.requests[1].fingerprints == ("f-two",)
-    pool.ready.append(answer(pool.requests[1], 0.75))
+    assert pool.requests[2].fingerprints == ("f-two",)
+    pool.ready.append(answer(pool.requests[2], 0.75))
     (settled,) = cache.poll(0.0)
     assert [record.score for record in settled.evaluations] == [0.25, 0.75]
     assert not settled.reused
+    cache.request([EvaluationRequest(edit(1), (ONE, TWO))])
+    pool.ready.append(answer(replace(pool.requests[3], splits=(ONE,))))
+    (incomplete,) = cache.poll(0.0)
+    assert incomplete.failure == "no result was returned"
 
 
-def test_stored_evaluations_are_found_by_another_cache(
+def test_evaluations_are_reused_at_once_and_by_another_cache_of_the_same_weights_and_settings(
     store: Store, cache: EvaluationCache, pool: ScriptedPool
 ) -> None:
-    cache.request([EvaluationRequest(edit(), (ONE,))])
+    job = EvaluationRequest(edit(), (ONE,))
+    cache.request([job])
     pool.ready.append(answer(pool.requests[0], 0.25))
     (settled,) = cache.poll(0.0)
-    cache.record()
+    (again,) = cache.request([job])
+    assert again.reused and again.evaluations[0].score == 0.25
+    assert len(pool.requests) == 1 and len(recorded(store, cache)) == 1
     later = ScriptedPool(arriving=none_of)
-    (found,) = make_cache(store, later).request([EvaluationRequest(edit(), (ONE,))])
+    (found,) = make_cache(store, later).request([job])
     assert found.reused and later.requests == []
     assert found.evaluations[0].score == settled.evaluations[0].score
     # The driver would fill its memory with them.
     assert found.evaluations[0].outcomes is None
     (stored,) = store.evaluations(edit().phenotype_hash, "model", "engine", ["f-one"])
     assert stored.outcomes == np.array([1, 0], "<f4").tobytes() and stored.examples_seen == 2
-
-
-@pytest.mark.parametrize(("model", "engine"), [("other", "engine"), ("model", "other")])
-def test_evaluations_of_other_weights_or_settings_are_not_reused(
-    store: Store, cache: EvaluationCache, pool: ScriptedPool, model: str, engine: str
-) -> None:
-    cache.request([EvaluationRequest(edit(), (ONE,))])
-    pool.ready.append(answer(pool.requests[0]))
-    cache.poll(0.0)
-    cache.record()
-    later = ScriptedPool(arriving=none_of)
-    assert make_cache(store, later, model, engine).request([EvaluationRequest(edit(), (ONE,))]) == []
-    assert len(later.requests) == 1
+    for count, other in enumerate([("other", "engine"), ("model", "other")], start=1):
+        assert make_cache(store, later, *other).request([job]) == []
+        assert len(later.requests) == count
 
 
 def test_a_failure_belongs_to_its_split_alone(store: Store, cache: EvaluationCache, pool: ScriptedPool) -> None:
@@ -197,14 +188,6 @@ def test_a_failure_that_is_not_the_candidates_is_no_evaluation(
     assert cache.request([job]) == [] and len(pool.requests) == 2, "who asks again has it tried again"
 
 
-def test_a_reply_that_leaves_a_split_out_is_a_failure(cache: EvaluationCache, pool: ScriptedPool) -> None:
-    cache.request([EvaluationRequest(edit(), (ONE, TWO))])
-    request = pool.requests[0]
-    pool.ready.append(answer(replace(request, splits=(ONE,))))
-    (settled,) = cache.poll(0.0)
-    assert settled.failure == "no result was returned"
-
-
 def newest(waiting: Sequence[EvaluationRequest]) -> Sequence[EvaluationRequest]:
     return waiting[-1:]
 
@@ -237,12 +220,3 @@ def test_what_the_store_refuses_stays_to_be_recorded(store: Store, cache: Evalua
     with pytest.raises(StoreError, match="parent 0"):
         cache.record([orphan])
     assert [record.score for record in recorded(store, cache)] == [0.5]
-
-
-def test_one_candidate_may_be_under_way_on_several_splits_at_once(cache: EvaluationCache, pool: ScriptedPool) -> None:
-    jobs = [EvaluationRequest(edit(), (ONE,)), EvaluationRequest(edit(), (TWO,))]
-    assert cache.request(jobs) == [] and cache.in_flight == 2
-    for request, score in zip(pool.requests, (0.25, 0.75), strict=True):
-        pool.ready.append(answer(request, score))
-    scores = {item.request.key: item.evaluations[0].score for item in cache.poll(0.0)}
-    assert scores == {jobs[0].key: 0.25, jobs[1].key: 0.75}
