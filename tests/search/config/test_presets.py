@@ -57,7 +57,10 @@ def test_the_papers_preset_has_its_iterations_after_the_random_ones(tmp_path: Pa
     prune, merge = config.phases
     assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
     assert (prune.evaluations - prune.initial, merge.evaluations) == (40, 160)
-    assert prune.parents == merge.parents == TopKParents()
+    assert prune.parents == merge.parents == TopKParents(k=10)
+    assert (prune.initial, prune.group_rate, prune.row_rate, prune.crossover_rate) == (31, 0.25, 0.15, 0.3)
+    assert (merge.crossover_rate, merge.entry_rate, merge.sigma, merge.normalise_rate) == (0.3, 0.25, 0.065, 0.1)
+    assert not prune.repeats and not merge.repeats
     assert (merge.start, merge.crossover, config.final.rerank) == ("best", "rows", 0)
 
 

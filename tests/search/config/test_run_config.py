@@ -19,10 +19,8 @@ from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import apply_override, load_run_config, parse_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, TaskSection, WorkersSection
 from moevolve.search.genomes.eep.space import EepSection
-from moevolve.search.genomes.factorllm.space import FactorLlmSection
-from moevolve.search.genomes.nanomoe.space import NanoMoeSection
-from moevolve.search.genomes.tomoe.space import ToMoeSection
-from moevolve.search.settings.phases import MergePhase, PrunePhase, TopKParents
+from moevolve.search.genomes.registry import KINDS
+from moevolve.search.settings.phases import MergePhase
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe
 
@@ -37,8 +35,6 @@ PLAIN: dict[str, Any] = {
 PRUNING: dict[str, Any] = {"kind": "prune", "evaluations": 8, "initial": 4}
 MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 8}
 ALLOCATING: dict[str, Any] = {"kind": "allocate", "evaluations": 8}
-
-KINDS = {"eep": EepSection, "factorllm": FactorLlmSection, "tomoe": ToMoeSection, "nanomoe": NanoMoeSection}
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -55,33 +51,11 @@ def message_of(path: Path, *overrides: str) -> str:
     return message
 
 
-def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
-    config = load_run_config(written(tmp_path))
-    prune, merge = config.phases
-    assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
-    assert (prune.evaluations, prune.initial, prune.group_rate, prune.row_rate) == (40, 31, 0.25, 0.15)
-    assert (merge.crossover_rate, merge.entry_rate, merge.sigma, merge.normalise_rate) == (0.3, 0.25, 0.065, 0.1)
-    assert prune.parents == TopKParents(k=10)
-    assert (prune.crossover_rate, merge.start, merge.crossover) == (0.3, "best", "rows")
-    assert not prune.repeats and not merge.repeats
-    assert (config.genome.groups, config.genome.router_space, config.genome.active) == (4, "probs", None)
-    assert config.model.trust_remote_code is False
-    (found,) = load_run_config(written(tmp_path, phases=[PRUNING | {"parents": {"k": 3}}])).phases
-    assert found.parents == TopKParents(k=3), "parents without a rule are the best"
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"windows": 4}, "windows: unknown key"),
     ({"genome": {"experts": 2, "active": 4}}, "genome: active 4 is more than the 2 retained experts"),
-    ({"genome": {"experts": "many"}}, "genome.experts: Input should be a valid integer"),
-    (
-        {"phases": [{"kind": "merge", "evaluations": 9, "parents": {"rule": "threshold", "margin": 0.1}}]},
-        "phases.0.parents.margin: unknown key",
-    ),
-    ({"tasks": []}, "tasks: expected 1 or more entries"),
     ({"tasks": "rte"}, "tasks: expected a list, for example [a, b]"),
     ({"model": "some/model"}, "model: expected a mapping of settings"),
-    ({"model": {"path": "m", "dtipe": "float32"}}, "model.dtipe: unknown key"),
     ({"model": {"path": "m", "originals": "host", "device_map": "auto"}}, "model: originals: host and device_map"),
     ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe"),
     ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad, surrogate"),
@@ -94,20 +68,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"phases": [ALLOCATING | {"repair": {}}]}, "phases.0: repair.neurons: searched widths of an allocate phase"),
     ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
     ({"phases": [PRUNING, MENDING, PRUNING]}, "phases: a repair phase repairs what the phases before it found"),
-    ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found, so it is the last"),
     ({"phases": [PRUNING, MENDING | {"init": ["reap"]}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
     ({"phases": [PRUNING, MENDING | {"strategy": "evolution"}]}, "phases.1: a repair phase has no `init`"),
-    ({"phases": [PRUNING, MENDING | {"repeats": True}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
     ({"phases": [PRUNING | {"repair": {"strength": "none"}}]}, "phases.0.repair: a repair of strength none does"),
-    ({"phases": [PRUNING | {"repair": {"ridge_lambdas": [0.1, -1]}}]}, "phases.0.repair.ridge_lambdas"),
     ({"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]}, "phases.0.repair.ridge_lambdas: "),
-    ({"phases": [PRUNING | {"repair": {"tokens": 1}}]}, "phases.0.repair."),
     ({"phases": [PRUNING | {"repair": {"neurons": {"rooting": 1}}}]}, "phases.0.repair.neurons.rooting: unknown"),
     ({"phases": [PRUNING | {"repair": "yes please"}]}, "phases.0.repair: expected a mapping of settings"),
     ({"workers": {"count": "many"}}, "'auto'"),
     ({"workers": {"count": "auto", "min": 3, "max": 2}}, "workers: `min` is 3, more than `max`, which is 2"),
     ({"workers": {"count": 3, "max": 4}}, "workers: `min` and `max` go with `count: auto`, not with 3"),
-    ({"window": 0, "seed": -1}, "window: "),
     ({"window": 0, "seed": -1}, "seed: "),
     ({"name": "huge", "engine": {"threads": "9" * 4000}}, "engine.threads"),
     ({"name": "huge", "genome": {"experts": 2, "naee_subsets": 10**18}}, "genome.naee_subsets"),
@@ -283,12 +252,14 @@ def test_an_imports_configuration_comes_back_without_phases() -> None:
 def test_a_configuration_is_stored_with_all_its_defaults(kind: str) -> None:
     """So that another default in the code changes nothing of what an old search resumes as."""
     genome = {"kind": kind, "experts": 4, "active": 2, "rank": 8}
-    known = {name: value for name, value in genome.items() if name == "kind" or name in KINDS[kind].model_fields}
+    known = {
+        name: value for name, value in genome.items() if name == "kind" or name in KINDS[kind].section.model_fields
+    }
     phases = PLAIN["phases"] if kind == "eep" else [{"kind": "tune", "evaluations": 40}]
     config = RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}], "genome": known, "phases": phases})
     text, hashed = config.canonical_json(), config.config_hash
     stored = json.loads(text)
-    assert stored["genome"].keys() == KINDS[kind].model_fields.keys()
+    assert stored["genome"].keys() == KINDS[kind].section.model_fields.keys()
     for section, model in (("engine", EngineConfig), ("model", ModelConfig)):
         assert list(stored[section]) == sorted(field.name for field in fields(model))
     for phase, model in zip(stored["phases"], config.phases, strict=True):
@@ -345,7 +316,7 @@ def numbers(where: str, schema: Any) -> Iterator[tuple[str, set[str]]]:
 
 def test_every_number_has_bounds() -> None:
     below, above = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}
-    for section in (RunConfig, *KINDS.values()):
+    for section in (RunConfig, *(kind.section for kind in KINDS.values())):
         found = dict(numbers(section.__name__, section.model_json_schema()))
         assert found
         assert not [where for where, keywords in found.items() if not (keywords & below and keywords & above)]

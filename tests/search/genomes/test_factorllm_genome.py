@@ -188,13 +188,3 @@ def test_unequal_or_too_many_active_experts_are_refused() -> None:
     experts[0, experts[0] == 1] = 0
     with pytest.raises(ValueError, match="equally many neurons"):
         FactorLlmGenome(space, experts, genome.base_router, genome.coordinates, genome.biases)
-
-
-def test_what_needs_no_calibration_works_without() -> None:
-    space = factorllm_space()
-    genome = space.start(TUNE).genome
-    bare = FactorLlmSpace.of(space.section, space.facts)
-    copy = bare.from_bytes(genome.to_bytes())
-    assert copy == genome and copy.content_hash == genome.content_hash
-    assert bare.describe(copy) == space.describe(genome)
-    assert bare.recipe == space.recipe

@@ -119,14 +119,6 @@ def _allocated_eep(retained: int | None, layers: int, experts: int, **settings: 
     )
 
 
-def _skipping_eep(retained: int, groups: Any, layers: int, experts: int) -> Sample:
-    rows = rows_of([(1, 2, 3), (4, 5)])
-    kind = _eep(retained, groups, layers=layers, experts=experts, dynamic_skipping=True)
-    arrays = {"tokens": rows.tokens, "lengths": rows.lengths, "prompts": rows.prompts}
-    calibration = Calibration({f"skipping_{name}": array for name, array in arrays.items()})
-    return replace(kind, space=kind.space.calibrated(calibration))
-
-
 def _permute_experts(genome: FactorLlmGenome, rng: np.random.Generator) -> FactorLlmGenome:
     """Only in layers without a measured router, which belongs to particular experts."""
     arrays = {name: getattr(genome, name).copy() for name in ("assignment", "base_router", "coordinates", "biases")}
@@ -227,7 +219,6 @@ SAMPLES = {
     "eep-allocated": _allocated_eep(4, 6, 8),
     "eep-allocated-any-number-active": _allocated_eep(None, 5, 16, neuron_share=0.125, mean_active=3),
     "eep-routing-groups": _eep(8, 3, facts=deepseek()),
-    "eep-skipping": _skipping_eep(3, 2, layers=4, experts=6),
     "eep-many": _eep(30, 2, layers=5, experts=60),
     "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
     "nanomoe-III": _nanomoe(variant="III", blocks=2, rank=3, layers="layers.[02].mlp.*", fit=3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from scripted_pool import ScriptedPool, Stopped
 from search_lab import UnrulyPool, drive, make_lab_setup, population, repeated, run_config, scored, smooth, start
+from store_samples import evaluation
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import read_yaml
@@ -18,6 +20,7 @@ from moevolve.search.config.files import presets
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop import search_loop
 from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.scores import weighted_means
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import StoreError
@@ -267,3 +270,8 @@ def test_pace_is_measured_from_the_first_evaluation_on(store: Store, monkeypatch
         assert progress.rate == pytest.approx((progress.evaluated - 1) / elapsed)
         assert progress.left == pytest.approx((progress.total - progress.done) * elapsed / more)
     assert later[-1][1].left == 0.0 and len(later) > 10
+
+
+def test_fitness_and_tie_break_are_weighted_means_over_tasks() -> None:
+    records = [replace(evaluation(0, score, "one"), gold_logprob=gold) for score, gold in ((0.5, -1.0), (0.8, -4.0))]
+    assert weighted_means(records, (2.0, 1.0)) == pytest.approx((0.6, -2.0))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
-from moevolve.search.settings.phases import START, MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
+from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.phased import PhasedStrategy
@@ -196,20 +194,6 @@ def test_generators_are_apart_by_seed_index_and_stream_and_the_same_everywhere()
     draws = {key: generator(*key).integers(2**63) for key in keys}
     assert len(set(draws.values())) == len(keys)
     assert generator(7, 3).bit_generator.random_raw() == 13237616554134437946
-
-
-def test_a_methods_own_start_is_where_a_phase_names_it() -> None:
-    class Started(EepSpace):
-        def start(self, phase: PhaseConfig) -> Any:
-            return Offspring(self.from_kept(np.tile(np.arange(4), (4, 1))), "start", ())
-
-    plain = eep_space(layers=4)
-    space = Started(**{field.name: getattr(plain, field.name) for field in fields(plain)})
-    first = PHASES[0].model_copy(update={"init": ("random", START)})
-    members = evolve((first, *PHASES[1:]), space=space)
-    assert [proposal.index for proposal in members if proposal.operator == "start"] == [0]
-    assert not any(proposal.operator == "start" for proposal in evolve(space=space))
-    assert members[0].genome == space.from_kept(np.tile(np.arange(4), (4, 1))).to_bytes()
 
 
 THREE = (

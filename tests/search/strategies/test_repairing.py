@@ -126,14 +126,6 @@ def test_a_phase_after_failures_only_starts_at_random() -> None:
     assert {parent for one in recovered.repairs[3:] for parent in one.parents} <= set(range(22, 36))
 
 
-def test_a_window_that_hides_everything_is_no_obstacle() -> None:
-    few = PRUNE | {"evaluations": 3, "initial": 3}
-    run = evolve(lab(few, REPAIR | {"initial": 2}, window=8))
-    assert [one.operator for one in run.repairs[:2]] == ["random", "random"]
-    assert all(isinstance(run.genome(one.index), RepairedGenome) for one in run.repairs)
-    assert len({one.phenotype_hash for one in run.members}) == len(run.members)
-
-
 def test_what_is_repaired_alike_already_is_not_repaired_again() -> None:
     recipe = REPAIR["repair"]
     run = evolve(lab(PRUNE | {"repair": recipe}, REPAIR, window=1))
