@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,6 +16,7 @@ from local_workers import local_pool
 from numpy.typing import NDArray
 from plain_experts import Token, change, plain_tokens
 from search_samples import PRUNE, eep_space
+from tiny_models import WORDS, save_tiny_model
 
 from moevolve.search.config.files import load_run_config
 from moevolve.search.genomes.eep.baselines import average_linkage
@@ -40,24 +40,9 @@ Layers = list[list[Token]]
 
 
 @pytest.fixture(scope="module")
-def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A random model of a family with the tiny workspace's tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    common = {
-        "vocab_size": 20,
-        "hidden_size": 16,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.4,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    own = {
+    own: dict[str, dict[str, Any]] = {
         "mixtral": {"intermediate_size": 16, "num_local_experts": EXPERTS},
         "qwen2_moe": {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 8, "num_experts": EXPERTS},
     }
@@ -65,15 +50,8 @@ def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     def make(family: str) -> Path:
         directory = tmp_path_factory.getbasetemp() / f"experts-{family}"
         if not directory.exists():
-            shutil.copytree(tiny.model, directory)
-            (directory / "model.safetensors").unlink()
-            with torch.random.fork_rng():
-                torch.manual_seed(5)
-                model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **common, **own[family]))
-                for name, parameter in model.named_parameters():
-                    if ".mlp.gate." in name:
-                        torch.nn.init.normal_(parameter, std=0.4)
-            model.save_pretrained(directory)
+            sizes = {"num_hidden_layers": LAYERS, "num_experts_per_tok": 2, **own[family]}
+            save_tiny_model(directory, family, WORDS, seed=5, **sizes)
         return directory
 
     return make

@@ -116,8 +116,5 @@ def test_summaries_say_what_is_kept_or_merged() -> None:
     merging = np.tile(np.float32([[1.25, 0.0, 0.0, 0.25], [0.5, 0.0, 1.0, 0.0]]), (2, 1, 1))
     merged = EepGenome(eep_space(2, 2, layers=4, experts=4), merging, merging)
     assert merged.space.describe(merged).summary == "merge 4->2, 2 groups, mean |dW| 0.125"
-    layered = eep_space(4, "per_layer")
-    sample = layered.sample(np.random.default_rng(0), PRUNE).genome
-    assert layered.describe(sample).summary == "keep 4 of 8, 32 groups"
     many = eep_space(30, 2, experts=60)
     assert many.describe(many.sample(np.random.default_rng(0), PRUNE).genome).summary == "keep 30 of 60, 2 groups"

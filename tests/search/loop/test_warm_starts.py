@@ -104,18 +104,15 @@ def test_random_individuals_are_those_of_a_search_without_baselines_and_children
 def test_names_that_mean_nothing_are_refused() -> None:
     eep = make_space(EepSection(experts=4), mixtral(), ())
     dense = make_space(FactorLlmSection(kind="factorllm", experts=4, active=2), dense_model())
-    for space, phase, message in (
-        (
-            eep,
-            PrunePhase(evaluations=9, initial=3, init=("reep",)),
-            r"phases.0.init: reep is unknown.*random, frequency",
-        ),
-        (eep, PrunePhase(evaluations=9, initial=3, init=("hc_smoe",)), r"hc_smoe can't begin a prune phase; use"),
-        (eep, MergePhase(evaluations=9, initial=3, init=("start",)), r"start is unknown; a merge phase .*hc_smoe"),
-        (dense, TunePhase(evaluations=9, init=("reap",)), r"a tune phase can begin with random, start, moefication"),
+    prune, merge = PrunePhase(evaluations=9, initial=3), MergePhase(evaluations=9, initial=3)
+    for space, phase, name, message in (
+        (eep, prune, "reep", r"phases.0.init: reep is unknown.*random, frequency"),
+        (eep, prune, "hc_smoe", r"hc_smoe can't begin a prune phase; use"),
+        (eep, merge, "start", r"start is unknown; a merge phase .*hc_smoe"),
+        (dense, TunePhase(evaluations=9), "reap", r"a tune phase can begin with random, start, moefication"),
     ):
         with pytest.raises(UserError, match=message):
-            check_baselines([phase], space)  # type: ignore[list-item]
+            check_baselines([phase.model_copy(update={"init": (name,)})], space)
     with pytest.raises(UserError, match="dynamic_skipping: it is defined for 2 active experts per token, not 1"):
         make_space(EepSection(experts=4, active=1, dynamic_skipping=True), mixtral())
 
