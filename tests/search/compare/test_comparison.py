@@ -246,7 +246,8 @@ def test_an_interrupted_comparison_continues(
 
 
 def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
-    comparison = load_comparison(write(tiny, tmp_path, budgets={"one": {}}, seeds=[0]))
+    methods = {"random": {"baseline": "random"}, "reap": {"baseline": "reap"}}
+    comparison = load_comparison(write(tiny, tmp_path, budgets={"one": {}}, methods=methods, seeds=[0]))
     steps = chain([lambda worker, request, splits: loss(request, "worker", "broken")], repeat(plainly))
 
     def first_fails(setup: SearchSetup) -> LocalPool:
@@ -256,7 +257,7 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
         rows = run(comparison, store, first_fails)
     failures = {row.method: row.failure for row in rows}
     assert "the unedited model can't be evaluated: broken" in str(failures.pop("random"))
-    assert set(failures) == {FULL_LABEL, "reap", "prune"} and not any(failures.values())
+    assert set(failures) == {FULL_LABEL, "reap"} and not any(failures.values())
 
 
 def test_a_best_that_fails_on_test_has_no_score_there(tiny: Any, tmp_path: Path) -> None:

@@ -139,11 +139,3 @@ def test_figure_3_is_the_model_with_other_numbers_of_active_experts(tiny: Any, t
                 logits = model(ids).logits[0, -1, letters]
             right += example.choices[int(logits.argmax())] in example.references
         assert found[f"{active} active", "unpruned"] == pytest.approx(right / len(examples))
-
-
-def test_table_3_runs_to_its_end(tiny: Any, tmp_path: Path) -> None:
-    fewer = "methods.8 experts, EEP.phases.0.evaluations=3"
-    halves = [f"methods.4 experts, {name}.genome.experts=2" for name in ("NAEE", "NAEE + Dyn", "EEP")]
-    pruned = "methods.4 experts, EEP.phases=[{kind: prune, evaluations: 3, initial: 2}, {kind: merge, evaluations: 2}]"
-    found = scores(on_tiny(tiny, "table-3", fewer, *halves, pruned), tmp_path)
-    assert {method for _, method in found} == {"full model", *(cell.method for cell in load("table-3").cells)}

@@ -84,8 +84,8 @@ def config(**changes: Any) -> RunConfig:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path}/s.db") as opened:
+def store() -> Iterator[Store]:
+    with Store.open("sqlite:///:memory:") as opened:
         yield opened
 
 

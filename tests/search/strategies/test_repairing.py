@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from repair_samples import rows_of
 from scripted_pool import Stopped
-from search_lab import UnrulyPool, drive, make_lab_setup, population, repeated, run_config, smooth
+from search_lab import UnrulyPool, drive, make_lab_setup, population, run_config, smooth
 from strategy_lab import Score, asked_and_told
 
 from moevolve.search.config.run import RunConfig
@@ -174,35 +173,17 @@ def test_a_merge_phase_goes_on_from_repaired_pruned_genomes() -> None:
     assert {run.genome(index).recipe.target for index in range(30, 40)} == {"local"}
 
 
-def lowered(edit: Edit) -> tuple[float, float] | None:
-    """The lab's landscape; repairs are worth something, how much depends on their recipe."""
-    if not isinstance(edit, RepairedEdit):
-        return smooth(edit)
-    found, bonus = smooth(edit.base), int(edit.phenotype_hash[:2], 16) / 256
-    return None if found is None else (min(1.0, found[0] + 0.1 * bonus), found[1])
+def test_a_driver_that_is_stopped_comes_to_the_same_population() -> None:
+    def score(edit: Edit) -> tuple[float, float] | None:
+        return smooth(edit.base if isinstance(edit, RepairedEdit) else edit)
 
-
-FLAWED: list[dict[str, Any]] = [PRUNE | {"repair": {"tokens": 32}}, MERGE, REPAIR]
-
-
-def searched(workers: int = 3, stops: Sequence[int] = ()) -> list[tuple[Any, ...]]:
-    """A whole search with a pool that answers in any order, and ends the driver at these polls."""
-    setup = lab(*FLAWED, window=5)
-    with Store.open("sqlite:///:memory:") as store:
-        register(setup, store)
-        for attempt, stop in enumerate((*stops, None)):
-            pool = UnrulyPool(attempt, lowered, workers, stop_at=stop)
-            if stop is None:
-                drive(store, setup, pool)
-            else:
+    setup, found = lab(PRUNE | {"repair": {"tokens": 32}}, MERGE, REPAIR, window=5), []
+    for stops in ([], [30, 4, 5]):
+        with Store.open("sqlite:///:memory:") as store:
+            register(setup, store)
+            for attempt, stop in enumerate(stops):
                 with pytest.raises(Stopped):
-                    drive(store, setup, pool)
-        return population(store)
-
-
-def test_order_workers_and_losses_change_no_population() -> None:
-    expected = searched()
-    assert len(expected) == 46 and not repeated([row[5] for row in expected if row[1] == "repair"])
-    assert {row[2] for row in expected if row[1] == "repair"} == {"repair"}
-    assert searched(workers=9) == expected
-    assert searched(stops=[30, 4, 5]) == expected
+                    drive(store, setup, UnrulyPool(attempt, score, stop_at=stop))
+            drive(store, setup, UnrulyPool(9, score, workers=9))
+            found.append(population(store))
+    assert found[0] == found[1] and {row[2] for row in found[0] if row[1] == "repair"} == {"repair"}
