@@ -153,14 +153,12 @@ def test_baselines_are_compared_as_they_are_repaired_and_with_experts_skipped(ti
     [
         ({"metods": {}}, "metods: unknown key"),
         ({"seeds": []}, "seeds: "),
-        ({"budgets": {"much": {"genome.experts": "many"}}}, "much / random: genome.experts"),
         ({"methods": {"a": {"phases.7.sigma": 2}}}, "2 of 4 / a: phases has no entry '7'"),
         ({"methods": {"a+b": {}, "a b": {}}}, "two labels give the same name both.2-of-4.a-b.s0"),
         (
             {"methods": {"a": {"baseline": "repa"}}},
             "2 of 4 / a: baseline: repa is unknown; there are random, frequency",
         ),
-        ({"methods": {"a": {"baseline": "reap", "genome.kind": "moe"}}}, "2 of 4 / a: genome: moe is unknown"),
         ({"methods": {"a": {"repair": True}}}, "2 of 4 / a: repair: it goes with a baseline; a search has `repair`"),
         (
             {"methods": {"a": {"baseline": "reap", "repair": {"colour": 1}}}},

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from search_samples import HISTORY, history_row
 
-from moevolve.evaluators.errors import UserError
 from moevolve.search.figures import fitness, heatmaps, lineage, speed, usage
-from moevolve.search.figures.style import BLUE, INK, drawing, save, to_svg
+from moevolve.search.figures.style import BLUE, INK, to_svg
 from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.contract.usage import RoutedLayer, Usage
 
@@ -156,14 +154,6 @@ def test_an_svg_takes_the_colours_of_its_page_and_refers_to_itself_only() -> Non
     links = [value[1:] for e in root.iter() for key, value in e.attrib.items() if key.endswith("href")]
     assert links and set(links) <= ids
     assert to_svg(figure, "one", 'a "b" & <c>') == text, "the same figure gives the same text"
-
-
-def test_unknown_formats_are_refused(tmp_path: Path) -> None:
-    with drawing(1.0) as figure, pytest.raises(UserError, match=r"unknown picture format; use one of .*png"):
-        save(figure, tmp_path / "a.docx")
-    with drawing(1.0) as figure:
-        save(figure, tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_page_does_not_grow_with_a_long_search() -> None:

@@ -90,14 +90,6 @@ def test_minus_zero_is_zero() -> None:
     assert other.express().phenotype_hash == genome.express().phenotype_hash
 
 
-def test_unflattening_keeps_the_highest_scores() -> None:
-    space = eep_space(2, 1, layers=1, experts=4)
-    genome = space.unflatten(np.array([0.1, 0.9, 0.9, 0.2]), PRUNE)
-    assert space.kept(genome).tolist() == [[1, 2]]
-    tied = space.unflatten(np.zeros(4), PRUNE)
-    assert space.kept(tied).tolist() == [[0, 1]]
-
-
 def test_mixtrals_parameters_after_pruning() -> None:
     facts = mixtral()
     assert facts.parameters == 46_702_792_704

@@ -76,15 +76,6 @@ def test_a_division_can_be_held_fixed() -> None:
     assert len({each.content_hash for each in (start, *drawn, child)}) == 4
 
 
-def test_swap_rate_decides_how_many_neurons_move() -> None:
-    space = factorllm_space(dense_model(width=2400))
-    parent = space.start(TUNE).genome
-    for rate, low, high in ((0.0, 0, 0), (0.02, 0.005, 0.03), (1.0, 0.6, 0.9)):
-        phase = TUNE.model_copy(update={"group_rate": 1.0, "swap_rate": rate})
-        child = space.breed(np.random.default_rng(1), phase, (parent,)).genome
-        assert low <= (child.assignment != parent.assignment).mean() <= high
-
-
 def test_layers_cross_over_whole_and_mutation_touches_those_selected() -> None:
     space, fields = factorllm_space(dense_model(layers=12)), ("assignment", "base_router", "coordinates", "biases")
     one, two = space.start(TUNE).genome, space.sample(np.random.default_rng(3), TUNE).genome

@@ -13,9 +13,7 @@ from moevolve.search.genomes.factorllm.figures import neurons_moved, partition_f
 from moevolve.search.genomes.nanomoe.figures import mixing_change, mixing_figure
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
-from moevolve.search.genomes.tomoe.figures import widths_figure
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
 def test_eep_matrices_are_drawn_about_zero() -> None:
@@ -54,16 +52,3 @@ def test_neurons_in_common_are_counted() -> None:
     assert neurons_moved(now, start).tolist() == [[[1, 1], [1, 1]]]
     (image,) = partition_figure(now, start).axes[0].images
     assert image.get_array().tolist() == [[1, 1], [1, 1]] and image.get_clim() == (0, 2)
-
-
-def test_widths_stand_in_front_of_unions_and_masked_heads_have_a_panel_of_their_own() -> None:
-    pairs = np.array([[True, False, True], [True, True, True]])
-    arrays = (np.zeros((2, 6)), np.zeros((2, 6, 1)), np.zeros((2, 1, 4)))
-    heads = HeadMasks(pairs, np.array([5, 2]), *arrays)
-    kept = np.zeros((2, 2, 8), dtype=bool)
-    kept[0, 0, :3] = kept[0, 1, 2:5] = kept[1, :, :6] = True
-    edit = ToMoeEdit(kept, np.zeros((2, 2, 1)), np.zeros((2, 1, 4)), heads)
-    neurons, dimensions = widths_figure(edit).axes
-    assert [[bar.get_height() for bar in bars] for bars in neurons.containers] == [[5, 6], [3, 6]]
-    heights = [[bar.get_height() for bar in bars] for bars in dimensions.containers]
-    assert heights == [[4, 6], [5, 2]]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from factorllm_samples import factorllm_space
-from search_samples import PRUNE, TUNE, continuous, dense_model, eep_space
-from tomoe_samples import tomoe_space
+from search_samples import PRUNE, continuous, eep_space
 
 from moevolve.search.genomes.contract.outline import (
     GenomeOutline,
@@ -46,13 +44,3 @@ def test_an_eep_candidate_keeps_experts_of_each_layer() -> None:
         assert layer.experts == tuple(np.flatnonzero(edit.expert_merging[layer.layer].any(axis=0)))
     assert [row.layers for row in outline_rows(outline)][::3] == ["layers 0-7", "layers 24-31"]
     assert ("experts are", "merged") in outline_of(continuous(space)).settings
-
-
-def test_dense_kinds_have_widths_or_settings() -> None:
-    space = tomoe_space()
-    genome = space.genome()
-    outline = outline_of(genome)
-    assert [layer.sizes[0] for layer in outline.layers] == genome.widths[:, 0].tolist()
-    assert outline.sizes[0] == ("neurons per expert", space.dense.width)
-    divided = factorllm_space(dense_model()).sample(np.random.default_rng(1), TUNE).genome
-    assert outline_of(divided).settings[0][0] == "configuration"

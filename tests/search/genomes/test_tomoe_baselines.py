@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from search_samples import TUNE, dense_model, few
 from tomoe_samples import tomoe_space
 
-from moevolve.search.genomes.tomoe.baselines import BASELINES, competing_widths, flap, saliency
+from moevolve.search.genomes.tomoe.baselines import BASELINES, flap, saliency
 from moevolve.workers.contract.edits import Calibration
 
 MODELS = {
@@ -59,15 +59,6 @@ def test_saliency_keeps_the_same_share_of_every_layer() -> None:
     for masks, values in zip(edit.kept, space.statistics["neuron_saliency"], strict=True):
         best = set(np.argsort(-values)[: masks[0].sum()])
         assert all(set(np.flatnonzero(mask)) == best for mask in masks)
-
-
-@few
-@given(layers=st.integers(1, 5), width=st.integers(1, 12), share=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
-def test_competing_widths_sum_up(layers: int, width: int, share: float, seed: int) -> None:
-    total = layers + int(share * layers * (width - 1))
-    metric = np.random.default_rng(seed).integers(0, 4, (layers, width)).astype(np.float32)  # ties, and layers alike
-    widths = competing_widths(metric, total)
-    assert widths.sum() == total and (widths >= 1).all() and (widths <= width).all()
 
 
 @pytest.mark.parametrize("name", BASELINES)
