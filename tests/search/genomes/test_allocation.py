@@ -141,11 +141,6 @@ def test_searched_numbers_of_experts_are_halves_that_hold_the_share(
         assert neurons - 8 * count < count * widths.neurons <= neurons + 1e-6, "all have the share, but for one step"
 
 
-def test_more_and_narrower_experts_differ_by_their_routers() -> None:
-    one, four = (eep_space(each, "per_layer", layers=3, neuron_share=0.125, active=1) for each in (1, 4))
-    assert four.parameters(True)[0] - one.parameters(True)[0] == 3 * 3 * 4096
-
-
 def test_routing_groups_and_active_experts_limit_searched_numbers() -> None:
     facts = replace(deepseek(3, 16, 4, 2), expert_neurons=128)
     section = EepSection(neuron_share=0.125, groups="per_layer")
@@ -278,15 +273,15 @@ def test_even_widths_leave_importance_to_search() -> None:
 
 
 def test_a_child_mixes_its_parents_and_changes_something() -> None:
-    space, seed = space_of(), 0
+    space = space_of()
     first = from_vector(space, np.array([*np.full(LAYERS, -1.0), 0, 0, 0]), ALLOCATE)
     second = from_vector(space, np.array([*np.full(LAYERS, 1.0), 2, 2, 1]), ALLOCATE)
     still = ALLOCATE.model_copy(update={"sigma": 1e-9, "entry_rate": 0.0})
-    child = to_vector(breed_allocation(np.random.default_rng(seed), still, (first, second)).genome, ALLOCATE)
+    child = to_vector(breed_allocation(np.random.default_rng(0), still, (first, second)).genome, ALLOCATE)
     either = np.stack([to_vector(first, ALLOCATE), to_vector(second, ALLOCATE)])
     assert (np.abs(child - either).min(axis=0) < 1e-6).all()
-    moved = breed_allocation(np.random.default_rng(seed), ALLOCATE, (first,)).genome
-    assert not np.array_equal(to_vector(moved, ALLOCATE), to_vector(first, ALLOCATE)) or (first.exponents == 0).any()
+    moved = breed_allocation(np.random.default_rng(0), ALLOCATE, (first,)).genome
+    assert not np.array_equal(to_vector(moved, ALLOCATE), to_vector(first, ALLOCATE))
 
 
 def test_numbers_are_changed_as_often_and_as_far_as_settings_say() -> None:

@@ -57,16 +57,6 @@ def test_individuals_are_random_first_and_the_optimiser_s_then() -> None:
     assert 0 < max(steps) < 0.2, "the first steps stay near the best pruned one"
 
 
-def test_one_phase_may_have_a_strategy_of_its_own() -> None:
-    phases = [
-        {"kind": "prune", "evaluations": 30, "initial": 10},
-        {"kind": "merge", "evaluations": 30, "strategy": "nevergrad:CMA"},
-    ]
-    operators = [proposal.operator for proposal in run(run_config(phases=phases))]
-    assert set(operators[10:30]) <= {"mutation", "crossover+mutation"}
-    assert set(operators[30:]) == {"nevergrad:CMA"}
-
-
 def test_it_climbs() -> None:
     phases = [{"kind": "prune", "evaluations": 30, "initial": 10}, {"kind": "merge", "evaluations": 150}]
     members = run(run_config(phases=phases, strategy="nevergrad:DiagonalCMA"))

@@ -165,14 +165,6 @@ def test_runs_are_functions_of_seed_and_history() -> None:
         assert evolve(lab(PRUNE, MERGE, REPAIR, window=4, seed=3), resumed_at=stop).members == whole
 
 
-def test_a_merge_phase_goes_on_from_repaired_pruned_genomes() -> None:
-    run = evolve(lab(PRUNE | {"repair": True}, MERGE, MERGE | {"repair": {"target": "local"}}, window=1))
-    kinds = [type(run.genome(index)) is RepairedGenome for index in range(40)]
-    assert kinds == [True] * 20 + [False] * 10 + [True] * 10
-    assert run.members[20].parents[0] < 20 <= run.members[30].parents[0] < 30
-    assert {run.genome(index).recipe.target for index in range(30, 40)} == {"local"}
-
-
 def test_a_driver_that_is_stopped_comes_to_the_same_population() -> None:
     def score(edit: Edit) -> tuple[float, float] | None:
         return smooth(edit.base if isinstance(edit, RepairedEdit) else edit)
