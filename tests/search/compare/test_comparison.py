@@ -33,11 +33,10 @@ from moevolve.workers.methods.repair.edit import RepairRecipe
 
 
 def write(tiny: Any, folder: Path, **changes: Any) -> Path:
-    """A comparison of two budgets and two methods on the tiny model, with two seeds."""
+    """A comparison of two budgets and three methods on the tiny model, with two seeds."""
     base = tiny.run_data("unused")
     del base["name"]
-    base["phases"][0] |= {"evaluations": 6, "initial": 4}
-    base["phases"][1] |= {"evaluations": 4}
+    base["phases"] = [{"kind": "prune", "evaluations": 5, "initial": 4}, {"kind": "merge", "evaluations": 2}]
     base["final"] = {"rerank": 2, "random_baselines": 3}
     data = {
         "name": "both",
@@ -46,8 +45,7 @@ def write(tiny: Any, folder: Path, **changes: Any) -> Path:
         "methods": {
             "random": {"baseline": "random"},
             "reap": {"baseline": "reap"},
-            "prune": {"phases": [{"kind": "prune", "evaluations": 6, "initial": 4}]},
-            "prune + merge": None,
+            "prune": {"phases": [{"kind": "prune", "evaluations": 5, "initial": 4}]},
         },
         "seeds": [0, 1],
     }
@@ -65,167 +63,100 @@ def run(comparison: Comparison, store: Store, make: Any = local_pool) -> list[Co
     return comparison_rows(outcomes, store)
 
 
-def part_of(comparison: Comparison, **labels: tuple[str, ...]) -> Comparison:
-    """The cells whose `budgets` or `methods` are among these."""
-    cells = (
-        cell
-        for cell in comparison.cells
-        if all(getattr(cell, name.removesuffix("s")) in few for name, few in labels.items())
-    )
-    return replace(comparison, cells=tuple(cells))
-
-
 def test_cells_are_all_combinations_in_order(tiny: Any, tmp_path: Path) -> None:
-    path = write(tiny, tmp_path, tasks=[str(tiny.task), f"{tiny.task}@kl"])
+    methods = {
+        "reap": {"baseline": "reap"},
+        "prune": {"phases": [{"kind": "prune", "evaluations": 9, "initial": 4}]},
+        "whole": None,
+    }
+    path = write(tiny, tmp_path, tasks=[str(tiny.task), f"{tiny.task}@kl"], methods=methods)
     comparison = load_comparison(path, ("base.window=3", "methods.prune.phases.0.evaluations=5"))
-    assert len(comparison.cells) == 2 * 2 * 4 * 2
     names = [cell.config.name for cell in comparison.cells]
-    assert len(set(names)) == len(names)
+    assert len(set(names)) == len(names) == 2 * 2 * 3 * 2
     labels = [(cell.task, cell.budget, cell.method, cell.config.seed) for cell in comparison.cells]
-    tasks, methods = (str(tiny.task), f"{tiny.task}@kl"), ("random", "reap", "prune", "prune + merge")
-    assert labels == list(product(tasks, ("2 of 4", "3 of 4"), methods, (0, 1)))
+    assert labels == list(product((str(tiny.task), f"{tiny.task}@kl"), ("2 of 4", "3 of 4"), methods, (0, 1)))
     for cell in comparison.cells:
         assert cell.config.window == 3
         assert cell.config.genome.experts == int(cell.budget[0])  # type: ignore[union-attr]
         assert [task.name for task in cell.config.tasks] == [cell.task]
-        assert cell.baseline == (cell.method in ("random", "reap"))
+        assert cell.baseline == (cell.method == "reap")
         phases = [(phase.kind, phase.evaluations) for phase in cell.config.phases]
-        known = {
-            "random": [("prune", 3)],
-            "reap": [("prune", 1)],
-            "prune": [("prune", 5)],
-            "prune + merge": [("prune", 6), ("merge", 4)],
-        }
+        known = {"reap": [("prune", 1)], "prune": [("prune", 5)], "whole": [("prune", 5), ("merge", 2)]}
         assert phases == known[cell.method]
 
 
-def test_baselines_are_compared_as_they_are_and_repaired(tiny: Any, tmp_path: Path) -> None:
-    methods: dict[str, Any] = {
-        "reap": {"baseline": "reap"},
-        "reap repaired": {"baseline": "reap", "repair": True},
-        "hc_smoe repaired": {"baseline": "hc_smoe", "repair": {"tokens": 60, "target": "local"}},
-        "random repaired": {"baseline": "random", "repair": {"tokens": 60}},
-        "kept": {"baseline": "reap", "repair": False},
-    }
-    comparison = load_comparison(write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0]))
-    found = {cell.method: cell.config.phases for cell in comparison.cells}
-    assert {method: [phase.repair for phase in phases] for method, phases in found.items()} == {
-        "reap": [None],
-        "reap repaired": [RepairRecipe()],
-        "hc_smoe repaired": [RepairRecipe(tokens=60, target="local")],
-        "random repaired": [RepairRecipe(tokens=60)],
-        "kept": [None],
-    }
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        rows = run(comparison, store)
-        for row in rows:
-            assert row.failure is None
-            if row.method != FULL_LABEL:
-                assert ("repaired" in row.method) == all(
-                    "repaired" in store.individual(ref).individual.summary for ref in row.refs
-                )
-        plain, repaired = (next(row for row in rows if row.method == name) for name in ("reap", "reap repaired"))
-        ours, theirs = (store.individual(row.refs[0]).individual for row in (plain, repaired))
-        assert theirs.summary.startswith(f"{ours.summary}, repaired, global, ")
-        assert ours.phenotype_hash != theirs.phenotype_hash and ours.parameters == theirs.parameters
-    with_draws = [row.contestant for row in rows if row.method == "random repaired"]
-    assert len(with_draws) == 1 and "draws" in with_draws[0]
-
-
-def test_baselines_decide_per_layer_whatever_the_searches_groups_are(tiny: Any, tmp_path: Path) -> None:
+def test_baselines_decide_per_layer_and_are_ranked_on_dev_unless_nothing_is(tiny: Any, tmp_path: Path) -> None:
+    """Whatever the searches' groups are."""
     methods = {
         "random": {"baseline": "random"},
         "naee": {"baseline": "naee"},
         "prune": {"phases": [{"kind": "prune", "evaluations": 2, "initial": 2}]},
         "grouped": {"baseline": "naee", "genome.groups": 1},
     }
-    found = []
-    for groups in ("1", "per_layer"):
-        (tmp_path / groups).mkdir()
-        path = write(tiny, tmp_path / groups, methods=methods, budgets={"2 of 4": {}}, seeds=[0])
-        comparison = load_comparison(path, (f"base.genome.groups={groups}",))
-        shown = {cell.method: str(cell.config.genome.groups) for cell in comparison.cells}  # type: ignore[attr-defined]
-        assert shown == {"random": "per_layer", "naee": "per_layer", "prune": groups, "grouped": "1"}
-        with Store.open(f"sqlite:///{tmp_path / groups / 'store.db'}") as store:
-            rows = run(part_of(comparison, methods=("random", "naee")), store)
-            found.append([replace(row, seconds=0) for row in rows if row.method != FULL_LABEL])
-    assert found[0] == found[1] and len(found[0]) == 2
+    path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0])
+    for rerank, expected in ((2, 1), (0, 0)):
+        cells = {cell.method: cell.config for cell in load_comparison(path, (f"base.final.rerank={rerank}",)).cells}
+        shown = [str(config.genome.groups) for config in cells.values()]  # type: ignore[attr-defined]
+        assert shown == ["per_layer", "per_layer", "2", "1"]
+        ranked = [config.final.rerank for config in cells.values()]
+        assert ranked == [0, expected, rerank, expected]
 
 
-def test_dynamic_skipping_is_compared_with_pruning(tiny: Any, tmp_path: Path) -> None:
+def test_baselines_are_compared_as_they_are_repaired_and_with_experts_skipped(tiny: Any, tmp_path: Path) -> None:
+    """Methods that measure, each something else, between others that don't: the workers start once."""
     skips = {"genome.dynamic_skipping": True, "genome.skipping_tokens": "all"}
-    methods = {
+    methods: dict[str, Any] = {
+        "reap": {"baseline": "reap", "repair": False},
+        "reap repaired": {"baseline": "reap", "repair": True},
+        "random repaired": {"baseline": "random", "repair": {"tokens": 60, "target": "local"}},
         "NAEE": {"baseline": "naee"},
         "NAEE + Dyn": {"baseline": "naee"} | skips,
         "Dyn": {"baseline": "identity", "genome.experts": 4} | skips,
     }
-    comparison = load_comparison(
-        write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {"genome.experts": 2}}, seeds=[0])
-    )
+    path = write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {"genome.experts": 2}}, seeds=[0])
+    comparison, started = load_comparison(path), list[LocalPool]()
+    found = {cell.method: cell.config.phases[0].repair for cell in comparison.cells}
+    assert [*found.values()] == [None, RepairRecipe(), RepairRecipe(tokens=60, target="local"), None, None, None]
+
+    def make(setup: SearchSetup) -> LocalPool:
+        started.append(local_pool(setup))
+        return started[-1]
+
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        rows = {row.method: row for row in run(comparison, store)}
-        found = {name: store.individual(rows[name].refs[0]).individual for name in methods}
-    assert not any(row.failure for row in rows.values())
-    assert {name: each.experts for name, each in found.items()} == {"NAEE": 2, "NAEE + Dyn": 2, "Dyn": 4}
-    assert [name for name, each in found.items() if "skipped" in each.summary] == ["NAEE + Dyn", "Dyn"]
-    assert found["NAEE"].content_hash == found["NAEE + Dyn"].content_hash
-    assert len({each.phenotype_hash for each in found.values()}) == 3
+        rows = {row.method: row for row in run(comparison, store, make)}
+        individuals = {name: store.individual(row.refs[0]).individual for name, row in rows.items() if row.refs}
+    assert len(started) == 1 and not any(row.failure for row in rows.values())
+    assert "draws" in rows["random repaired"].contestant
+    assert individuals.keys() == {*methods} - {"random repaired"}
+    for name, one in individuals.items():
+        assert ("repaired" in name, "Dyn" in name) == ("repaired" in one.summary, "skipped" in one.summary)
+        assert one.experts == (4 if name == "Dyn" else 2)
+    ours, theirs = individuals["reap"], individuals["reap repaired"]
+    assert theirs.summary.startswith(f"{ours.summary}, repaired, global, ")
+    assert ours.phenotype_hash != theirs.phenotype_hash and ours.parameters == theirs.parameters
+    assert individuals["NAEE"].content_hash == individuals["NAEE + Dyn"].content_hash
+    assert len({individuals[name].phenotype_hash for name in ("NAEE", "NAEE + Dyn", "Dyn")}) == 3
 
 
-def test_the_base_may_be_a_run_of_its_own(tiny: Any, tmp_path: Path) -> None:
-    data = yaml.safe_load(write(tiny, tmp_path).read_text())
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "run.yaml").write_text(yaml.safe_dump(data["base"] | {"name": "run"}))
-    comparison = load_comparison(write(tiny, tmp_path, base="runs/run.yaml"))
-    assert comparison == load_comparison(write(tiny, tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_errors_name_the_setting(tiny: Any, tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"metods": {}}, "metods: unknown key"),
-        ({"methods": {}}, "methods: "),
         ({"seeds": []}, "seeds: "),
-        ({"budgets": {"much": {"genome.experts": "many"}}}, "much / random: genome.experts"),
-        ({"methods": {"a": {"genome.expert": 2}}}, "2 of 4 / a: genome.expert: unknown key"),
         ({"methods": {"a": {"phases.7.sigma": 2}}}, "2 of 4 / a: phases has no entry '7'"),
         ({"methods": {"a+b": {}, "a b": {}}}, "two labels give the same name both.2-of-4.a-b.s0"),
-        (
-            {"methods": {"a": {"baseline": "repa"}}},
-            "2 of 4 / a: baseline: repa is unknown; there are random, frequency",
-        ),
-        (
-            {"methods": {"a": {"baseline": "reap", "genome.kind": "nanomoe"}}},
-            "2 of 4 / a: baseline: reap is unknown; there are random, start, low_rank",
-        ),
-        (
-            {"methods": {"a": {"baseline": "reap", "genome.kind": "moe"}}},
-            "2 of 4 / a: genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe",
-        ),
-        (
-            {"methods": {"a": {"repair": True}}},
-            "2 of 4 / a: repair: it goes with a baseline; a search has `repair` in its phases",
-        ),
-        (
-            {"methods": {"a": {"baseline": "reap", "repair": {"ridge_lambdas": [-1]}}}},
-            "2 of 4 / a: phases.0.repair.ridge_lambdas.0: Input should be greater than 0",
-        ),
-        (
-            {"methods": {"a": {"baseline": "reap", "repair": {"colour": 1}}}},
-            "2 of 4 / a: phases.0.repair.colour: unknown key",
-        ),
+        ({"methods": {"a": {"baseline": "repa"}}}, "2 of 4 / a: baseline: repa is unknown; there are random"),
+        ({"methods": {"a": {"repair": True}}}, "2 of 4 / a: repair: it goes with a baseline; a search has `repair`"),
         ({"base": "nowhere.yaml"}, "nowhere.yaml: no such file"),
-    ],
-)
-def test_errors_name_the_setting(tiny: Any, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_comparison(write(tiny, tmp_path, **changes))
-    assert message in str(caught.value)
+    ]
+    for changes, message in wrong:
+        with pytest.raises(UserError) as caught:
+            load_comparison(write(tiny, tmp_path, **changes))
+        assert message in str(caught.value)
 
 
 def test_nothing_is_recorded_when_a_cell_cannot_run(tiny: Any, tmp_path: Path) -> None:
     path = write(tiny, tmp_path, budgets={"fine": {}, "too many": {"genome.experts": 9}})
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+    with Store.open("sqlite://") as store:
         with pytest.raises(UserError, match="experts"):
             run(load_comparison(path), store, no_pool)
         assert store.searches() == []
@@ -241,7 +172,7 @@ def finished(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Compa
 
 def test_rows_agree_with_the_store(finished: tuple[Comparison, Path, list[ComparisonRow]]) -> None:
     _, folder, rows = finished
-    per_budget = [FULL_LABEL, "random", "reap", "prune", "prune", "prune + merge", "prune + merge"]
+    per_budget = [FULL_LABEL, "random", "reap", "prune", "prune"]
     assert [row.method for row in rows] == per_budget * 2
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         for row in rows:
@@ -267,56 +198,35 @@ def test_rows_agree_with_the_store(finished: tuple[Comparison, Path, list[Compar
             assert row.seconds > 0
 
 
-def test_tasks_that_were_not_searched_on_have_columns_of_their_own(tiny: Any, tmp_path: Path) -> None:
-    path = write(tiny, tmp_path, budgets={"": {}}, methods={"prune": {}}, seeds=[0])
-    comparison = load_comparison(path, (f"base.final.held_out=['{tiny.task}@kl']", "base.final.random_baselines=0"))
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        full, best = run(comparison, store)
-        task = f"{comparison.cells[0].config.tasks[0].name.rpartition('/')[2].removesuffix('.yaml')}@kl"
-        found = best.score("test", task)
-        (stored,) = (
-            each for each in store.individual(best.refs[0]).evaluations if (each.task, each.split) == (task, "test")
-        )
-        assert found is not None and found.score == stored.score
-    assert full.score("test", task) is not None and best.score("search", task) is None
-
-
-def test_a_finished_comparison_starts_no_workers(finished: tuple[Comparison, Path, list[ComparisonRow]]) -> None:
+def test_a_finished_comparison_starts_no_workers_and_refuses_other_settings(
+    finished: tuple[Comparison, Path, list[ComparisonRow]],
+) -> None:
     comparison, folder, rows = finished
+    changed = load_comparison(folder / "compare.yaml", ("base.window=2",))
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         assert run(comparison, store, no_pool) == rows
+        with pytest.raises(UserError, match=r"both\.2-of-4\.random\.s0 is in the store with other settings"):
+            run(changed, store, no_pool)
 
 
 def test_an_interrupted_comparison_continues(
     finished: tuple[Comparison, Path, list[ComparisonRow]], tmp_path: Path
 ) -> None:
-    comparison = part_of(finished[0], budgets=("2 of 4",))
+    comparison = replace(finished[0], cells=tuple(cell for cell in finished[0].cells if cell.budget == "2 of 4"))
     rows = [row for row in finished[2] if row.budget == "2 of 4"]
 
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
         with pytest.raises(KeyboardInterrupt):
-            run(comparison, store, partial(local_pool, step=interrupted_after(20)))
+            run(comparison, store, partial(local_pool, step=interrupted_after(12)))
         states = [each.search.status for each in store.searches()]
         assert "interrupted" in states and "created" in states
         again = run(comparison, store)
     assert [replace(row, seconds=0) for row in again] == [replace(row, seconds=0) for row in rows]
 
 
-def test_other_settings_under_the_same_name_are_refused(
-    tiny: Any, finished: tuple[Comparison, Path, list[ComparisonRow]]
-) -> None:
-    _, folder, _ = finished
-    changed = load_comparison(folder / "compare.yaml", ("base.window=2",))
-    with (
-        Store.open(f"sqlite:///{folder / 'store.db'}") as store,
-        pytest.raises(UserError, match=r"both\.2-of-4\.random\.s0 is in the store with other settings"),
-    ):
-        run(changed, store, no_pool)
-
-
 def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
-    comparison = load_comparison(write(tiny, tmp_path, budgets={"one": {}}, seeds=[0]))
-
+    methods = {"random": {"baseline": "random"}, "reap": {"baseline": "reap"}}
+    comparison = load_comparison(write(tiny, tmp_path, budgets={"one": {}}, methods=methods, seeds=[0]))
     steps = chain([lambda worker, request, splits: loss(request, "worker", "broken")], repeat(plainly))
 
     def first_fails(setup: SearchSetup) -> LocalPool:
@@ -326,14 +236,13 @@ def test_a_search_that_fails_stops_no_other(tiny: Any, tmp_path: Path) -> None:
         rows = run(comparison, store, first_fails)
     failures = {row.method: row.failure for row in rows}
     assert "the unedited model can't be evaluated: broken" in str(failures.pop("random"))
-    assert set(failures) == {FULL_LABEL, "reap", "prune", "prune + merge"} and not any(failures.values())
+    assert set(failures) == {FULL_LABEL, "reap"} and not any(failures.values())
 
 
-@pytest.mark.parametrize("broken", [1, 2])
-def test_a_best_that_fails_on_test_has_no_score_there(tiny: Any, tmp_path: Path, broken: int) -> None:
+def test_a_best_that_fails_on_test_has_no_score_there(tiny: Any, tmp_path: Path) -> None:
     path = write(tiny, tmp_path, budgets={"one": {}}, methods={"prune": {}})
     comparison = load_comparison(path, ("base.final.random_baselines=0",))
-    left = [broken]
+    left = [1]
 
     def breaking(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         if isinstance(request.edit, IdentityEdit) or not left[0] or request.splits[0].split != "test":
@@ -347,15 +256,15 @@ def test_a_best_that_fails_on_test_has_no_score_there(tiny: Any, tmp_path: Path,
         scores = [
             each.score or 0.0 for ref in best.refs for each in store.individual(ref).evaluations if each.split == "test"
         ]
-    assert len(scores) == 2 and scores.count(0.0) >= broken
+    assert len(scores) == 2 and 0.0 in scores
     found = best.score("test")
     assert found is not None and found.score == pytest.approx(np.mean(scores))
     assert found.low is not None and found.high is not None and found.low <= found.score <= found.high
     assert best.against_full is not None
-    assert best.failure == "; ".join(f"seed {seed} on test: broken" for seed in range(broken))
+    assert best.failure == "seed 0 on test: broken"
 
 
-def test_tables_hold_every_row(
+def test_tables_hold_every_row_and_sum_several_tasks_up(
     finished: tuple[Comparison, Path, list[ComparisonRow]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     comparison, _, rows = finished
@@ -369,18 +278,12 @@ def test_tables_hold_every_row(
     tables = [line for line in (tmp_path / "rows.md").read_text().splitlines() if line.startswith("|")]
     assert len(tables) == len(rows) + 2 * 2
     assert len({line.count("|") for line in tables}) == 1
-
-
-def test_several_tasks_are_summed_up(
-    finished: tuple[Comparison, Path, list[ComparisonRow]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, _, rows = finished
     both = [replace(row, task=task) for task in ("pick", "other") for row in rows if row.budget == "2 of 4"]
     write_markdown("both", both, tmp_path / "rows.md")
     _, summary = (tmp_path / "rows.md").read_text().split("**both, 2 of 4, all tasks")
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in summary.splitlines() if "|" in line]
-    assert lines[0] == ["method", "pick", "other"]
-    for row, (_, *cells) in zip(rows[:7], lines[2:], strict=True):
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in summary.splitlines() if "|" in line]
+    assert found[0] == ["method", "pick", "other"]
+    for row, (_, *cells) in zip(rows[:5], found[2:], strict=True):
         assert row.headline is not None
         assert {cell.removesuffix(" *") for cell in cells} == {f"{100 * row.headline.score:.1f}"}
 
@@ -434,21 +337,6 @@ def test_p_values_are_corrected_in_tables_and_raw_in_files(tmp_path: Path) -> No
     # Four tests in the column: the full model's is the smallest, then these from the last to the first.
     expected = {"Search 68": 3 * raw["Search 68"], "Search 66": 2 * raw["Search 66"], "Search 64": raw["Search 64"]}
     assert {name: shown[name] for name in raw} == {name: f"{p:.3f}" for name, p in expected.items()}
-    several = [replace(row, task=task) for task in ("one", "two") for row in rows]
-    write_markdown("some", several, tmp_path / "rows.md")
-    summary = (tmp_path / "rows.md").read_text().split("all tasks")[1]
-    stars = {
-        line.split("|")[1].strip(): line.count("*") for line in summary.splitlines() if line.startswith("| Search")
-    }
-    # Eight tests in that table: the full models' come first, then 6 x 0.0078, 4 x 0.031 and 2 x 0.125.
-    assert stars == {"Search 64": 0, "Search 66": 0, "Search 68": 2}
-
-
-def test_baselines_are_ranked_on_dev_unless_nothing_is(tiny: Any, tmp_path: Path) -> None:
-    for rerank, expected in ((2, 1), (0, 0)):
-        comparison = load_comparison(write(tiny, tmp_path), (f"base.final.rerank={rerank}",))
-        found = {cell.method: cell.config.final.rerank for cell in comparison.cells}
-        assert found == {"random": 0, "reap": expected, "prune": rerank, "prune + merge": rerank}
 
 
 def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: Any, tmp_path: Path) -> None:
@@ -466,21 +354,6 @@ def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: 
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
     joined = moevolve.load_comparison(path, address="head:6379").cells
     assert {cell.config.workers.address for cell in joined} == {"head:6379"}
-
-
-def test_methods_measure_on_the_workers_that_evaluate(tiny: Any, tmp_path: Path) -> None:
-    """Two methods measure, each something else, between others that don't: the workers start once."""
-    methods = {name: {"baseline": name} for name in ("random", "reap", "naee")}
-    comparison = load_comparison(write(tiny, tmp_path, methods=methods, budgets={"2 of 4": {}}, seeds=[0]))
-    started: list[LocalPool] = []
-
-    def make(setup: SearchSetup) -> LocalPool:
-        started.append(local_pool(setup))
-        return started[-1]
-
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        assert not any(row.failure for row in run(comparison, store, make))
-    assert len(started) == 1
 
 
 def test_a_search_that_pauses_before_it_evaluates_starts_no_workers() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import fields
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.tasks.config import Source
@@ -21,10 +19,8 @@ from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import apply_override, load_run_config, parse_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, TaskSection, WorkersSection
 from moevolve.search.genomes.eep.space import EepSection
-from moevolve.search.genomes.factorllm.space import FactorLlmSection
-from moevolve.search.genomes.nanomoe.space import NanoMoeSection
-from moevolve.search.genomes.tomoe.space import ToMoeSection
-from moevolve.search.settings.phases import MergePhase, PrunePhase, TopKParents
+from moevolve.search.genomes.registry import KINDS
+from moevolve.search.settings.phases import MergePhase
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe
 
@@ -39,8 +35,6 @@ PLAIN: dict[str, Any] = {
 PRUNING: dict[str, Any] = {"kind": "prune", "evaluations": 8, "initial": 4}
 MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 8}
 ALLOCATING: dict[str, Any] = {"kind": "allocate", "evaluations": 8}
-
-KINDS = {"eep": EepSection, "factorllm": FactorLlmSection, "tomoe": ToMoeSection, "nanomoe": NanoMoeSection}
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -57,117 +51,39 @@ def message_of(path: Path, *overrides: str) -> str:
     return message
 
 
-def test_the_papers_settings_are_the_defaults(tmp_path: Path) -> None:
-    config = load_run_config(written(tmp_path))
-    prune, merge = config.phases
-    assert isinstance(prune, PrunePhase) and isinstance(merge, MergePhase)
-    assert (prune.evaluations, prune.initial, prune.group_rate, prune.row_rate) == (40, 31, 0.25, 0.15)
-    assert (merge.crossover_rate, merge.entry_rate, merge.sigma, merge.normalise_rate) == (0.3, 0.25, 0.065, 0.1)
-    assert prune.parents == TopKParents(k=10)
-    assert (prune.crossover_rate, merge.start, merge.crossover) == (0.3, "best", "rows")
-    assert not prune.repeats and not merge.repeats
-    assert (config.genome.groups, config.genome.router_space, config.genome.active) == (4, "probs", None)
-    assert config.model.trust_remote_code is False
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"windows": 4}, "windows: unknown key"),
+    ({"genome": {"experts": 2, "active": 4}}, "genome: active 4 is more than the 2 retained experts"),
+    ({"tasks": "rte"}, "tasks: expected a list, for example [a, b]"),
+    ({"model": {"path": "m", "originals": "host", "device_map": "auto"}}, "model: originals: host and device_map"),
+    ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe"),
+    ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad, surrogate"),
+    ({"tasks": ["rte", "rte"]}, "tasks: a task is named twice in rte, rte"),
+    ({"phases": [{"kind": "prune", "evaluations": 3}]}, "phases.0: initial 31 is more than evaluations 3"),
+    ({"phases": [{"kind": "merge", "evaluations": 3, "row_rate": 0.1}]}, "phases.0.row_rate: unknown key"),
+    ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
+    ({"phases": [ALLOCATING, PRUNING]}, "phases: a prune or merge phase can't follow an allocate phase"),
+    ({"phases": [ALLOCATING | {"widths": "even", "init": ["line"]}]}, "phases.0: init: line gives layers different"),
+    ({"phases": [ALLOCATING | {"repair": {}}]}, "phases.0: repair.neurons: searched widths of an allocate phase"),
+    ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
+    ({"phases": [PRUNING, MENDING | {"init": ["reap"]}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
+    ({"phases": [PRUNING | {"repair": {"strength": "none"}}]}, "phases.0.repair: a repair of strength none does"),
+    ({"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]}, "phases.0.repair.ridge_lambdas: "),
+    ({"phases": [PRUNING | {"repair": "yes please"}]}, "phases.0.repair: expected a mapping of settings"),
+    ({"workers": {"count": "many"}}, "'auto'"),
+    ({"workers": {"count": "auto", "min": 3, "max": 2}}, "workers: `min` is 3, more than `max`, which is 2"),
+    ({"workers": {"count": 3, "max": 4}}, "workers: `min` and `max` go with `count: auto`, not with 3"),
+    ({"window": 0, "seed": -1}, "seed: "),
+    ({"name": "huge", "engine": {"threads": "9" * 4000}}, "engine.threads"),
+    ({"name": "huge", "genome": {"experts": 2, "naee_subsets": 10**18}}, "genome.naee_subsets"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "finding"),
-    [
-        ({"windows": 4}, "windows: unknown key"),
-        ({"genome": {"experts": 4, "expert": 4}}, "genome.expert: unknown key"),
-        ({"genome": {"experts": 2, "active": 4}}, "genome: active 4 is more than the 2 retained experts"),
-        ({"genome": {"experts": "many"}}, "genome.experts: Input should be a valid integer"),
-        (
-            {"phases": [{"kind": "merge", "evaluations": 9, "parents": {"rule": "threshold", "margin": 0.1}}]},
-            "phases.0.parents.margin: unknown key",
-        ),
-        ({"tasks": []}, "tasks: expected 1 or more entries"),
-        ({"tasks": "rte"}, "tasks: expected a list, for example [a, b]"),
-        ({"model": "some/model"}, "model: expected a mapping of settings"),
-        ({"model": {"path": "m", "dtipe": "float32"}}, "model.dtipe: unknown key"),
-        ({"model": {"path": "m", "originals": "host", "device_map": "auto"}}, "model: originals: host and device_map"),
-        ({"genome": "eep"}, "genome: expected a mapping of settings"),
-        ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe"),
-        ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad, surrogate"),
-        ({"tasks": ["rte", "rte"]}, "tasks: a task is named twice in rte, rte"),
-        ({"phases": []}, "phases: expected 1 or more entries"),
-        ({"phases": [{"kind": "prune", "evaluations": 3}]}, "phases.0: initial 31 is more than evaluations 3"),
-        ({"phases": [{"kind": "merge", "evaluations": 3, "init": "reap"}]}, "phases.0.init: expected a list"),
-        ({"phases": [{"kind": "merge", "evaluations": 3, "row_rate": 0.1}]}, "phases.0.row_rate: unknown key"),
-        ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
-        ({"phases": [ALLOCATING, PRUNING]}, "phases: a prune or merge phase can't follow an allocate phase"),
-        (
-            {"phases": [ALLOCATING | {"widths": "even", "init": ["line"]}]},
-            "phases.0: init: line gives layers different",
-        ),
-        (
-            {"phases": [ALLOCATING | {"repair": {}}]},
-            "phases.0: repair.neurons: searched widths of an allocate phase take",
-        ),
-        ({"phases": [PRUNING | {"parents": 4}]}, "phases.0.parents: expected a mapping of settings"),
-        ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
-        ({"phases": [PRUNING, MENDING, PRUNING]}, "phases: a repair phase repairs what the phases before it found"),
-        ({"phases": [MENDING]}, "phases: a repair phase repairs what the phases before it found, so it is the last"),
-        ({"phases": [PRUNING, MENDING, MENDING]}, "phases: a repair phase repairs what the phases before it found"),
-        ({"phases": [PRUNING, MENDING | {"init": ["reap"]}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
-        (
-            {"phases": [PRUNING, MENDING | {"strategy": "evolution"}]},
-            "phases.1: a repair phase has no `init`, `strategy`",
-        ),
-        ({"phases": [PRUNING, MENDING | {"repeats": True}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
-        ({"phases": [PRUNING, MENDING | {"initial": 9}]}, "phases.1: initial 9 is more than evaluations 8"),
-        ({"phases": [PRUNING, MENDING | {"row_rate": 0.5}]}, "phases.1.row_rate: unknown key"),
-        (
-            {"phases": [PRUNING | {"repair": {"strength": 1}}]},
-            "phases.0.repair.strength: Input should be 'none', 'scalar'",
-        ),
-        ({"phases": [PRUNING | {"repair": {"strength": "none"}}]}, "phases.0.repair: a repair of strength none does"),
-        ({"phases": [PRUNING | {"repair": {"answer_weight": 0}}]}, "phases.0.repair.answer_weight: "),
-        ({"phases": [PRUNING | {"repair": {"straight": 1}}]}, "phases.0.repair.straight: unknown key"),
-        (
-            {"phases": [PRUNING | {"repair": {"ridge_lambdas": [0.1, -1]}}]},
-            "phases.0.repair.ridge_lambdas",
-        ),
-        (
-            {"phases": [PRUNING | {"repair": {"ridge_lambdas": []}}]},
-            "phases.0.repair.ridge_lambdas: ",
-        ),
-        ({"phases": [PRUNING | {"repair": {"tokens": 1}}]}, "phases.0.repair."),
-        ({"phases": [PRUNING | {"repair": {"memory_mb": 0}}]}, "phases.0.repair."),
-        ({"phases": [PRUNING | {"repair": {"neurons": {"rooting": 1}}}]}, "phases.0.repair.neurons.rooting: unknown"),
-        ({"phases": [PRUNING | {"repair": {"neurons": {"output": -1}}}]}, "phases.0.repair.neurons."),
-        (
-            {"phases": [PRUNING | {"repair": {"neurons": {"candidates": 0}}}]},
-            "phases.0.repair.neurons.candidates: ",
-        ),
-        ({"phases": [PRUNING | {"repair": "yes please"}]}, "phases.0.repair: expected a mapping of settings"),
-        ({"workers": {"count": "many"}}, "'auto'"),
-        ({"workers": {"count": "auto", "min": 3, "max": 2}}, "workers: `min` is 3, more than `max`, which is 2"),
-        ({"workers": {"count": 3, "max": 4}}, "workers: `min` and `max` go with `count: auto`, not with 3"),
-    ],
-)
-def test_what_is_wrong_is_named_in_one_line(tmp_path: Path, changes: dict[str, Any], finding: str) -> None:
-    path = written(tmp_path, **changes)
-    message = message_of(path)
-    assert message.startswith(f"{path}: ")
-    assert finding in message
-
-
-def test_parents_without_a_rule_are_the_best(tmp_path: Path) -> None:
-    phase = {"kind": "prune", "evaluations": 40, "parents": {"k": 3}}
-    (found,) = load_run_config(written(tmp_path, phases=[phase])).phases
-    assert found.parents == TopKParents(k=3)
-
-
-def test_every_finding_is_named(tmp_path: Path) -> None:
-    message = message_of(written(tmp_path, window=0, seed=-1, colour="red"))
-    assert all(field in message for field in ("window: ", "seed: ", "colour: unknown key"))
-
-
-def test_a_missing_section_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump({key: value for key, value in PLAIN.items() if key != "genome"}))
-    assert message_of(path) == f"{path}: genome: Field required"
+def test_what_is_wrong_is_named_in_one_line(tmp_path: Path) -> None:
+    for changes, finding in WRONG:
+        path = written(tmp_path, **changes)
+        message = message_of(path)
+        assert message.startswith(f"{path}: ") and finding in message and len(message) < 5000
 
 
 def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
@@ -179,13 +95,10 @@ def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
     assert message_of(broken) == f"{broken}:2: expected ',' or ']', but got ':'"
     broken.write_text("name: rte-4\nmodel: {path: a}\nwindow: 4\nwindow: 8\n")
     assert message_of(broken) == f"{broken}:4: key `window` given twice"
-    broken.write_text("name: rte-4\nmodel: {path: a, path: b}\n")
-    assert message_of(broken) == f"{broken}:2: key `path` given twice"
     broken.write_bytes(b"name: \xff\xfe\x00")
     assert message_of(broken).startswith(f"{broken}: can't be read: ")
-    for content in ("", "- a\n- b\n", "just text"):
-        broken.write_text(content)
-        assert message_of(broken) == f"{broken}: expected a mapping of keys to values at the top"
+    broken.write_text("- a\n- b\n")
+    assert message_of(broken) == f"{broken}: expected a mapping of keys to values at the top"
 
 
 def test_overrides_replace_add_and_reach_into_lists(tmp_path: Path) -> None:
@@ -197,7 +110,8 @@ def test_overrides_replace_add_and_reach_into_lists(tmp_path: Path) -> None:
             "tasks.0.counts.search=16",
             "workers.count=3",
             "genome.groups=per_layer",
-            "model.revision=null",
+            "store=postgresql://u@h/db?a=b",
+            "model={path: 'a=b'}",
             "name=other",
             "window=2",
             "window=9",
@@ -206,36 +120,23 @@ def test_overrides_replace_add_and_reach_into_lists(tmp_path: Path) -> None:
     assert config.genome.experts == 6 and config.genome.groups == "per_layer"
     assert isinstance(config.phases[1], MergePhase) and config.phases[1].sigma == 0.2
     assert config.tasks[0].counts == {"search": 16}
-    assert (config.workers.count, config.model.revision, config.name) == (3, None, "other")
+    assert (config.workers.count, config.model.path, config.name) == (3, "a=b", "other")
+    assert config.store == "postgresql://u@h/db?a=b"
     assert config.window == 9, "the last one wins"
 
 
-def test_an_override_can_hold_yaml_and_equal_signs() -> None:
-    data: dict[str, Any] = {}
-    apply_override(data, "phases=[{kind: merge, evaluations: 5}]")
-    apply_override(data, "store=postgresql://u@h/db?a=b")
-    assert data == {"phases": [{"kind": "merge", "evaluations": 5}], "store": "postgresql://u@h/db?a=b"}
-
-
-@pytest.mark.parametrize(
-    ("override", "finding"),
-    [
-        ("genome.experts", "expected KEY=VALUE"),
-        ("=4", "expected KEY=VALUE"),
-        ("genome..experts=4", "expected KEY=VALUE"),
-        ("phases.7.sigma=1", "phases has no entry '7' (0 to 1)"),
-        ("phases.last.sigma=1", "phases has no entry 'last' (0 to 1)"),
-        ("name.first=x", "name is a plain value, it has no 'first'"),
-        ("genome.experts.max=4", "genome.experts is a plain value, it has no 'max'"),
-        ("genome.experts=[4", "value is not valid YAML"),
-        ("genom.experts=4", "genom: unknown key"),
-    ],
-)
-def test_bad_overrides_are_named(tmp_path: Path, override: str, finding: str) -> None:
-    message = message_of(written(tmp_path), override)
-    assert finding in message
-    if "unknown key" not in finding:
-        assert message.startswith(f"--set {override}: ")
+def test_bad_overrides_are_named(tmp_path: Path) -> None:
+    for override, finding in {
+        "genome.experts": "expected KEY=VALUE",
+        "=4": "expected KEY=VALUE",
+        "genome..experts=4": "expected KEY=VALUE",
+        "phases.7.sigma=1": "phases has no entry '7' (0 to 1)",
+        "phases.last.sigma=1": "phases has no entry 'last' (0 to 1)",
+        "name.first=x": "name is a plain value, it has no 'first'",
+        "genome.experts=[4": "value is not valid YAML",
+    }.items():
+        message = message_of(written(tmp_path), override)
+        assert message.startswith(f"--set {override}: ") and finding in message
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +162,7 @@ HASHED: dict[str, Any] = {
     "genome.experts": 3,
     "genome.router_space": "logits",
     "phases.0.row_rate": 0.3,
+    "phases.0.init": ["reap"],
     "strategy.mode": "generations",
     "tasks.0.weight": 2.0,
     "tasks.0.counts": {"search": 8},
@@ -275,28 +177,27 @@ NOT_HASHED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", [*HASHED, *NOT_HASHED])
-def test_the_hash_covers_what_determines_the_population(field: str) -> None:
+def test_the_hash_covers_what_determines_the_population() -> None:
     data = PLAIN | {"tasks": [{"name": "rte"}]}
-    changed = deepcopy(data)
-    apply_override(changed, f"{field}={json.dumps((HASHED | NOT_HASHED)[field])}")
-    same = RunConfig.model_validate(data).config_hash == RunConfig.model_validate(changed).config_hash
-    assert same == (field in NOT_HASHED)
+    plain = RunConfig.model_validate(data).config_hash
+    for field, value in (HASHED | NOT_HASHED).items():
+        changed = deepcopy(data)
+        apply_override(changed, f"{field}={json.dumps(value)}")
+        assert (RunConfig.model_validate(changed).config_hash == plain) == (field in NOT_HASHED), field
+    written_out = data | {"seed": 0, "window": 8, "engine": {"threads": 1}}
+    assert RunConfig.model_validate(written_out).config_hash == plain, "these are defaults"
 
 
-@pytest.mark.parametrize(
-    ("settings", "least", "most"),
-    [
+def test_workers_are_a_number_or_what_there_is_room_for() -> None:
+    for settings, least, most in (
         ({"count": 3}, 3, 3),
         ({"count": "auto"}, 1, 8),
         ({"count": "auto", "min": 0, "max": 4}, 0, 4),
         ({"count": "auto", "min": 2, "max": 40}, 2, 8),
         ({"count": "auto", "min": 9}, 9, 9),
-    ],
-)
-def test_workers_are_a_number_or_what_there_is_room_for(settings: dict[str, Any], least: int, most: int) -> None:
-    workers = WorkersSection(**settings)
-    assert (workers.least, workers.most(8)) == (least, most)
+    ):
+        workers = WorkersSection.model_validate(settings)
+        assert (workers.least, workers.most(8)) == (least, most)
 
 
 def test_the_hash_is_the_same_from_another_folder() -> None:
@@ -316,30 +217,15 @@ def test_the_hash_is_the_same_from_another_folder() -> None:
     assert harness[0] == harness[1] != hashed("m", "lm_eval:own.yaml#acc2")
 
 
-@pytest.mark.parametrize("strategy", ["evolution", "nevergrad:DiagonalCMA", "surrogate"])
-def test_a_strategy_is_named_or_spelt_out(strategy: str) -> None:
+def test_a_strategy_is_named_or_spelt_out() -> None:
     data = PLAIN | {"tasks": [{"name": "rte"}]}
-    config = RunConfig.model_validate(data | {"strategy": strategy})
-    kind, _, optimizer = strategy.partition(":")
-    spelt = {"kind": kind} | ({"optimizer": optimizer} if optimizer else {})
-    own = RunConfig.model_validate(data | {"phases": [PLAIN["phases"][0] | {"strategy": spelt}]})
-    assert config.strategy == own.phases[0].strategy
-    assert config.strategy.kind == kind
-
-
-def test_writing_a_default_out_changes_no_hash() -> None:
-    data = PLAIN | {"tasks": [{"name": "rte"}]}
-    explicit = data | {"seed": 0, "window": 8, "engine": {"threads": 1}}
-    assert RunConfig.model_validate(data).config_hash == RunConfig.model_validate(explicit).config_hash
-
-
-def test_a_stored_configuration_comes_back_equal(tmp_path: Path) -> None:
-    changes = {"genome": {"experts": 4, "groups": "per_layer"}, "seed": 2**62}
-    config = load_run_config(written(tmp_path, **changes))
-    back = parse_stored_config(config.canonical_json())
-    assert back == config and not back.is_imported
-    assert back.config_hash == config.config_hash
-    assert back.canonical_json() == config.canonical_json()
+    for name, spelt in {
+        "surrogate": {"kind": "surrogate"},
+        "nevergrad:DiagonalCMA": {"kind": "nevergrad", "optimizer": "DiagonalCMA"},
+    }.items():
+        config = RunConfig.model_validate(data | {"strategy": name})
+        own = RunConfig.model_validate(data | {"phases": [PLAIN["phases"][0] | {"strategy": spelt}]})
+        assert config.strategy == own.phases[0].strategy and config.strategy.kind == spelt["kind"]
 
 
 def test_a_stored_configuration_is_without_the_password_of_its_store(tmp_path: Path) -> None:
@@ -354,42 +240,52 @@ def test_an_imports_configuration_comes_back_without_phases() -> None:
     config = RunConfig.imported("i", ModelConfig(path="m"), EepSection(experts=2), EngineConfig())
     back = parse_stored_config(config.canonical_json())
     assert back == config and back.is_imported
-    with pytest.raises(
-        UserError, match=r"^run: tasks: expected 1 or more entries; phases: expected 1 or more entries$"
-    ):
+    with pytest.raises(UserError, match=r"^run: tasks: expected 1 or more entries; phases: expected 1"):
         parse_run_config(json.loads(config.canonical_json()), "run")
 
 
-@pytest.mark.parametrize("kind", ["eep", "factorllm", "tomoe", "nanomoe"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_configuration_is_stored_with_all_its_defaults(kind: str) -> None:
     """So that another default in the code changes nothing of what an old search resumes as."""
     genome = {"kind": kind, "experts": 4, "active": 2, "rank": 8}
-    known = {name: value for name, value in genome.items() if name == "kind" or name in KINDS[kind].model_fields}
+    known = {
+        name: value for name, value in genome.items() if name == "kind" or name in KINDS[kind].section.model_fields
+    }
     phases = PLAIN["phases"] if kind == "eep" else [{"kind": "tune", "evaluations": 40}]
     config = RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}], "genome": known, "phases": phases})
     text, hashed = config.canonical_json(), config.config_hash
     stored = json.loads(text)
-    assert stored["genome"].keys() == KINDS[kind].model_fields.keys()
+    assert stored["genome"].keys() == KINDS[kind].section.model_fields.keys()
     for section, model in (("engine", EngineConfig), ("model", ModelConfig)):
         assert list(stored[section]) == sorted(field.name for field in fields(model))
     for phase, model in zip(stored["phases"], config.phases, strict=True):
         assert phase.keys() == type(model).model_fields.keys()
     assert stored.keys() == RunConfig.model_fields.keys()
     back = parse_stored_config(text)
-    assert back == config and back.config_hash == hashed
+    assert back == config and back.config_hash == hashed and back.canonical_json() == text
+
+
+def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> None:
+    text = RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]}).canonical_json()
+    refused = r"^stored configuration of search rte-4: "
+    with pytest.raises(UserError, match=refused + r"quantum: unknown key$"):
+        parse_stored_config(json.dumps(json.loads(text) | {"quantum": True}))
+    for section, setting in (("engine", "matmul_backend"), ("genome", "router_space"), (None, "window")):
+        data = json.loads(text)
+        del (data[section] if section else data)[setting]
+        with pytest.raises(UserError, match=refused + "settings are missing"):
+            parse_stored_config(json.dumps(data))
+
+
+SPELT = {"ridge_lambdas": [0.5], "neurons": {"shared": False}}
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
         (True, RepairRecipe()),
-        ({}, RepairRecipe()),
         (False, None),
-        (None, None),
-        (
-            {"ridge_lambdas": [0.5], "neurons": {"shared": False}},
-            RepairRecipe((0.5,), neurons=NeuronRecipe(shared=False)),
-        ),
+        (SPELT, RepairRecipe((0.5,), neurons=NeuronRecipe(shared=False))),
     ],
 )
 def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairRecipe | None, tmp_path: Path) -> None:
@@ -400,27 +296,6 @@ def test_a_repair_is_yes_or_no_or_how(value: Any, expected: RepairRecipe | None,
     assert back == config and back.config_hash == config.config_hash
     plain = load_run_config(written(tmp_path, phases=[PRUNING, {"kind": "merge", "evaluations": 3}, MENDING]))
     assert (plain.config_hash == config.config_hash) == (expected is None)
-
-
-@pytest.mark.parametrize(
-    "path", ["window", "engine.matmul_backend", "genome.router_space", "phases.0.init", "phases.0.repair"]
-)
-def test_a_stored_configuration_that_lacks_a_setting_is_refused(path: str) -> None:
-    data = json.loads(RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]}).canonical_json())
-    *way, last = path.split(".")
-    node = data
-    for key in way:
-        node = node[int(key)] if key.isdigit() else node[key]
-    del node[last]
-    with pytest.raises(UserError, match=r"^stored configuration of search rte-4: settings are missing"):
-        parse_stored_config(json.dumps(data))
-
-
-def test_a_stored_configuration_of_another_version_is_refused_in_one_line() -> None:
-    data = json.loads(RunConfig.model_validate(PLAIN | {"tasks": [{"name": "rte"}]}).canonical_json())
-    data["quantum"] = True
-    with pytest.raises(UserError, match=r"^stored configuration of search rte-4: quantum: unknown key$"):
-        parse_stored_config(json.dumps(data))
 
 
 def numbers(where: str, schema: Any) -> Iterator[tuple[str, set[str]]]:
@@ -435,22 +310,12 @@ def numbers(where: str, schema: Any) -> Iterator[tuple[str, set[str]]]:
         yield from numbers(f"{where}/{key}", value)
 
 
-@pytest.mark.parametrize("section", [RunConfig, *KINDS.values()])
-def test_every_number_has_bounds(section: type[BaseModel]) -> None:
-    found = dict(numbers(section.__name__, section.model_json_schema()))
-    assert found
+def test_every_number_has_bounds() -> None:
     below, above = {"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}
-    assert not [where for where, keywords in found.items() if not (keywords & below and keywords & above)]
-
-
-@pytest.mark.parametrize("huge", [10**18, "9" * 4000])
-@pytest.mark.parametrize("setting", ["genome.naee_subsets", "genome.calibration_tokens", "engine.threads"])
-def test_a_number_beyond_all_use_is_refused_naming_its_setting(setting: str, huge: object, tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("model: {path: x}\ngenome: {kind: eep, experts: 2}\ntasks: [boolq]\n")
-    with pytest.raises(UserError, match=re.escape(setting)) as refused:
-        load_run_config(path, (f"{setting}={huge}",))
-    assert len(str(refused.value)) < 5000 and "\n" not in str(refused.value)
+    for section in (RunConfig, *(kind.section for kind in KINDS.values())):
+        found = dict(numbers(section.__name__, section.model_json_schema()))
+        assert found
+        assert not [where for where, keywords in found.items() if not (keywords & below and keywords & above)]
 
 
 def test_a_tasks_data_are_read_once_for_all_of_its_splits(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

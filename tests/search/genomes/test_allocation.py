@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from search_samples import ALLOCATE, PRUNE, deepseek, eep_space, few, many, mixtral
+from search_samples import ALLOCATE, PRUNE, deepseek, eep_space, few, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.allocation import (
@@ -54,54 +56,35 @@ def space_of(
     return space.calibrated(Calibration({SUMS: sums[None]}))
 
 
-@many
-@given(
-    data=st.data(),
-    layers=st.integers(1, 40),
-    experts=st.integers(1, 64),
-    width=st.integers(1, 300) | st.sampled_from([768, 1408, 14336]),
-)
-def test_widths_add_up_and_follow_capacities(data: st.DataObject, layers: int, experts: int, width: int) -> None:
-    retained = data.draw(st.integers(1, experts))
-    space = space_of(retained, width, layers, experts)
-    check_widths(WidthBudget.of(space), data, space)
-    assert WidthBudget.of(space).neurons == layers * width
-
-
-def check_widths(budget: WidthBudget, data: st.DataObject, space: EepSpace) -> None:
-    layers, whole = space.layers, space.experts * space.facts.expert_neurons
-    capacities = np.array(data.draw(st.lists(st.floats(-20, 20), min_size=layers, max_size=layers)))
-    widths, step = budget.widths(capacities), budget.step
-    assert sum(widths) == budget.neurons and all(each % step == 0 for each in widths)
-    assert all(budget.least * step <= each <= budget.widest and space.retained * each <= whole for each in widths)
-    order = np.argsort(capacities, kind="stable")
-    assert (np.diff(np.array(widths)[order]) >= -step).all(), "a larger capacity has no smaller width, but for rounding"
-    assert budget.widths(capacities + 0.5) == widths or np.abs(capacities).max() > 9
-
-
-@many
+@few
 @given(
     data=st.data(),
     layers=st.integers(1, 30),
     experts=st.integers(1, 64),
     width=st.integers(1, 300) | st.sampled_from([768, 1408, 14336]),
-    share=st.floats(0.01, 1),
+    share=st.none() | st.floats(0.01, 1),
 )
-def test_a_share_is_used_up_to_one_step(
-    data: st.DataObject, layers: int, experts: int, width: int, share: float
+def test_widths_add_up_follow_capacities_and_use_a_share_up_to_one_step(
+    data: st.DataObject, layers: int, experts: int, width: int, share: float | None
 ) -> None:
     retained = data.draw(st.integers(1, experts))
-    if share * experts * width < 8.001 * retained:
+    if share is not None and share * experts * width < 8.001 * retained:
         return  # there may be too little for a step
     space = space_of(retained, width, layers, experts, share=share)
-    budget = WidthBudget.of(space)
-    check_widths(budget, data, space)
-    wanted = share * layers * experts * width / retained
+    budget, whole = WidthBudget.of(space), experts * width
+    capacities = np.array(data.draw(st.lists(st.floats(-20, 20), min_size=layers, max_size=layers)))
+    widths, step = budget.widths(capacities), budget.step
+    assert sum(widths) == budget.neurons and all(each % step == 0 for each in widths)
+    assert all(budget.least * step <= each <= budget.widest and retained * each <= whole for each in widths)
+    order = np.argsort(capacities, kind="stable")
+    assert (np.diff(np.array(widths)[order]) >= -step).all(), "a larger capacity has no smaller width, but for rounding"
+    assert budget.widths(capacities + 0.5) == widths or np.abs(capacities).max() > 9
+    wanted = layers * width if share is None else share * layers * whole / retained
     # There may be no room for the last neurons of a layer, which are less than a step for each kept expert.
-    assert -1e-6 <= wanted - budget.neurons <= layers * budget.step
+    assert -1e-6 <= wanted - budget.neurons <= (0 if share is None else layers * step)
 
 
-@many
+@few
 @given(data=st.data(), layers=st.integers(1, 40), experts=st.integers(1, 64))
 def test_active_experts_add_up_and_follow_activity(data: st.DataObject, layers: int, experts: int) -> None:
     retained = data.draw(st.integers(1, experts))
@@ -136,40 +119,6 @@ def test_parameters_of_a_token_are_those_of_the_layers_active_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"experts": 2, "mean_active": 2.5}, "mean_active 2.5 is more than the 2 retained experts"),
-        ({"experts": 4, "mean_active": 2, "active": 2}, "active, mean_active: give active"),
-        ({"experts": 4, "mean_active": 2, "dynamic_skipping": True}, "mean_active: dynamic_skipping is defined"),
-    ],
-)
-def test_settings_that_contradict_searched_active_experts(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        EepSection(**settings)
-
-
-def test_searched_active_experts_need_an_allocate_phase() -> None:
-    with pytest.raises(UserError, match=r"genome\.mean_active: only allocate phases .* phases\.0 is a prune phase"):
-        make_space(EepSection(experts=4, mean_active=2), mixtral(5, 8), (PRUNE, ALLOCATE))
-
-
-def test_too_small_a_share_is_refused() -> None:
-    with pytest.raises(UserError, match=r"genome\.neuron_share: 0\.01 of the neurons are less than 8 for each of 4"):
-        eep_space(4, 1, facts=replace(mixtral(5, 8), expert_neurons=128), neuron_share=0.01)
-
-
-def test_more_and_narrower_experts_have_the_same_neurons() -> None:
-    for retained, mean in ((1, 128), (2, 64), (4, 32), (8, 16)):
-        budget = WidthBudget.of(space_of(retained, share=0.125))
-        assert retained * budget.neurons == LAYERS * 128 and budget.neurons == LAYERS * mean
-    one, four = (eep_space(each, "per_layer", layers=3, neuron_share=0.125, active=1) for each in (1, 4))
-    routers = 3 * 3 * 4096
-    assert four.parameters(True)[0] - one.parameters(True)[0] == routers
-    assert one.parameters(True)[1] - four.parameters(True)[1] == 3 * 3 * 4096 * 14336 * 3 // 4 - routers
-    assert one.parameters(True) == eep_space(1, "per_layer", layers=3, active=1).parameters(True)
-
-
-@pytest.mark.parametrize(
     ("share", "width", "counts"),
     [
         (0.125, 128, (8, 4, 2, 1)),
@@ -192,11 +141,6 @@ def test_searched_numbers_of_experts_are_halves_that_hold_the_share(
         assert neurons - 8 * count < count * widths.neurons <= neurons + 1e-6, "all have the share, but for one step"
 
 
-def test_a_share_that_nobody_can_hold_is_refused() -> None:
-    with pytest.raises(UserError, match=r"genome\.neuron_share: 0\.01 of the neurons can't be divided among 8 experts"):
-        space_of(None, 24, share=0.01)
-
-
 def test_routing_groups_and_active_experts_limit_searched_numbers() -> None:
     facts = replace(deepseek(3, 16, 4, 2), expert_neurons=128)
     section = EepSection(neuron_share=0.125, groups="per_layer")
@@ -207,30 +151,14 @@ def test_routing_groups_and_active_experts_limit_searched_numbers() -> None:
 
 def test_a_search_of_the_number_of_experts_meets_all_of_them() -> None:
     space = space_of(None, share=0.125)
-    drawn = Counter(space.sample(np.random.default_rng(seed), ALLOCATE).genome.retained for seed in range(400))
-    assert all(drawn[count] == pytest.approx(100, abs=30) for count in (8, 4, 2, 1))
+    drawn = Counter(space.sample(np.random.default_rng(seed), ALLOCATE).genome.retained for seed in range(200))
+    assert all(drawn[count] == pytest.approx(50, abs=25) for count in (8, 4, 2, 1))
     genome, met = even_genome(space), set()
-    for seed in range(60):
+    for seed in range(40):
         genome = breed_allocation(np.random.default_rng(seed), ALLOCATE, (genome,)).genome
         met.add(genome.retained)
         assert genome.express().active == min(2, genome.retained)
     assert met == {8, 4, 2, 1}
-    assert "keep 1 of 8, widths 128" in space.describe(fewest(even_genome(space))).summary
-
-
-def test_a_share_needs_a_phase_that_gives_widths() -> None:
-    section = EepSection(experts=2, neuron_share=0.125)
-    make_space(section, mixtral(5, 8), (ALLOCATE,))
-    with pytest.raises(UserError, match=r"genome\.neuron_share: only allocate phases .* phases\.0 is a prune phase"):
-        make_space(section, mixtral(5, 8), (PRUNE, ALLOCATE))
-
-
-@pytest.mark.parametrize("share", [None, 0.125])
-def test_a_repair_of_experts_with_widths_needs_neurons_of_all_experts(share: float | None) -> None:
-    section, filling = EepSection(experts=2, neuron_share=share), RepairRecipe(neurons=NeuronRecipe())
-    make_space(section, mixtral(5, 8), (ALLOCATE, RepairPhase(evaluations=4, repair=filling)))
-    with pytest.raises(UserError, match=r"phases\.1\.repair\.neurons: kept experts have other widths"):
-        make_space(section, mixtral(5, 8), (ALLOCATE, RepairPhase(evaluations=4)))
 
 
 def test_coverage_is_the_same_in_all_layers() -> None:
@@ -250,41 +178,50 @@ def test_coverage_is_the_same_in_all_layers() -> None:
 def test_equal_capacities_are_equal_widths_and_a_line_rises() -> None:
     assert even_genome(space_of()).widths == (128,) * LAYERS
     assert line_genome(space_of()).widths == (64, 96, 128, 160, 192)
-    assert line_genome(space_of(4, 14336, layers=3)).widths == (7168, 14336, 21504)
     assert line_genome(space_of(8, 14336, layers=3)).widths == (14336,) * 3, "there are no more neurons than that"
+    for width, step in ((14336, 64), (1408, 64), (128, 16), (48, 8), (100, 4), (7, 1)):
+        assert WidthBudget.of(space_of(width=width)).step == step
 
 
-@pytest.mark.parametrize(("width", "step"), [(14336, 64), (1408, 64), (128, 16), (48, 8), (100, 4), (7, 1)])
-def test_widths_change_in_powers_of_two(width: int, step: int) -> None:
-    assert WidthBudget.of(space_of(width=width)).step == step
+def test_settings_that_allocation_cannot_meet_are_refused() -> None:
+    narrow = replace(mixtral(5, 8), expert_neurons=128)
+    share, searched = EepSection(experts=2, neuron_share=0.125), EepSection(experts=4, mean_active=2)
+    filling = RepairPhase(evaluations=4, repair=RepairRecipe(neurons=NeuronRecipe()))
+    make_space(share, mixtral(5, 8), (ALLOCATE, filling))
+    mends = (ALLOCATE, RepairPhase(evaluations=4))
+    refused: list[tuple[str, Callable[[], Any]]] = [
+        (r"genome\.mean_active: only allocate phases", lambda: make_space(searched, mixtral(5, 8), (PRUNE, ALLOCATE))),
+        (r"genome\.neuron_share: only allocate phases", lambda: make_space(share, mixtral(5, 8), (PRUNE, ALLOCATE))),
+        (r"genome\.neuron_share: 0\.01 of the", lambda: eep_space(4, 1, facts=narrow, neuron_share=0.01)),
+        (r"genome\.neuron_share: 0\.01 of the neurons can't be divided", lambda: space_of(None, 24, share=0.01)),
+        (r"phases\.1\.repair\.neurons: kept experts", lambda: make_space(EepSection(experts=2), mixtral(5, 8), mends)),
+        (r"phases\.1\.repair\.neurons: kept experts", lambda: make_space(share, mixtral(5, 8), mends)),
+        ("mean_active 2.5 is more than the 2", lambda: EepSection(experts=2, mean_active=2.5)),
+        ("active, mean_active: give active", lambda: EepSection(experts=4, mean_active=2, active=2)),
+        ("mean_active: dynamic_skipping", lambda: EepSection(experts=4, mean_active=2, dynamic_skipping=True)),
+    ]
+    for message, make in refused:
+        with pytest.raises((UserError, ValidationError), match=message):
+            make()
 
 
-def tokens_of(experts: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Chosen expert, routing weight and output norm of 200 tokens; nobody chooses the last expert."""
-    rng = np.random.default_rng(seed)
-    return rng.integers(experts - 1, size=200), rng.uniform(0.1, 1, 200), rng.uniform(0.5, 5, 200)
-
-
-@pytest.mark.parametrize("exponents", [(0, 0, 0), (1, 1, 1), (2, 1, 0), (1, 2, 0.5)])
+@pytest.mark.parametrize("exponents", [(0, 0, 0), (1, 1, 1), (1, 2, 0.5)])
 def test_importance_at_measured_exponents_is_the_sum_over_tokens(exponents: tuple[float, ...]) -> None:
-    chosen, weights, norms = tokens_of(EXPERTS, 3)
+    rng, (a, b, c) = np.random.default_rng(3), exponents
+    chosen, weights, norms = rng.integers(EXPERTS - 1, size=200), rng.uniform(0.1, 1, 200), rng.uniform(0.5, 5, 200)
     sums, expected = np.zeros((1, EXPERTS, 3, 3)), np.zeros(EXPERTS)
-    a, b, c = exponents
-    for expert in range(EXPERTS - 1):
+    for expert in range(EXPERTS - 1):  # nobody chooses the last one
         own = chosen == expert
-        for first in range(3):
-            for second in range(3):
-                sums[0, expert, first, second] = (weights[own] ** first * norms[own] ** second).sum()
+        for first, second in product(range(3), repeat=2):
+            sums[0, expert, first, second] = (weights[own] ** first * norms[own] ** second).sum()
         expected[expert] = (weights[own] ** a * norms[own] ** b).sum() / own.sum() ** c
     np.testing.assert_allclose(expert_importance(sums, np.array(exponents))[0], expected, rtol=1e-6)
 
 
 def test_importance_between_measured_exponents_is_exact_for_equal_tokens() -> None:
-    weight, norm, tokens = 0.3, 4.0, 7
-    sums = np.array([[[[tokens * weight**a * norm**b for b in range(3)] for a in range(3)]]])
-    for a, b, c in ((0.5, 1.5, 0.0), (1.25, 0.75, 1.0), (2.0, 2.0, 0.5)):
-        found = expert_importance(sums, np.array([a, b, c]))
-        np.testing.assert_allclose(found, tokens ** (1 - c) * weight**a * norm**b, rtol=1e-6)
+    sums = np.array([[[[7 * 0.3**a * 4.0**b for b in range(3)] for a in range(3)]]])
+    found = expert_importance(sums, np.array([1.25, 0.75, 0.5]))
+    np.testing.assert_allclose(found, 7**0.5 * 0.3**1.25 * 4.0**0.75, rtol=1e-6)
 
 
 def test_the_most_important_experts_are_kept() -> None:
@@ -321,56 +258,41 @@ def test_weights_of_tasks_decide_which_experts_are_kept() -> None:
 
 def test_even_widths_leave_importance_to_search() -> None:
     space, even = space_of(3), ALLOCATE.model_copy(update={"widths": "even"})
-    genomes = [space.sample(np.random.default_rng(seed), even).genome for seed in range(20)]
+    genomes = [space.sample(np.random.default_rng(seed), even).genome for seed in range(8)]
     assert {genome.widths for genome in genomes} == {(128,) * LAYERS}
     assert {genome.express().widths for genome in genomes} == {None}
-    assert len({genome.content_hash for genome in genomes}) > 10
+    assert len({genome.content_hash for genome in genomes}) > 4
     assert all(len(space.flatten(genome, even)) == 3 for genome in genomes), "the three exponents"
     assert space.from_bytes(genomes[0].to_bytes()) == genomes[0]
     # A phase that searches widths takes them up with equal ones, and the other way round.
     assert np.array_equal(space.flatten(genomes[0], ALLOCATE)[:LAYERS], np.zeros(LAYERS))
     assert np.array_equal(space.flatten(line_genome(space), even), [1, 1, 1])
+    pruned = space.from_kept(np.tile([0, 1, 2], (LAYERS, 1)))
+    child = space.breed(np.random.default_rng(0), ALLOCATE, (pruned,))
+    assert isinstance(child.genome, AllocationGenome) and child.operator == "mutation"
 
 
-@few
-@given(seed=st.integers(0, 2**32 - 1))
-def test_a_child_mixes_its_parents_and_changes_something(seed: int) -> None:
+def test_a_child_mixes_its_parents_and_changes_something() -> None:
     space = space_of()
     first = from_vector(space, np.array([*np.full(LAYERS, -1.0), 0, 0, 0]), ALLOCATE)
     second = from_vector(space, np.array([*np.full(LAYERS, 1.0), 2, 2, 1]), ALLOCATE)
     still = ALLOCATE.model_copy(update={"sigma": 1e-9, "entry_rate": 0.0})
-    child = to_vector(breed_allocation(np.random.default_rng(seed), still, (first, second)).genome, ALLOCATE)
+    child = to_vector(breed_allocation(np.random.default_rng(0), still, (first, second)).genome, ALLOCATE)
     either = np.stack([to_vector(first, ALLOCATE), to_vector(second, ALLOCATE)])
     assert (np.abs(child - either).min(axis=0) < 1e-6).all()
-    moved = breed_allocation(np.random.default_rng(seed), ALLOCATE, (first,)).genome
-    assert not np.array_equal(to_vector(moved, ALLOCATE), to_vector(first, ALLOCATE)) or (first.exponents == 0).any()
+    moved = breed_allocation(np.random.default_rng(0), ALLOCATE, (first,)).genome
+    assert not np.array_equal(to_vector(moved, ALLOCATE), to_vector(first, ALLOCATE))
 
 
 def test_numbers_are_changed_as_often_and_as_far_as_settings_say() -> None:
     space, changed, steps = space_of(), Counter[int](), []
     start = from_vector(space, np.array([*np.zeros(LAYERS), 1, 1, 0.5]), ALLOCATE)
-    for seed in range(3000):
+    for seed in range(1500):
         child = breed_allocation(np.random.default_rng(seed), ALLOCATE, (start,)).genome
         difference = to_vector(child, ALLOCATE) - to_vector(start, ALLOCATE)
         changed.update(np.flatnonzero(difference).tolist())
         steps.extend(difference[:LAYERS][difference[:LAYERS] != 0].tolist())
     # If none of the eight numbers is drawn, one is.
     rate = 0.4 + 0.6**8 / 8
-    assert all(changed[number] / 3000 == pytest.approx(rate, abs=0.03) for number in range(LAYERS + 3))
-    assert np.mean(steps) == pytest.approx(0, abs=0.02) and np.std(steps) == pytest.approx(0.3, abs=0.02)
-
-
-def test_candidates_of_earlier_phases_begin_evenly() -> None:
-    space = space_of()
-    pruned = space.from_kept(np.tile([0, 1], (LAYERS, 1)))
-    assert np.array_equal(space.flatten(pruned, ALLOCATE), [*np.zeros(LAYERS), 1, 1, 1])
-    child = space.breed(np.random.default_rng(0), ALLOCATE, (pruned,))
-    assert isinstance(child.genome, AllocationGenome) and child.operator == "mutation"
-
-
-def test_foreign_bytes_are_refused() -> None:
-    data = even_genome(space_of()).to_bytes()
-    assert space_of().from_bytes(data) == even_genome(space_of())
-    for wrong in (data[:-4], data + b"\0", b"EEPA" + b"\xff" * (len(data) - 4)):
-        with pytest.raises(ValueError, match="no EEP genome"):
-            space_of().from_bytes(wrong)
+    assert all(changed[number] / 1500 == pytest.approx(rate, abs=0.05) for number in range(LAYERS + 3))
+    assert np.mean(steps) == pytest.approx(0, abs=0.02) and np.std(steps) == pytest.approx(0.3, abs=0.03)

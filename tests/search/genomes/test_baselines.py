@@ -1,9 +1,9 @@
-"""Every baseline as a search of one individual, compared with the same choice computed token by token in float64."""
+"""Every baseline as an individual of a search, compared with the same choice computed token by token in float64."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 import torch
 from dense_lab import search
+from hypothesis import given
+from hypothesis import strategies as st
 from local_workers import local_pool
 from numpy.typing import NDArray
 from plain_experts import Token, change, plain_tokens
-from report_lab import finished
-from search_samples import PRUNE, eep_space
+from search_samples import PRUNE, eep_space, few
+from tiny_models import WORDS, save_tiny_model
 
 from moevolve.search.config.files import load_run_config
-from moevolve.search.genomes.eep.baselines import average_linkage
+from moevolve.search.genomes.eep import baselines
+from moevolve.search.genomes.eep.baselines import BASELINES, average_linkage, cheapest_to_drop
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.search.genomes.repaired import RepairedGenome
@@ -40,24 +43,9 @@ Layers = list[list[Token]]
 
 
 @pytest.fixture(scope="module")
-def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A random model of a family with the tiny workspace's tokenizer."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    common = {
-        "vocab_size": 20,
-        "hidden_size": 16,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.4,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    own = {
+    own: dict[str, dict[str, Any]] = {
         "mixtral": {"intermediate_size": 16, "num_local_experts": EXPERTS},
         "qwen2_moe": {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 8, "num_experts": EXPERTS},
     }
@@ -65,15 +53,8 @@ def models(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     def make(family: str) -> Path:
         directory = tmp_path_factory.getbasetemp() / f"experts-{family}"
         if not directory.exists():
-            shutil.copytree(tiny.model, directory)
-            (directory / "model.safetensors").unlink()
-            with torch.random.fork_rng():
-                torch.manual_seed(5)
-                model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **common, **own[family]))
-                for name, parameter in model.named_parameters():
-                    if ".mlp.gate." in name:
-                        torch.nn.init.normal_(parameter, std=0.4)
-            model.save_pretrained(directory)
+            sizes = {"num_hidden_layers": LAYERS, "num_experts_per_tok": 2, **own[family]}
+            save_tiny_model(directory, family, WORDS, seed=5, **sizes)
         return directory
 
     return make
@@ -86,7 +67,9 @@ def plain(models: Callable[[str], Path], tiny: Any) -> Callable[[str], Layers]:
 
     def get(family: str) -> Layers:
         if family not in made:
-            config = load_run_config(tiny.write_run(models(family) / "run.yaml", "plain", **run_of(models(family))))
+            config = load_run_config(
+                tiny.write_run(models(family) / "run.yaml", "plain", **run_of(models(family), [begins_with("random")]))
+            )
             resident = ResidentModel.load(config.model)
             splits = tuple(task.prepared("calibration") for task in config.tasks)
             engine = GenerationEngine(resident.model, resident.tokenizer, config.engine)
@@ -97,20 +80,19 @@ def plain(models: Callable[[str], Path], tiny: Any) -> Callable[[str], Layers]:
     return get
 
 
-def run_of(model: Path, name: str = "random", groups: Any = "per_layer", **genome: Any) -> dict[str, Any]:
-    kind = "merge" if name == "hc_smoe" else "prune"
+def run_of(model: Path, phases: list[dict[str, Any]], groups: Any = "per_layer", **genome: Any) -> dict[str, Any]:
+    section = {"kind": "eep", "experts": RETAINED, "groups": groups, "calibration_tokens": TOKENS}
     return {
         "model": {"path": str(model), "device": "cpu"},
-        "genome": {
-            "kind": "eep",
-            "experts": RETAINED,
-            "groups": groups,
-            "calibration_tokens": TOKENS,
-        }
-        | genome,
-        "phases": [{"kind": kind, "evaluations": 1, "initial": 1, "init": [name]}],
+        "genome": section | genome,
+        "phases": phases,
         "final": {"rerank": 0, "test": False},
     }
+
+
+def begins_with(*names: str, kind: str = "prune", **settings: Any) -> dict[str, Any]:
+    """A phase of baselines only."""
+    return {"kind": kind, "evaluations": len(names), "initial": len(names), "init": list(names), **settings}
 
 
 def share(values: Any) -> NDArray[np.float64]:
@@ -131,53 +113,75 @@ def scores_of(name: str, tokens: list[Token]) -> NDArray[np.float64]:
     return scores / np.maximum(counts, 1)
 
 
-def plain_kept(name: str, layers: Layers, rescale: bool) -> list[int]:
-    """The experts that a group of layers keeps."""
+def plain_kept(name: str, layers: Layers, family: str) -> list[int]:
+    """The experts that a group of layers keeps; Mixtral's weights are rescaled, Qwen's experts chosen on logits."""
     if name == "naee":
         subsets = list(combinations(range(EXPERTS), RETAINED))
-        costs = [sum(change(tokens, kept, 2, rescale, False) for tokens in layers) for kept in subsets]
+        rules = family == "mixtral", family == "qwen2_moe"
+        costs = [sum(change(tokens, kept, 2, *rules) for tokens in layers) for kept in subsets]
         return list(subsets[int(np.argmin(costs))])
     total = sum(share(scores_of(name, tokens)) for tokens in layers)
     return sorted(np.argsort(-total, kind="stable")[:RETAINED].tolist())  # type: ignore[operator]
 
 
-def owners_of(groups: Any) -> list[int]:
-    return list(range(LAYERS)) if groups == "per_layer" else [layer * groups // LAYERS for layer in range(LAYERS)]
-
-
-def run_baseline(tiny: Any, folder: Path, data: dict[str, Any]) -> tuple[Any, EepGenome, float, Any]:
-    """The record, genome and fitness of a search's only individual, and the stored calibration."""
+def run_baselines(tiny: Any, folder: Path, data: dict[str, Any]) -> tuple[dict[str, tuple[Any, Any]], Any]:
+    """Records and genomes by the baseline's name, and the stored calibration, of a search of baselines only."""
     config = load_run_config(tiny.write_run(folder / "run.yaml", "base", **data))
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         setup = set_up(config, "base-1")
         register(setup, store)
         setup = calibrated_setup(setup, store, local_pool(setup).calibrate)
         search(setup, store)
-        (row,) = store.history("base-1")
-        subject = find_subject(store, "base:0")
-        assert subject.detail is not None and subject.edit.phenotype_hash == row.phenotype_hash
-        genome = subject.genome
-        assert isinstance(genome, EepGenome) and setup.space.recipe is not None
-        made = stored_calibration(setup.space.recipe, config, store, "base-1", setup.facts.fingerprint)
-        return subject.detail.individual, genome, row.fitness or 0.0, made
+        found = {}
+        for row in store.history("base-1"):
+            subject = find_subject(store, f"base:{row.index}")
+            assert subject.edit.phenotype_hash == row.phenotype_hash and 0 < (row.fitness or 0) <= 1
+            assert subject.detail is not None
+            found[row.operator] = subject.detail.individual, subject.genome
+        assert setup.space.recipe is not None
+        return found, stored_calibration(setup.space.recipe, config, store, "base-1", setup.facts.fingerprint)
 
 
-@pytest.mark.parametrize(("family", "groups"), [("mixtral", "per_layer"), ("qwen2_moe", 2)])
-@pytest.mark.parametrize("name", PRUNING)
-def test_a_pruning_baseline_is_a_search_of_one(
-    name: str, groups: Any, family: str, models: Any, plain: Any, tiny: Any, tmp_path: Path
-) -> None:
-    individual, genome, fitness, calibration = run_baseline(tiny, tmp_path, run_of(models(family), name, groups))
-    assert (individual.operator, individual.phase, individual.parents) == (name, "prune", ())
-    assert 0 < fitness <= 1
-    assert genome.one_hot
-    owners = owners_of(groups)
-    for group, kept in enumerate(genome.space.kept(genome).tolist()):
-        members = [tokens for tokens, owner in zip(plain(family), owners, strict=True) if owner == group]
-        assert kept == plain_kept(name, members, rescale=family == "mixtral")
-    assert calibration.tokens_run == len(plain(family)[0]) >= TOKENS and calibration.seconds > 0
-    if name == "naee":
-        assert individual.summary.endswith("(naee, exhaustive: 20 subsets)")
+@pytest.fixture(scope="module", params=["mixtral", "qwen2_moe"])
+def searched(
+    request: pytest.FixtureRequest, models: Any, plain: Any, tiny: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Searched:
+    """All baselines of a family: with matrices for every layer, or for two groups of layers and on logits."""
+    family = str(request.param)
+    settings: dict[str, Any] = {} if family == "mixtral" else {"groups": 2, "router_space": "logits"}
+    phases = [begins_with(*PRUNING), begins_with("hc_smoe", kind="merge")]
+    data = run_of(models(family), phases, **settings)
+    return Searched(family, *run_baselines(tiny, tmp_path_factory.mktemp(family), data), plain(family))
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Baselines of a family's model, what was measured for them, and the same computed plainly."""
+
+    family: str
+    found: dict[str, tuple[Any, Any]]
+    calibration: Calibration
+    layers: Layers
+
+    def groups(self, genome: EepGenome) -> list[Layers]:
+        """The layers of each of the genome's groups."""
+        owners = genome.space.layer_groups
+        assert owners == ((0, 1, 2) if self.family == "mixtral" else (0, 0, 1))
+        return [
+            [layer for layer, owner in zip(self.layers, owners, strict=True) if owner == group]
+            for group in range(genome.space.groups)
+        ]
+
+
+def test_pruning_baselines_keep_what_their_papers_say(searched: Searched) -> None:
+    for name in PRUNING:
+        individual, genome = searched.found[name]
+        assert (individual.operator, individual.phase, individual.parents) == (name, "prune", ())
+        assert genome.one_hot
+        for kept, members in zip(genome.space.kept(genome).tolist(), searched.groups(genome), strict=True):
+            assert kept == plain_kept(name, members, searched.family), name
+    assert searched.found["naee"][0].summary.endswith("(naee, exhaustive: 20 subsets)")
+    assert searched.calibration.tokens_run == len(searched.layers[0]) >= TOKENS and searched.calibration.seconds > 0
 
 
 def test_layers_of_a_group_count_alike_whatever_their_totals() -> None:
@@ -208,17 +212,10 @@ def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]
     return sorted(sorted(cluster) for cluster in clusters)
 
 
-@pytest.mark.parametrize(("groups", "space", "family"), [("per_layer", "probs", "mixtral"), (2, "logits", "qwen2_moe")])
-def test_hc_smoe_merges_what_is_alike(
-    groups: Any, space: str, family: str, models: Any, plain: Any, tiny: Any, tmp_path: Path
-) -> None:
-    data = run_of(models(family), "hc_smoe", groups, router_space=space)
-    individual, genome, fitness, _ = run_baseline(tiny, tmp_path, data)
+def test_hc_smoe_merges_what_is_alike(searched: Searched) -> None:
+    individual, genome = searched.found["hc_smoe"]
     assert (individual.operator, individual.phase, individual.parents) == ("hc_smoe", "merge", ())
-    assert 0 < fitness <= 1
-    owners = owners_of(groups)
-    for group in range(genome.space.groups):
-        members = [tokens for tokens, owner in zip(plain(family), owners, strict=True) if owner == group]
+    for group, members in enumerate(searched.groups(genome)):
         squares, counts = np.zeros((EXPERTS, EXPERTS)), np.zeros(EXPERTS)
         for tokens in members:
             means = torch.stack([token.outputs for token in tokens]).mean(dim=0)
@@ -227,53 +224,89 @@ def test_hc_smoe_merges_what_is_alike(
         for row, cluster in enumerate(plain_clusters(np.sqrt(squares), RETAINED)):
             merging, mapping = np.zeros(EXPERTS), np.zeros(EXPERTS)
             merging[cluster] = counts[cluster] / counts[cluster].sum()
-            mapping[cluster] = 1.0 if space == "probs" else merging[cluster]
+            mapping[cluster] = 1.0 if searched.family == "mixtral" else merging[cluster]
             np.testing.assert_allclose(genome.expert_merging[group, row], merging, rtol=1e-6)
             np.testing.assert_allclose(genome.router_mapping[group, row], mapping, rtol=1e-6)
 
 
-def test_all_rows_can_be_measured(models: Any, tiny: Any, tmp_path: Path) -> None:
-    found = {}
-    for tokens in (1, 10**9, "all"):
-        (tmp_path / str(tokens)).mkdir()
-        data = run_of(models("mixtral"), "frequency", calibration_tokens=tokens)
-        found[tokens] = run_baseline(tiny, tmp_path / str(tokens), data)[3]
-    assert found[1].tokens_run < found["all"].tokens_run == found[10**9].tokens_run
-    assert found["all"].arrays["counts"].sum() == 2 * LAYERS * found["all"].tokens_run
-    assert (found["all"].arrays["counts"] == found[10**9].arrays["counts"]).all()
+def test_a_repaired_baseline_of_all_rows_keeps_the_experts_used_most(models: Any, tiny: Any, tmp_path: Path) -> None:
+    repair = begins_with("frequency", repair={"tokens": 60})
+    data = run_of(models("mixtral"), [repair], calibration_tokens="all")
+    found, made = run_baselines(tiny, tmp_path, data)
+    counts = made.arrays["counts"]
+    assert counts[0].sum() > 20 * TOKENS and len(set(counts.sum(axis=1))) == 1
+    ((_, genome),) = found.values()
+    assert isinstance(genome, RepairedGenome) and isinstance(genome.base, EepGenome)
+    assert np.array_equal(genome.base.space.kept(genome.base), np.sort(np.argsort(-counts, axis=1)[:, :RETAINED]))
 
 
-def test_it_is_said_when_not_everything_was_tried(models: Any, tiny: Any, tmp_path: Path) -> None:
-    individual, *_ = run_baseline(tiny, tmp_path, run_of(models("mixtral"), "naee", naee_subsets=19))
-    assert individual.summary.endswith("(naee, greedy: 20 subsets are above the limit)")
+def test_dynamic_skipping_applies_to_every_candidate(models: Any, tiny: Any, tmp_path: Path) -> None:
+    data = run_of(
+        *(models("mixtral"), [begins_with("random", "naee")]),
+        dynamic_skipping=True,
+        skipping_tokens=20,
+        naee_subsets=19,
+    )
+    found, _ = run_baselines(tiny, tmp_path, data)
+    for individual, genome in found.values():
+        edit = genome.express()
+        assert isinstance(edit, EepEdit) and edit.skip_rows is not None and "skipped" in individual.summary
+        assert 20 <= len(edit.skip_rows.tokens) < TOKENS, "whole prompts up to the limit"
+    assert "(naee, greedy: 20 subsets are above the limit)" in found["naee"][0].summary
 
 
-def test_a_repaired_baseline_keeps_the_same_experts(models: Any, tiny: Any, tmp_path: Path) -> None:
-    data = run_of(models("mixtral"), "reap")
-    data["phases"][0]["repair"] = {"tokens": 60}
-    config = load_run_config(tiny.write_run(tmp_path / "run.yaml", "base", **data))
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        finished(store, config)
-        genome, (row,) = find_subject(store, "base:0").genome, store.history(store.search("base").id)
-    (tmp_path / "plain").mkdir()
-    individual, plain, _, _ = run_baseline(tiny, tmp_path / "plain", run_of(models("mixtral"), "reap"))
-    assert isinstance(genome, RepairedGenome) and genome.base == plain
-    assert (row.operator, individual.operator) == ("reap", "reap")
-    assert row.tie_break != individual.tie_break, "the repair changes something"
-
-
-@pytest.mark.parametrize("name", ["random", "naee"])
-def test_dynamic_skipping_applies_to_every_candidate(name: str, models: Any, tiny: Any, tmp_path: Path) -> None:
-    data = run_of(models("mixtral"), name, dynamic_skipping=True, skipping_tokens=20)
-    individual, genome, _, _ = run_baseline(tiny, tmp_path, data)
-    edit = genome.express()
-    assert isinstance(edit, EepEdit) and edit.skip_rows is not None and "skipped" in individual.summary
-    assert 20 <= len(edit.skip_rows.tokens) < TOKENS, "whole prompts up to the limit"
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_average_linkage_is_the_mean_over_all_pairs(seed: int) -> None:
-    points = np.random.default_rng(seed).standard_normal((11, 4))
+def test_average_linkage_is_the_mean_over_all_pairs() -> None:
+    points = np.random.default_rng(0).standard_normal((11, 4))
     distances = np.linalg.norm(points[:, None] - points[None], axis=2)
     for count in range(1, 12):
         assert average_linkage(distances, count) == plain_clusters(distances, count)
+
+
+def outputs_of(seed: int, tokens: int, experts: int, hidden: int = 4) -> np.ndarray:
+    """Weighted outputs [tokens, experts, hidden] of two of the experts per token."""
+    rng = np.random.default_rng(seed)
+    outputs = rng.normal(size=(tokens, experts, hidden))
+    for token in range(tokens):
+        outputs[token, rng.permutation(experts)[2:]] = 0
+    return outputs
+
+
+@few
+@given(seed=st.integers(0, 2**32 - 1), experts=st.integers(2, 7), data=st.data())
+def test_the_least_error_of_all_subsets_is_found(seed: int, experts: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, experts - 1))
+    outputs = outputs_of(seed, 40, experts)
+    gram = np.einsum("tih,tjh->ij", outputs, outputs)
+    # The definition: what the layer's output misses without these experts.
+    errors = {
+        dropped: float(np.square(outputs[:, list(dropped)].sum(axis=1)).sum())
+        for dropped in combinations(range(experts), count)
+    }
+    found = tuple(cheapest_to_drop(gram, count).tolist())
+    assert errors[found] == pytest.approx(min(errors.values()), abs=1e-9)
+
+
+def test_many_experts_are_dropped_greedily_and_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "_EXHAUSTIVE", 0)
+    optimal, worst = 0, 1.0
+    for seed in range(10):
+        outputs = outputs_of(seed, 60, 10)
+        gram = np.einsum("tih,tjh->ij", outputs, outputs)
+        found = cheapest_to_drop(gram, 4)
+        assert len(set(found.tolist())) == 4
+        sums = {dropped: gram[np.ix_(dropped, dropped)].sum() for dropped in combinations(range(10), 4)}
+        least, reached = min(sums.values()), gram[np.ix_(found, found)].sum()
+        optimal, worst = optimal + (reached <= least + 1e-9), max(worst, reached / least)
+        for inside in found:
+            for outside in set(range(10)) - set(found.tolist()):
+                swapped = [*(set(found.tolist()) - {inside}), outside]
+                assert gram[np.ix_(swapped, swapped)].sum() >= reached - 1e-9, "a swap is better"
+    assert optimal >= 7 and worst < 1.3
+
+
+def test_layers_of_a_group_weigh_alike() -> None:
+    loud, quiet = np.diag([9.0, 1.0, 1.0]) * 1000, np.diag([1.0, 5.0, 5.0])
+    sums = np.stack([loud, quiet])
+    space = eep_space(1, 1, layers=2, experts=3).calibrated(Calibration({"pair_norms": sums}))
+    kept = space.kept(BASELINES["hope"].make(space).genome)
+    assert kept.tolist() == [[0]], "0.82 + 0.09 against 0.09 + 0.45"

@@ -1,104 +1,33 @@
-"""EEP genomes beyond the contract: one-hot pruning, decoupled merging, groups of layers, canonical order of rows."""
+"""EEP genomes beyond the contract: groups of layers, order of rows, routing groups, sizes and summaries."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import MERGE, PRUNE, continuous, eep_space, few, mixtral
+from search_samples import MERGE, PRUNE, continuous, deepseek, eep_space, few, gpt_oss, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
-from moevolve.search.genomes.registry import make_space
+from moevolve.search.genomes.eep.subsets import Subsets
 from moevolve.workers.methods.eep.edit import EepEdit
 
-seeds = st.integers(0, 2**32 - 1)
 
-
-def test_the_registry_makes_the_space_of_a_section() -> None:
-    assert make_space(EepSection(experts=4), mixtral()) == eep_space()
-
-
-@few
-@given(seeds, st.integers(1, 8))
-def test_pruning_children_are_one_hot_and_coupled(seed: int, retained: int) -> None:
-    space = eep_space(retained)
-    rng = np.random.default_rng(seed)
-    parents = (space.sample(rng, PRUNE).genome, space.sample(rng, PRUNE).genome)
-    child = space.breed(rng, PRUNE, parents).genome
-    assert np.array_equal(child.router_mapping, child.expert_merging)
-    assert set(np.unique(child.router_mapping)) <= {0.0, 1.0}
-    assert (child.router_mapping.sum(axis=2) == 1).all()
-    assert (child.router_mapping.sum(axis=1) <= 1).all()
-    kept = space.kept(child)
-    assert space.from_kept(kept) == child
-
-
-def test_merging_decouples_the_matrices() -> None:
-    space = eep_space()
-    rng = np.random.default_rng(0)
-    phase = MERGE.model_copy(update={"entry_rate": 1.0, "group_rate": 1.0, "normalise_rate": 0.0})
-    child = space.breed(rng, phase, (space.sample(rng, PRUNE).genome,)).genome
-    assert (child.router_mapping != child.expert_merging).all()
-    assert not child.one_hot
-
-
-def test_merging_touches_only_the_groups_selected() -> None:
-    space = eep_space(groups="per_layer")
-    rng = np.random.default_rng(0)
-    parent = space.sample(rng, PRUNE).genome
-    phase = MERGE.model_copy(update={"group_rate": 0.01, "entry_rate": 1.0, "normalise_rate": 0.0})
-    child = space.breed(rng, phase, (parent,)).genome
-    mapped = (child.router_mapping != parent.router_mapping).any(axis=(1, 2))
-    merged = (child.expert_merging != parent.expert_merging).any(axis=(1, 2))
-    assert 1 <= mapped.sum() + merged.sum() <= 3
-
-
-def test_normalising_scales_the_merging_matrix_only() -> None:
-    space = eep_space()
-    parent = continuous(space)
-    phase = MERGE.model_copy(update={"group_rate": 1.0, "entry_rate": 0.0, "normalise_rate": 1.0})
-    child = space.breed(np.random.default_rng(0), phase, (parent,)).genome
-    np.testing.assert_allclose(child.expert_merging.sum(axis=2), 1, atol=1e-4)
-    assert np.array_equal(child.router_mapping, parent.router_mapping)
-
-
-def test_a_merge_child_without_mutation_or_crossover_is_its_parent() -> None:
-    space = eep_space()
-    parent = continuous(space)
-    phase = MERGE.model_copy(update={"entry_rate": 0.0, "normalise_rate": 0.0})
-    assert space.breed(np.random.default_rng(0), phase, (parent,)).genome == parent
-
-
-@few
-@given(st.integers(1, 40), st.integers(1, 40))
-def test_groups_are_contiguous_and_as_equal_as_they_can_be(layers: int, groups: int) -> None:
-    if groups > layers:
-        with pytest.raises(UserError, match=f"genome.groups: {groups} is more than the model's {layers} MoE layers"):
-            eep_space(groups=groups, layers=layers)
-        return
-    space = eep_space(groups=groups, layers=layers)
-    owners = np.array(space.layer_groups)
-    assert owners.size == layers and owners[0] == 0 and owners[-1] == groups - 1
-    assert set(np.diff(owners)) <= {0, 1}
-    sizes = np.bincount(owners)
-    assert space.groups == groups == sizes.size
-    assert sizes.max() - sizes.min() <= 1
-
-
-def test_the_papers_four_groups_of_mixtral() -> None:
-    assert eep_space().layer_groups == (0,) * 8 + (1,) * 8 + (2,) * 8 + (3,) * 8
-
-
-def test_per_layer_gives_every_layer_its_own_matrices() -> None:
-    space = eep_space(groups="per_layer", layers=5)
-    assert space.layer_groups == (0, 1, 2, 3, 4)
-    genome = continuous(space)
-    assert np.array_equal(
-        np.sort(genome.express().router_mapping, axis=None), np.sort(genome.router_mapping, axis=None)
-    )
+def test_groups_are_contiguous_and_as_equal_as_they_can_be() -> None:
+    assert eep_space().layer_groups == (0,) * 8 + (1,) * 8 + (2,) * 8 + (3,) * 8, "the paper's four of Mixtral"
+    assert eep_space(groups="per_layer", layers=5).layer_groups == (0, 1, 2, 3, 4)
+    for layers, groups in ((40, 3), (7, 5), (9, 9), (6, 1)):
+        space = eep_space(groups=groups, layers=layers)
+        owners = np.array(space.layer_groups)
+        assert owners.size == layers and owners[0] == 0 and owners[-1] == groups - 1
+        assert set(np.diff(owners)) <= {0, 1}
+        sizes = np.bincount(owners)
+        assert space.groups == groups == sizes.size
+        assert sizes.max() - sizes.min() <= 1
 
 
 def test_every_layer_of_a_group_gets_the_groups_matrices() -> None:
@@ -114,31 +43,22 @@ def test_every_layer_of_a_group_gets_the_groups_matrices() -> None:
         assert np.array_equal(edit.expert_merging[layer], merging[group])
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"experts": 9}, "genome.experts: 9 is more than the model's 8 experts"),
-        ({"experts": 4, "groups": 33}, "genome.groups: 33 is more than the model's 32 MoE layers"),
-    ],
-)
-def test_what_the_model_cannot_give_is_refused(section: dict[str, int], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        EepSpace.of(EepSection(**section), mixtral())
-    assert str(caught.value) == message
+def test_what_the_model_cannot_give_is_refused() -> None:
+    with pytest.raises(UserError, match=r"genome\.experts: 9 is more than the model's 8 experts"):
+        EepSpace.of(EepSection(experts=9), mixtral())
+    with pytest.raises(UserError, match=r"genome\.groups: 33 is more than the model's 32 MoE layers"):
+        EepSpace.of(EepSection(experts=4, groups=33), mixtral())
+    with pytest.raises(ValueError, match="router_mapping has shape"):
+        EepGenome(eep_space(), np.zeros((4, 3, 8), np.float32), np.zeros((4, 4, 8), np.float32))
 
 
-def test_active_defaults_to_the_models_but_at_most_the_retained() -> None:
-    assert eep_space(4).active == 2
-    assert eep_space(1).active == 1
-    assert eep_space(4, active=1).active == 1
-
-
-def test_retaining_all_starts_from_the_identity() -> None:
+def test_retaining_all_starts_from_the_identity_and_activates_what_the_model_does() -> None:
     space = eep_space(8)
     offspring = space.sample(np.random.default_rng(4), PRUNE)
     assert offspring.operator == "identity"
     assert np.array_equal(offspring.genome.router_mapping, np.stack([np.eye(8, dtype=np.float32)] * 4))
     assert eep_space(7).sample(np.random.default_rng(4), PRUNE).operator == "random"
+    assert [each.active for each in (eep_space(4), eep_space(1), eep_space(4, active=1))] == [2, 1, 1]
 
 
 def test_a_genome_keeps_its_own_row_order_for_breeding() -> None:
@@ -148,7 +68,8 @@ def test_a_genome_keeps_its_own_row_order_for_breeding() -> None:
     other = EepGenome(space, genome.router_mapping[:, order], genome.expert_merging[:, order])
     assert other != genome
     assert other.content_hash == genome.content_hash
-    assert all(np.array_equal(*pair) for pair in zip(other.canonical, genome.canonical, strict=True))
+    alone = EepGenome(space, genome.router_mapping[:, order], genome.expert_merging)
+    assert alone.content_hash != genome.content_hash, "rows of one matrix alone are another candidate"
     assert np.array_equal(space.from_bytes(other.to_bytes()).router_mapping, genome.router_mapping[:, order])
     quiet = MERGE.model_copy(update={"entry_rate": 0.0, "normalise_rate": 0.0})
     child = space.breed(np.random.default_rng(0), quiet, (other,)).genome
@@ -164,13 +85,6 @@ def test_rows_are_ordered_by_merging_then_mapping_and_move_together() -> None:
     np.testing.assert_array_equal(ordered_mapping[0, :, 0], np.array([0.2, 0.3, 0.1], np.float32))
 
 
-def test_swapping_rows_of_one_matrix_alone_is_another_candidate() -> None:
-    space = eep_space(3, 1)
-    genome = continuous(space)
-    swapped = EepGenome(space, genome.router_mapping[:, [1, 0, 2]], genome.expert_merging)
-    assert swapped.content_hash != genome.content_hash
-
-
 def test_minus_zero_is_zero() -> None:
     space = eep_space()
     genome = space.sample(np.random.default_rng(0), PRUNE).genome
@@ -179,20 +93,6 @@ def test_minus_zero_is_zero() -> None:
     assert other.to_bytes() != genome.to_bytes()
     assert other.content_hash == genome.content_hash
     assert other.express().phenotype_hash == genome.express().phenotype_hash
-
-
-def test_wrong_shapes_are_refused() -> None:
-    space = eep_space()
-    with pytest.raises(ValueError, match="router_mapping has shape"):
-        EepGenome(space, np.zeros((4, 3, 8), np.float32), np.zeros((4, 4, 8), np.float32))
-
-
-def test_unflattening_keeps_the_highest_scores() -> None:
-    space = eep_space(2, 1, layers=1, experts=4)
-    genome = space.unflatten(np.array([0.1, 0.9, 0.9, 0.2]), PRUNE)
-    assert space.kept(genome).tolist() == [[1, 2]]
-    tied = space.unflatten(np.zeros(4), PRUNE)
-    assert space.kept(tied).tolist() == [[0, 1]]
 
 
 def test_mixtrals_parameters_after_pruning() -> None:
@@ -209,26 +109,95 @@ def test_summaries_say_what_is_kept_or_merged() -> None:
     space = eep_space(2, 2)
     pruned = space.from_kept(np.array([[0, 7], [3, 4]]))
     assert space.describe(pruned).summary == "keep 07 34"
-    assert space.describe(continuous(space)).summary.startswith("merge 8->2, 2 groups, mean |dW| 0.")
-    layered = eep_space(4, "per_layer")
-    sample = layered.sample(np.random.default_rng(0), PRUNE).genome
-    assert layered.describe(sample).summary == "keep 4 of 8, 32 groups"
+    # Distances from whole numbers: 0.25, 0.25 and 0.5, of eight coefficients.
+    merging = np.tile(np.float32([[1.25, 0.0, 0.0, 0.25], [0.5, 0.0, 1.0, 0.0]]), (2, 1, 1))
+    merged = EepGenome(eep_space(2, 2, layers=4, experts=4), merging, merging)
+    assert merged.space.describe(merged).summary == "merge 4->2, 2 groups, mean |dW| 0.125"
     many = eep_space(30, 2, experts=60)
     assert many.describe(many.sample(np.random.default_rng(0), PRUNE).genome).summary == "keep 30 of 60, 2 groups"
 
 
-def test_a_childs_operator_says_whether_it_has_two_parents() -> None:
-    space = eep_space(layers=4)
-    both = tuple(space.sample(np.random.default_rng(seed), PRUNE).genome for seed in range(2))
-    for phase in (PRUNE, MERGE):
-        for parents, operator in ((both[:1], "mutation"), (both, "crossover+mutation")):
-            child = space.breed(np.random.default_rng(3), phase, parents)
-            assert (child.operator, len(child.parents)) == (operator, len(parents))
+seeds = st.integers(0, 2**32 - 1)
 
 
-def test_a_summary_says_how_far_merging_went() -> None:
-    """Distances from whole numbers: 0.25, 0.25 and 0.5, of eight coefficients."""
-    space = eep_space(retained=2, groups=2, layers=4, experts=4)
-    merging = np.tile(np.float32([[1.25, 0.0, 0.0, 0.25], [0.5, 0.0, 1.0, 0.0]]), (2, 1, 1))
-    genome = EepGenome(space, merging, merging)
-    assert space.describe(genome).summary == "merge 4->2, 2 groups, mean |dW| 0.125"
+@st.composite
+def grouped(draw: st.DrawFn) -> Subsets:
+    parts, size = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    return Subsets(parts * size, parts * draw(st.integers(1, size)), parts)
+
+
+@few
+@given(grouped(), seeds, st.floats(0, 1))
+def test_samples_crosses_and_mutants_keep_the_rule(subsets: Subsets, seed: int, rate: float) -> None:
+    rng = np.random.default_rng(seed)
+    kept = subsets.sample(rng, 3)
+    assert kept.shape == (3, subsets.retained) and subsets.are_valid(kept)
+    child = subsets.crossover(rng, kept[0], kept[1])
+    assert subsets.are_valid(child[None])
+    assert set(kept[0]) & set(kept[1]) <= set(child) <= set(kept[0]) | set(kept[1])
+    assert subsets.are_valid(subsets.mutate(rng, child, rate)[None])
+    scores = rng.standard_normal((2, subsets.experts))
+    assert subsets.are_valid(subsets.best(scores))
+
+
+def test_the_best_are_taken_from_every_routing_group() -> None:
+    scores = np.array([[9.0, 8.0, 7.0, 0.0, 0.0, 1.0]])
+    assert Subsets(6, 2, 2).best(scores).tolist() == [[0, 5]]
+    assert Subsets(6, 2).best(scores).tolist() == [[0, 1]]
+    assert Subsets(6, 4, 2).best(np.zeros((1, 6))).tolist() == [[0, 1, 3, 4]]
+
+
+def test_uneven_or_unordered_subsets_are_not_of_the_rule() -> None:
+    subsets = Subsets(6, 2, 2)
+    assert subsets.are_valid(np.array([[2, 3], [0, 5]]))
+    for wrong in ([[0, 1]], [[3, 2]], [[3, 4]]):
+        assert not subsets.are_valid(np.array(wrong))
+    space = eep_space(8, 1, facts=deepseek())
+    with pytest.raises(ValueError, match="deepseek_v3 needs as many experts kept in each of 4 groups"):
+        space.from_kept(np.arange(8)[None])
+
+
+def test_a_rows_place_says_its_routing_group() -> None:
+    """Rows are interchangeable within a routing group; across groups they make another model."""
+    space = eep_space(8, 2, facts=deepseek())
+    genome = continuous(space)
+
+    def reordered(order: list[int]) -> EepGenome:
+        return EepGenome(space, genome.router_mapping[:, order], genome.expert_merging[:, order])
+
+    assert reordered([1, 0, 2, 3, 5, 4, 7, 6]).content_hash == genome.content_hash
+    assert reordered([2, 1, 0, 3, 4, 5, 6, 7]).content_hash != genome.content_hash
+    edit = genome.express()
+    for part in range(4):
+        places = slice(2 * part, 2 * part + 2)
+        assert np.array_equal(
+            np.sort(edit.expert_merging[0, places], axis=0), np.sort(genome.expert_merging[0, places], axis=0)
+        )
+
+
+def test_folding_decides_the_parameters_described() -> None:
+    sigmoid, logits = eep_space(8, 1, facts=deepseek()), eep_space(4, 1, facts=gpt_oss(), router_space="logits")
+    pruned = sigmoid.sample(np.random.default_rng(0), PRUNE).genome
+    per_layer = 3 * 4096 * 14336 + 4096
+    assert sigmoid.describe(pruned).parameters == deepseek().parameters - 6 * 8 * per_layer
+    mapped = sigmoid.describe(continuous(sigmoid)).parameters
+    assert mapped == sigmoid.describe(pruned).parameters + 6 * (8 * 4096 + 8 * 16)
+    assert logits.describe(continuous(logits)).parameters == gpt_oss().parameters - 6 * 4 * per_layer
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "message"),
+    [
+        (deepseek(), {"retained": 6}, "6 experts of a deepseek_v3 model can't be divided among the model's 4"),
+        (deepseek(), {"retained": 4}, "4 experts of a deepseek_v3 model are too few: .* use 8 or more"),
+        (deepseek(), {"retained": 8, "active": 5}, "5 active .* more than the 4 in the 2 of 4 routing"),
+        (gpt_oss(), {}, r"genome.router_space \(gpt_oss model\): probs maps .* use router_space: logits"),
+    ],
+)
+def test_what_the_family_cannot_express_is_refused(facts: Any, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        eep_space(groups=2, facts=facts, **settings)
+
+
+def test_active_defaults_to_what_a_token_can_reach() -> None:
+    assert eep_space(8, 1, facts=deepseek(chosen=1)).active == 2

@@ -1,27 +1,26 @@
-"""Properties of FactorLLM genomes beyond the contract: equal experts, start, router coordinates, the paper's costs."""
+"""FactorLLM genomes beyond the contract: equal experts, start, router coordinates, the paper's costs, baselines."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from factorllm_samples import factorllm_space
-from hypothesis import given
-from hypothesis import strategies as st
+from factorllm_samples import factorllm_space, with_baselines
 from numpy.typing import NDArray
 from outline_samples import outline_of
 from pydantic import ValidationError
-from search_samples import TUNE, dense_model, few, mixtral
+from search_samples import TUNE, dense_model, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.contract.operators import balanced_swaps
-from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.search.genomes.factorllm.baselines import BASELINES
+from moevolve.search.genomes.factorllm.genome import ROUTERS, FactorLlmGenome
 from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
-from moevolve.search.genomes.registry import costs_of, make_space
-from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-
-seeds = st.integers(0, 2**32 - 1)
+from moevolve.search.genomes.registry import check_baselines, costs_of, make_space
+from moevolve.search.settings.phases import TunePhase
+from moevolve.workers.contract.edits import CombinedRecipe
+from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, FactorLlmRecipe, MoeficationRecipe
 
 
 def routed(edit: FactorLlmEdit, layer: int, x: NDArray[np.float32]) -> list[frozenset[int]]:
@@ -34,14 +33,8 @@ def routed(edit: FactorLlmEdit, layer: int, x: NDArray[np.float32]) -> list[froz
     ]
 
 
-def test_the_registry_makes_the_space_of_a_section() -> None:
-    section = FactorLlmSection(kind="factorllm", experts=4, active=2, components=3)
-    assert make_space(section, dense_model()) == factorllm_space()
-
-
-@pytest.mark.parametrize("routers", [1, 3])
-def test_the_start_is_the_calibration(routers: int) -> None:
-    space = factorllm_space(routers=routers)
+def test_the_start_is_the_calibration() -> None:
+    space = factorllm_space(routers=3)
     offspring = space.start(TUNE)
     edit = offspring.genome.express()
     assert (offspring.operator, offspring.parents) == ("start", ())
@@ -55,11 +48,9 @@ def test_the_start_is_the_calibration(routers: int) -> None:
             assert np.array_equal(edit.router_bias[layer, :, place], start["router_bias"][layer, :, expert])
 
 
-@few
-@given(seeds)
-def test_routers_are_what_the_module_says(seed: int) -> None:
+def test_routers_are_what_the_module_says() -> None:
     space = factorllm_space(routers=3)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     phase = TUNE.model_copy(update={"group_rate": 1.0, "entry_rate": 1.0, "swap_rate": 0.2})
     genome = space.breed(rng, phase, (space.start(TUNE).genome, space.sample(rng, TUNE).genome)).genome
     edit, start = genome.express(), space.statistics
@@ -75,14 +66,6 @@ def test_routers_are_what_the_module_says(seed: int) -> None:
         assert routed(edit, layer, x) == expected
 
 
-def test_random_genomes_divide_anew_and_ignore_the_measured_routers() -> None:
-    space = factorllm_space()
-    genome = space.sample(np.random.default_rng(0), TUNE).genome
-    assert not genome.base_router.any() and not genome.biases.any()
-    assert genome.coordinates.std() == pytest.approx(1, abs=0.3)
-    assert (genome.assignment != space.statistics["experts"]).mean() > 0.5
-
-
 def test_a_division_can_be_held_fixed() -> None:
     """Random routers with the start's partition, and children without swaps: a search of routers alone."""
     space = factorllm_space(random_division=False)
@@ -91,55 +74,31 @@ def test_a_division_can_be_held_fixed() -> None:
     still = TUNE.model_copy(update={"swap_rate": 0.0, "group_rate": 1.0})
     child = space.breed(np.random.default_rng(0), still, (start, drawn[0])).genome
     assert all(np.array_equal(each.assignment, start.assignment) for each in (*drawn, child))
-    assert not any(each.base_router.any() for each in drawn)
+    assert not any(each.base_router.any() or each.biases.any() for each in drawn), "measured routers are ignored"
+    anew = factorllm_space().sample(np.random.default_rng(0), TUNE).genome
+    assert (anew.assignment != start.assignment).mean() > 0.5
     assert len({each.content_hash for each in (start, *drawn, child)}) == 4
 
 
-@few
-@given(seeds, st.floats(0, 1))
-def test_swaps_keep_experts_equal(seed: int, rate: float) -> None:
-    labels = np.repeat(np.arange(5), 9)
-    child = balanced_swaps(np.random.default_rng(seed), labels, rate)
-    assert np.array_equal(np.sort(child), labels)
-    assert np.array_equal(labels, np.repeat(np.arange(5), 9))
-
-
-def test_swap_rate_decides_how_many_neurons_move() -> None:
-    space = factorllm_space(dense_model(width=2400))
-    parent = space.start(TUNE).genome
-    for rate, low, high in ((0.0, 0, 0), (0.02, 0.005, 0.03), (1.0, 0.6, 0.9)):
-        phase = TUNE.model_copy(update={"group_rate": 1.0, "swap_rate": rate})
-        child = space.breed(np.random.default_rng(1), phase, (parent,)).genome
-        assert low <= (child.assignment != parent.assignment).mean() <= high
-
-
-def test_layers_cross_over_whole() -> None:
-    space = factorllm_space(dense_model(layers=12))
+def test_layers_cross_over_whole_and_mutation_touches_those_selected() -> None:
+    space, fields = factorllm_space(dense_model(layers=12)), ("assignment", "base_router", "coordinates", "biases")
     one, two = space.start(TUNE).genome, space.sample(np.random.default_rng(3), TUNE).genome
     still = TUNE.model_copy(update={"entry_rate": 0.0, "swap_rate": 0.0})
     child = space.breed(np.random.default_rng(0), still, (one, two)).genome
     sources = set()
     for layer in range(12):
-        for name, parent in (("one", one), ("two", two)):
-            if all(
-                np.array_equal(getattr(child, field)[layer], getattr(parent, field)[layer])
-                for field in ("assignment", "base_router", "coordinates", "biases")
-            ):
-                sources.add(name)
-                break
-        else:
-            pytest.fail(f"layer {layer} is neither parent's")
+        (source,) = (
+            name
+            for name, parent in (("one", one), ("two", two))
+            if all(np.array_equal(getattr(child, field)[layer], getattr(parent, field)[layer]) for field in fields)
+        )
+        sources.add(source)
     assert sources == {"one", "two"}
-
-
-def test_mutation_touches_only_the_layers_selected() -> None:
-    space = factorllm_space()
-    parent = space.sample(np.random.default_rng(0), TUNE).genome
-    phase = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 1.0, "swap_rate": 1.0})
-    child = space.breed(np.random.default_rng(0), phase, (parent,)).genome
+    single = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 1.0, "swap_rate": 1.0})
+    mutant = space.breed(np.random.default_rng(0), single, (two,)).genome
     for name in ("assignment", "coordinates", "biases"):
-        changed = getattr(child, name) != getattr(parent, name)
-        assert changed.reshape(4, -1).any(axis=1).sum() == 1
+        changed = getattr(mutant, name) != getattr(two, name)
+        assert changed.reshape(12, -1).any(axis=1).sum() == 1
 
 
 def test_without_router_biases_there_are_none() -> None:
@@ -169,15 +128,6 @@ def test_small_steps_of_an_optimiser_move_few_neurons() -> None:
     step = np.random.default_rng(0).standard_normal(vector.size) * 0.1
     moved = (space.unflatten(vector + step, TUNE).assignment != genome.assignment).mean()
     assert 0 < moved < 0.05
-
-
-def test_unequal_experts_are_refused() -> None:
-    space = factorllm_space()
-    genome = space.start(TUNE).genome
-    experts = genome.assignment.copy()
-    experts[0, experts[0] == 1] = 0
-    with pytest.raises(ValueError, match="equally many neurons"):
-        FactorLlmGenome(space, experts, genome.base_router, genome.coordinates, genome.biases)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -215,7 +165,6 @@ def test_tinyllamas_networks_cost_what_the_paper_says() -> None:
     [
         ({"experts": 5}, dense_model(), r"genome\.experts: 24 neurons can't be divided among 5"),
         ({"routers": 2}, dense_model(), r"genome\.routers: 2 is neither 1 nor 3"),
-        ({"routers": 3}, dense_model(gated=False), r"genome\.routers: 3 is neither 1 nor 2"),
         ({"components": 17}, dense_model(), r"genome\.components: 17 is more than the 16"),
         ({}, mixtral(), r"genome\.kind: factorllm needs dense"),
     ],
@@ -225,16 +174,70 @@ def test_settings_a_model_does_not_allow_are_named(settings: dict[str, Any], fac
         factorllm_space(facts, **settings)
 
 
-def test_more_active_than_there_are_is_refused() -> None:
+def test_unequal_or_too_many_active_experts_are_refused() -> None:
     with pytest.raises(ValidationError, match="active 5 is more than the 4 experts"):
         FactorLlmSection(kind="factorllm", experts=4, active=5)
-
-
-def test_what_needs_no_calibration_works_without() -> None:
     space = factorllm_space()
     genome = space.start(TUNE).genome
-    bare = FactorLlmSpace.of(space.section, space.facts)
-    copy = bare.from_bytes(genome.to_bytes())
-    assert copy == genome and copy.content_hash == genome.content_hash
-    assert bare.describe(copy) == space.describe(genome)
-    assert bare.recipe == space.recipe
+    experts = genome.assignment.copy()
+    experts[0, experts[0] == 1] = 0
+    with pytest.raises(ValueError, match="equally many neurons"):
+        FactorLlmGenome(space, experts, genome.base_router, genome.coordinates, genome.biases)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_expresses_what_was_measured(name: str) -> None:
+    space = with_baselines(routers=3, experts=8, active=3)
+    offspring = BASELINES[name].make(space)
+    edit, genome = offspring.genome.express(), offspring.genome
+    assert (offspring.operator, offspring.parents) == (name, ())
+    size = space.dense.width // space.experts
+    for layer, experts in enumerate(space.statistics[f"{name}_experts"]):
+        for place, neurons in enumerate(edit.order[layer].reshape(space.experts, size)):
+            (expert,) = {int(experts[neuron]) for neuron in neurons}
+            for router in range(space.routers):
+                expected = space.statistics[f"{name}_weight"][layer, expert]
+                np.testing.assert_array_equal(edit.router_weight[layer, router, place], expected)
+                assert edit.router_bias[layer, router, place] == space.statistics[f"{name}_bias"][layer, expert]
+    assert space.describe(genome).active_parameters == space.active_parameters
+    assert space.from_bytes(genome.to_bytes()) == genome == space.unflatten(space.flatten(genome, TUNE), TUNE)
+    assert genome.content_hash != space.start(TUNE).genome.content_hash
+
+
+def test_children_of_baselines_and_of_the_start_have_routers_of_both() -> None:
+    space, rng = with_baselines(), np.random.default_rng(0)
+    parents = [space.start(TUNE).genome, *(each.make(space).genome for each in BASELINES.values())]
+    children = [space.breed(rng, TUNE, (parents[0], parents[place])).genome for place in (1, 2) for _ in range(4)]
+    assert {router for child in children for router in child.base_router.tolist()} == {1, 2, 3}
+    assert all(child.express().finite for child in children)
+
+
+def test_routers_that_were_not_measured_are_the_starts() -> None:
+    space, rich = factorllm_space(), with_baselines()
+    vector = rich.flatten(BASELINES["cmoe"].make(rich).genome, TUNE)
+    assert (space.unflatten(vector, TUNE).base_router == 1).all()
+    assert (rich.unflatten(np.full(vector.size, 1e6), TUNE).base_router == len(ROUTERS)).all()
+    with pytest.raises(ValueError, match="none or one of router, moefication, cmoe"):
+        space.genome(assignment=space.statistics["experts"], base_router=np.full(space.dense.layers, len(ROUTERS) + 1))
+
+
+def test_only_what_is_needed_is_measured() -> None:
+    def recipe(*init: str, **section: Any) -> Any:
+        chosen = FactorLlmSection(kind="factorllm", **({"experts": 8, "active": 5} | section))
+        return make_space(chosen, dense_model(), [TunePhase(evaluations=9, init=init)]).recipe
+
+    assert isinstance(recipe("start", "random"), FactorLlmRecipe)
+    both = recipe("cmoe", "moefication", calibration_tokens=99, ridge=0.5)
+    assert isinstance(both, CombinedRecipe) and isinstance(both.parts[0], FactorLlmRecipe)
+    (added,) = both.parts[1:]
+    assert added.parts == (CmoeRecipe(8, 2, 10, 0.5, 99), MoeficationRecipe(8, 99))
+
+
+def test_shared_experts_need_a_bias_and_routed_ones_beside_them() -> None:
+    for section in ({"router_bias": False}, {"active": 1}, {"active": 4}):
+        chosen = FactorLlmSection(kind="factorllm", **({"experts": 4, "active": 2} | section))
+        space = make_space(chosen, dense_model(), ())
+        check_baselines([TunePhase(evaluations=9, init=("moefication", "start"))], space)
+        with pytest.raises(UserError, match=r"phases.0.init: cmoe has shared experts, which needs genome.router_bias"):
+            check_baselines([TunePhase(evaluations=9, init=("cmoe",))], space)
+    check_baselines([TunePhase(evaluations=9, init=("cmoe",))], replace(factorllm_space(), baseline_recipe=None))

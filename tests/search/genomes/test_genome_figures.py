@@ -1,56 +1,41 @@
-"""The data in the figures of genome kinds, without looking at pixels."""
+"""The data in the figures of genome kinds, without looking at pixels, and genomes in columns."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from search_samples import continuous, dense_model, eep_space
+from search_samples import PRUNE, continuous, dense_model, eep_space
 
-from moevolve.search.genomes.eep.figures import eep_figure
+from moevolve.search.genomes.contract.outline import (
+    GenomeOutline,
+    LayerOutline,
+    outline_rows,
+    outline_settings,
+    ranges,
+    runs,
+)
 from moevolve.search.genomes.factorllm.figures import neurons_moved, partition_figure
 from moevolve.search.genomes.nanomoe.figures import mixing_change, mixing_figure
 from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
-from moevolve.search.genomes.tomoe.figures import widths_figure
+from moevolve.search.genomes.registry import outline_of
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
-def test_eep_matrices_are_drawn_about_zero() -> None:
-    genome = continuous(eep_space(4, 3))
-    figure = eep_figure(genome)
-    panels = [axes for axes in figure.axes if axes.images]
-    mapping, merging = genome.canonical
-    assert len(panels) == 6
-    for panel, expected in zip(panels, (m[g] for g in range(3) for m in (mapping, merging)), strict=True):
-        (image,) = panel.images
-        assert np.array_equal(image.get_array(), expected)
-        low, high = image.get_clim()
-        assert low == -high == -max(1.0, np.abs(mapping).max(), np.abs(merging).max())
-    names = [panel.get_ylabel().split("\n")[0] for panel in panels]
-    assert names == ["layers 0-10", "", "layers 11-21", "", "layers 22-31", ""]
-
-
-@pytest.mark.parametrize("variant", ["I", "II", "III"])
-def test_changes_of_mixing_are_measured_from_the_start(variant: Any) -> None:
-    space = NanoMoeSpace.of(NanoMoeSection(kind="nanomoe", variant=variant, blocks=2, rank=3), dense_model())
+def test_changes_of_mixing_are_measured_from_the_start() -> None:
+    space = NanoMoeSpace.of(NanoMoeSection(kind="nanomoe", variant="III", blocks=2, rank=3), dense_model())
     start = np.broadcast_to(space.form.unmixed, space.shape)
     assert not mixing_change(NanoMoeGenome(space, start)).any()
     moved = start.copy()
-    if variant == "I":
-        moved[1, 0, 1] -= 0.5
-    elif variant == "II":
-        moved[1, 0, 1] += [3, 0, 4]
-    else:
-        moved[1, :, 0, 1, 0] += [3, 0, 4]
+    moved[1, :, 0, 1, 0] += [3, 0, 4]
     change = mixing_change(NanoMoeGenome(space, moved))
     assert change.shape == (len(space.layers), 2, 2)
-    size = {"I": -0.5, "II": 5 / np.sqrt(3), "III": 5 / 3}[variant]
-    assert change[1, 0, 1] == pytest.approx(size) and np.count_nonzero(change) == 1
+    assert change[1, 0, 1] == pytest.approx(5 / 3) and np.count_nonzero(change) == 1
     images = [axes.images[0] for axes in mixing_figure(NanoMoeGenome(space, moved)).axes if axes.images]
-    assert images[1].get_clim() == pytest.approx((-0.5, 0.5) if variant == "I" else (0, size))
+    assert images[1].get_clim() == pytest.approx((0, 5 / 3))
 
 
 def test_neurons_in_common_are_counted() -> None:
@@ -63,23 +48,29 @@ def test_neurons_in_common_are_counted() -> None:
     assert image.get_array().tolist() == [[1, 1], [1, 1]] and image.get_clim() == (0, 2)
 
 
-def test_widths_stand_in_front_of_unions() -> None:
-    kept = np.zeros((2, 2, 8), dtype=bool)
-    kept[0, 0, :3] = kept[0, 1, 2:5] = kept[1, :, :6] = True
-    edit = ToMoeEdit(kept, np.zeros((2, 2, 1)), np.zeros((2, 1, 4)))
-    axes = widths_figure(edit).axes[0]
-    heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
-    assert heights == [[5, 6], [3, 6]]
-    (whole,) = [each for each in axes.lines if each.get_label() == "whole network"]
-    assert set(whole.get_ydata()) == {8}
+def test_neighbouring_layers_that_are_alike_are_one_row() -> None:
+    one = GenomeOutline(
+        (("a", "1"), ("b", "2")), 4, (("width", 8),), tuple(LayerOutline(n, (0, 1), (8,)) for n in (1, 2, 4))
+    )
+    other = replace(one, settings=(("b", "3"),), layers=(*one.layers[:1], LayerOutline(2, (0, 2), (8,))))
+    assert [row.layers for row in outline_rows(one)] == ["layers 1-2", "layer 4"]
+    rows = outline_rows(one, other)
+    assert [(row.layers, row.differs) for row in rows] == [("layer 1", False), ("layer 2", True), ("layer 4", False)]
+    assert rows[-1].other is None
+    assert list(runs([7, 0, 1, 2, 4])) == [(0, 2), (4, 4), (7, 7)]
+    assert ranges([7, 0, 1, 2, 4]) == "0-2, 4, 7" and ranges([]) == "none"
+    assert outline_settings(one, other) == [("a", "1", "-"), ("b", "2", "3")]
 
 
-def test_widths_of_masked_heads_have_a_panel_of_their_own() -> None:
-    pairs = np.array([[True, False, True], [True, True, True]])
-    arrays = (np.zeros((2, 6)), np.zeros((2, 6, 1)), np.zeros((2, 1, 4)))
-    heads = HeadMasks(pairs, np.array([5, 2]), *arrays)
-    edit = ToMoeEdit(np.ones((2, 1, 8), dtype=bool), np.zeros((2, 1, 1)), np.zeros((2, 1, 4)), heads)
-    neurons, dimensions = widths_figure(edit).axes
-    assert len(neurons.containers) == 2
-    heights = [[bar.get_height() for bar in bars] for bars in dimensions.containers]
-    assert heights == [[4, 6], [5, 2]]
+def test_an_eep_candidate_keeps_experts_of_each_layer() -> None:
+    space = eep_space(4, 4)
+    genome = space.sample(np.random.default_rng(1), PRUNE).genome
+    outline = outline_of(genome)
+    assert (
+        outline.experts == space.experts and outline.sizes == () and outline.settings == (("kept experts", "4 of 8"),)
+    )
+    edit = genome.express()
+    for layer in outline.layers:
+        assert layer.experts == tuple(np.flatnonzero(edit.expert_merging[layer.layer].any(axis=0)))
+    assert [row.layers for row in outline_rows(outline)][::3] == ["layers 0-7", "layers 24-31"]
+    assert ("experts are", "merged") in outline_of(continuous(space)).settings

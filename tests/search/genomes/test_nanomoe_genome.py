@@ -7,23 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from outline_samples import outline_of
-from search_samples import TUNE, dense_model, few, mixtral
+from search_samples import TUNE, dense_model, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.genomes.nanomoe.kind import BASELINES
 from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
-from moevolve.search.genomes.registry import check_baselines, costs_of, make_space
+from moevolve.search.genomes.registry import check_baselines, costs_of
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import RowsRecipe
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 
 VARIANTS: tuple[Variant, ...] = ("I", "II", "III", "low_rank")
-seeds = st.integers(0, 2**32 - 1)
 
 
 def space_of(variant: Variant = "II", facts: ModelFacts | None = None, **settings: Any) -> NanoMoeSpace:
@@ -31,42 +27,31 @@ def space_of(variant: Variant = "II", facts: ModelFacts | None = None, **setting
     return NanoMoeSpace.of(section, facts or dense_model())
 
 
-def test_the_registry_makes_the_space_of_a_section() -> None:
-    section = NanoMoeSection(kind="nanomoe", variant="II", blocks=2, rank=3)
-    assert make_space(section, dense_model()) == space_of()
-
-
-@pytest.mark.parametrize(
-    ("variant", "extra"), [("low_rank", 0), ("I", 8**2), ("II", 8**2 * 640), ("III", 3 * 8**2 * 640)]
-)
-def test_parameters_are_the_papers(variant: Variant, extra: int) -> None:
+def test_parameters_are_the_papers() -> None:
     """Table 1, for the first fully connected layer of OPT-13B."""
-    form = BlockForm(variant, 1 if variant == "low_rank" else 8, 640)
-    assert form.parameters(5120, 20480) == (5120 + 20480) * 640 + extra
+    extras: dict[Variant, int] = {"low_rank": 0, "I": 8**2, "II": 8**2 * 640, "III": 3 * 8**2 * 640}
+    for variant, extra in extras.items():
+        form = BlockForm(variant, 1 if variant == "low_rank" else 8, 640)
+        assert form.parameters(5120, 20480) == (5120 + 20480) * 640 + extra
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_operations_are_those_numpy_counts(variant: Variant) -> None:
+def test_operations_are_those_numpy_counts() -> None:
     """The paper counts with `numpy.einsum_path`, which prints four digits."""
     tokens, blocks, rank, height, width = 7, 6, 5, 12, 9
     x, t = np.zeros((tokens, blocks, width)), np.zeros((tokens, blocks, rank))
     u, v = np.zeros((blocks, height, rank)), np.zeros((blocks, rank, width))
     scalars, diagonals, inner = np.zeros((blocks, blocks)), np.zeros((blocks, blocks, rank)), np.zeros((tokens, 6, 6))
-    products: dict[str, list[tuple[Any, ...]]] = {
+    two = ("ijr,njr->nir", diagonals, t)
+    products: dict[Variant, list[tuple[Any, ...]]] = {
         "low_rank": [],
         "I": [("ij,njr->nir", scalars, t)],
-        "II": [("ijr,njr->nir", diagonals, t)],
-        "III": [
-            ("ijr,njr->nir", diagonals, t),
-            ("ijr,njr->nij", diagonals, t),
-            ("ijr,nij->nir", diagonals, inner),
-        ],
+        "II": [two],
+        "III": [two, ("ijr,njr->nij", diagonals, t), ("ijr,nij->nir", diagonals, inner)],
     }
-    steps = [("jrd,njd->njr", v, x), *products[variant], ("idr,nir->nid", u, t)]
-    counted = sum(_flops(*step) for step in steps)
-    assert BlockForm(variant, blocks, rank).flops(blocks * height, blocks * width) * tokens == pytest.approx(
-        counted, rel=1e-3
-    )
+    for variant, own in products.items():
+        counted = sum(_flops(*step) for step in [("jrd,njd->njr", v, x), *own, ("idr,nir->nid", u, t)])
+        found = BlockForm(variant, blocks, rank).flops(blocks * height, blocks * width) * tokens
+        assert found == pytest.approx(counted, rel=1e-3)
 
 
 def _flops(subscripts: str, *operands: Any) -> int:
@@ -75,18 +60,20 @@ def _flops(subscripts: str, *operands: Any) -> int:
     return round(float(line.split(":")[1]))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("facts", [dense_model(), dense_model(gated=False, bias=True)], ids=["llama", "opt"])
+@pytest.mark.parametrize(
+    ("variant", "facts"),
+    [("low_rank", dense_model()), ("III", dense_model()), ("I", dense_model(gated=False, bias=True))],
+)
 def test_costs_are_exact(variant: Variant, facts: ModelFacts) -> None:
     pattern = "*.mlp.*" if facts.family == "llama" else "*.fc?"
     space = space_of(variant, facts, layers=pattern, rank=4)
     found = space.describe(space.start(TUNE).genome)
-    mixing = {"low_rank": 0, "I": 4, "II": 4 * 4, "III": 3 * 4 * 4}[variant]
+    mixing = {"low_rank": 0, "I": 4, "III": 3 * 4 * 4}[variant]
     count = 12 if facts.family == "llama" else 8
     saved = count * (16 * 24 - (16 + 24) * 4 - mixing)
     assert found.parameters == found.active_parameters == facts.parameters - saved
     assert found.parameters_full == facts.parameters
-    passes = {"low_rank": 0, "I": 1, "II": 1, "III": 3}[variant]
+    passes = {"low_rank": 0, "I": 1, "III": 3}[variant]
     replaced = count * 2 * (16 * 24 - (16 + 24) * 4 - passes * 4 * 4)
     outline = outline_of(facts)
     assert costs_of(space, outline).token_flops("tune") == outline.token_flops - replaced
@@ -103,18 +90,14 @@ def test_idle_experts_stay_idle() -> None:
     assert description.active_parameters == facts.parameters - saved - 2 * 6 * facts.expert_parameters
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_start_is_plain_low_rank(variant: Variant) -> None:
-    space = space_of(variant)
-    offspring = space.start(TUNE)
-    assert (offspring.operator, offspring.parents) == ("start", ())
-    edit = offspring.genome.express()
-    assert isinstance(edit, NanoMoeEdit)
-    if variant == "III":
-        assert (edit.mixing[:, 0] == 1).all() and not edit.mixing[:, 1:].any()
-    else:
-        assert (edit.mixing == 1).all()
-    assert edit.layers == tuple(each.name for each in dense_model().linears if ".mlp." in each.name)
+def test_the_start_is_plain_low_rank() -> None:
+    for variant in VARIANTS:
+        offspring = space_of(variant).start(TUNE)
+        edit = offspring.genome.express()
+        assert (offspring.operator, offspring.parents) == ("start", ()) and isinstance(edit, NanoMoeEdit)
+        ones, zeros = (edit.mixing[:, 0], edit.mixing[:, 1:]) if variant == "III" else (edit.mixing, edit.mixing[:0])
+        assert (ones == 1).all() and not zeros.any()
+        assert edit.layers == tuple(each.name for each in dense_model().linears if ".mlp." in each.name)
 
 
 def test_plain_low_rank_is_a_single_point() -> None:
@@ -133,8 +116,6 @@ def test_plain_low_rank_is_a_single_point() -> None:
     [
         ({"layers": "*.experts.*"}, r"genome\.layers: no linear layer matches \*\.experts\.\*; .*mlp\.down_proj"),
         ({"blocks": 3}, r"genome\.blocks: 3 doesn't divide the 16 inputs of layers\.0\.mlp\.gate_proj"),
-        ({"blocks": 16}, r"genome\.blocks: 16 doesn't divide the 24 outputs of layers\.0\.mlp\.gate_proj"),
-        ({"rank": 17}, r"genome\.rank: 17 is more than the 16 inputs of layers\.0\.mlp\.gate_proj"),
         ({"layers": "*.k_proj", "rank": 9}, r"genome\.rank: 9 is more than the 8 outputs of layers\.0\.self_attn"),
     ],
 )
@@ -143,66 +124,32 @@ def test_settings_that_do_not_fit_are_named(settings: dict[str, Any], message: s
         space_of(**settings)
 
 
-@few
-@given(seeds)
-def test_mutation_touches_chosen_layers_at_the_phases_rates(seed: int) -> None:
-    space = space_of("II", rank=8, blocks=4)
-    parent = space.sample(np.random.default_rng(seed), TUNE).genome
-    phase = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 0.5, "sigma": 0.2})
-    child = space.breed(np.random.default_rng(seed), phase, (parent,)).genome
-    changed = child.mixing != parent.mixing
-    (layer,) = np.flatnonzero(changed.any(axis=(1, 2, 3)))
-    assert 0.2 < changed[layer].mean() < 0.8
-    steps = (child.mixing - parent.mixing)[layer][changed[layer]]
-    assert 0.1 < steps.std() < 0.3
-
-
-@few
-@given(seeds)
-def test_crossover_takes_every_layer_whole(seed: int) -> None:
-    space = space_of("III")
-    rng = np.random.default_rng(seed)
+def test_mutation_touches_chosen_layers_at_the_phases_rates_and_crossover_takes_layers_whole() -> None:
+    space, rng = space_of("II", rank=8, blocks=4), np.random.default_rng(0)
     parents = space.sample(rng, TUNE).genome, space.sample(rng, TUNE).genome
-    phase = TUNE.model_copy(update={"entry_rate": 0.0})
-    child = space.breed(rng, phase, parents).genome
-    for layer, mixing in enumerate(child.mixing):
-        assert any(np.array_equal(mixing, parent.mixing[layer]) for parent in parents)
+    phase = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 0.5, "sigma": 0.2})
+    for _ in range(4):
+        child = space.breed(rng, phase, parents[:1]).genome
+        changed = child.mixing != parents[0].mixing
+        (layer,) = np.flatnonzero(changed.any(axis=(1, 2, 3)))
+        assert 0.2 < changed[layer].mean() < 0.8
+        assert 0.1 < (child.mixing - parents[0].mixing)[layer][changed[layer]].std() < 0.3
+    crossed = space.breed(rng, TUNE.model_copy(update={"entry_rate": 0.0}), parents).genome
+    own = [[np.array_equal(mixing, parent.mixing[i]) for parent in parents] for i, mixing in enumerate(crossed.mixing)]
+    assert all(any(each) for each in own) and np.any(own, axis=0).all()
 
 
-@pytest.mark.parametrize("rank", [2, 8, 16])
-def test_a_step_moves_rank_one_parts_as_far_as_diagonals(rank: int) -> None:
-    """At every rank, so that one sigma suits all coordinates."""
-    space = space_of("III", facts=dense_model(hidden=32, width=64), rank=rank, blocks=4)
-    vector = space.flatten(space.start(TUNE).genome, TUNE) + 0.1
-    moved = space.unflatten(vector, TUNE).mixing
-    np.testing.assert_allclose(moved[:, 0], 1.1, rtol=1e-6)
-    norms = np.linalg.norm(moved[:, 1], axis=-1) * np.linalg.norm(moved[:, 2], axis=-1)
-    np.testing.assert_allclose(norms, 0.1, rtol=1e-6)
-
-
-def test_random_individuals_step_by_the_phases_sigma() -> None:
-    space = space_of("III", facts=dense_model(hidden=32, width=64), rank=16, blocks=4)
-    vector = space.flatten(space.sample(np.random.default_rng(0), TUNE).genome, TUNE)
-    steps = vector - space.flatten(space.start(TUNE).genome, TUNE)
+def test_a_step_moves_rank_one_parts_as_far_as_diagonals() -> None:
+    """At every rank, so that one sigma suits all coordinates; random individuals step by it."""
+    for rank in (2, 16):
+        space = space_of("III", facts=dense_model(hidden=32, width=64), rank=rank, blocks=4)
+        start = space.flatten(space.start(TUNE).genome, TUNE)
+        moved = space.unflatten(start + 0.1, TUNE).mixing
+        np.testing.assert_allclose(moved[:, 0], 1.1, rtol=1e-6)
+        norms = np.linalg.norm(moved[:, 1], axis=-1) * np.linalg.norm(moved[:, 2], axis=-1)
+        np.testing.assert_allclose(norms, 0.1, rtol=1e-6)
+    steps = space.flatten(space.sample(np.random.default_rng(0), TUNE).genome, TUNE) - start
     assert steps.std() == pytest.approx(TUNE.sigma, rel=0.05) and abs(steps.mean()) < 0.01
-
-
-def test_bytes_of_other_layers_are_refused() -> None:
-    genome = space_of(layers="*.up_proj").start(TUNE).genome
-    with pytest.raises(ValueError, match="no NanoMoE genome of this space"):
-        space_of(layers="*.gate_proj").from_bytes(genome.to_bytes())
-
-
-def test_a_genome_does_not_share_memory_with_what_it_was_made_of() -> None:
-    space = space_of()
-    source = np.ones(space.shape, np.float32)
-    genome = NanoMoeGenome(space, source)
-    before = genome.to_bytes()
-    source[...] = 7
-    assert genome.to_bytes() == before
-    assert NanoMoeGenome(space, np.zeros(space.shape)) == NanoMoeGenome(space, -np.zeros(space.shape))
-    with pytest.raises(ValueError, match="mixing has shape"):
-        NanoMoeGenome(space, source[1:])
 
 
 def test_layers_can_be_fitted_to_their_outputs() -> None:
@@ -219,23 +166,17 @@ def test_layers_can_be_fitted_to_their_outputs() -> None:
     assert genome.to_bytes() == unlike.to_bytes() and edit.phenotype_hash != unlike.express().phenotype_hash
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_low_rank_baseline_mixes_nothing_and_is_fitted_to_outputs(variant: Variant) -> None:
-    space = space_of(variant, fit_to="outputs")
+def test_the_low_rank_baseline_mixes_nothing_and_is_fitted_to_outputs() -> None:
     lengths = np.array([2, 1], dtype=np.int32)
     rows = {"repair_tokens": np.arange(1, 4, dtype=np.int32), "repair_lengths": lengths, "repair_prompts": lengths}
-    space = space.calibrated(Calibration(rows))
+    space = space_of("III", fit_to="outputs").calibrated(Calibration(rows))
     offspring = BASELINES["low_rank"].make(space)
     edit = offspring.genome.express()
     assert (offspring.operator, offspring.parents) == ("low_rank", ())
     assert np.array_equal(edit.mixing, np.broadcast_to(space.form.unmixed, space.shape))
     assert (edit.fit, edit.rows) == (0, space.rows)
     assert BASELINES["low_rank"].problem(space) is None
-
-
-@pytest.mark.parametrize("settings", [{}, {"fit": 2}, {"fit": 2, "fit_to": "outputs"}])
-def test_low_rank_of_weights_or_fitted_mixing_is_another_baseline(settings: dict[str, Any]) -> None:
-    section = NanoMoeSection(kind="nanomoe", variant="I", blocks=2, rank=3, **settings)
     phase = TUNE.model_copy(update={"init": ("low_rank",)})
-    with pytest.raises(UserError, match=r"phases.0.init: low_rank is fitted to outputs, .* genome.fit_to: outputs"):
-        check_baselines([phase], make_space(section, dense_model(), [phase]))
+    for settings in ({}, {"fit": 2}, {"fit": 2, "fit_to": "outputs"}):
+        with pytest.raises(UserError, match=r"phases.0.init: low_rank is fitted to outputs, .* genome.fit_to: outputs"):
+            check_baselines([phase], space_of("I", **settings))

@@ -1,4 +1,4 @@
-"""Properties of ToMoE genomes beyond the contract: budget, start, regularisation terms, parameter counts."""
+"""ToMoE genomes beyond the contract: budget, start, regularisation terms, parameter counts, and static masks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from search_samples import TUNE, dense_model, few, many, mixtral
-from tomoe_samples import SAMPLE, tomoe_space
+from search_samples import TUNE, dense_model, few, mixtral
+from tomoe_samples import tomoe_space
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.tomoe.baselines import flap, saliency
+from moevolve.search.genomes.tomoe.baselines import BASELINES, flap, saliency
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import (
     SEEDS,
@@ -36,7 +35,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@many
+@few
 @given(share=st.floats(0.15, 1.0), spread=st.sampled_from([0.0, 0.3, 2.0, 50.0]), seed=st.integers(0, 2**32 - 1))
 def test_the_budget_is_met_to_within_one_neuron(name: str, share: float, spread: float, seed: int) -> None:
     facts = MODELS[name]
@@ -77,11 +76,9 @@ def test_shares_move_widths_from_layer_to_layer() -> None:
     assert budget.widths(shares)[0, 2] == 1
 
 
-@few
-@given(seed=st.integers(0, 2**32 - 1))
-def test_every_candidate_meets_the_budget_and_its_description_says_what_it_costs(seed: int) -> None:
+def test_every_candidate_meets_the_budget_and_its_description_says_what_it_costs() -> None:
     space = tomoe_space(MODELS["llama"], budget=0.4)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     pair = tuple(space.sample(rng, TUNE).genome for _ in range(2))
     genome = space.breed(rng, TUNE, pair).genome
     edit, found = genome.express(), space.describe(genome)
@@ -136,7 +133,7 @@ def test_without_coordinates_the_most_salient_of_everything_is_kept() -> None:
     assert not edit.heads.value_router.any()
 
 
-@pytest.mark.parametrize(("experts", "components"), [(4, 3), (6, 3), (13, 3), (18, 3), (30, 3), (5, 1), (3, 0)])
+@pytest.mark.parametrize(("experts", "components"), [(4, 3), (13, 3), (30, 3), (5, 1), (3, 0)])
 def test_the_start_along_directions_spreads_experts_out(experts: int, components: int) -> None:
     space = tomoe_space(experts=experts, components=components)
     offspring = space.start(TUNE)
@@ -151,62 +148,36 @@ def test_the_start_along_directions_spreads_experts_out(experts: int, components
         assert len({mask.tobytes() for mask in offspring.genome.express().kept[0]}) > min(experts, 4) // 2
 
 
-def surprise(counts: NDArray[Any], expected: NDArray[Any], variances: NDArray[Any], saliency: NDArray[Any]) -> float:
-    """Standard deviations of the counts' rank correlation with saliency, or of the count farthest from its mean."""
-    off = (counts - expected) / np.sqrt(variances)
-    ranks = np.argsort(np.argsort(saliency, axis=-1), axis=-1) - (saliency.shape[-1] - 1) / 2
-    leaning = (off * ranks).sum() / np.sqrt((ranks**2).sum())
-    return float(max(abs(leaning), np.abs(off).max() - 1))
-
-
-@pytest.mark.parametrize("budget", [0.2, 0.5])
-def test_random_masks_are_uniformly_random_whatever_saliency_says(budget: float) -> None:
+def test_random_masks_are_uniformly_random() -> None:
     """Compared with uniformly random subsets: binomial counts, and hypergeometric overlaps of w^2 / n."""
-    space, rng = tomoe_space(budget=budget), np.random.default_rng(11)
-    layers, width, head_dim = 4, space.dense.width, space.dense.head_dim
-    sizes = {"neurons": width, "pairs": head_dim // 2, "values": head_dim}
-    counts = {name: np.zeros((layers, size)) for name, size in sizes.items()}
-    chances = {name: [] for name in sizes}  # type: ignore[var-annotated]
-    overlaps, variance = 0.0, 0.0
-    for _ in range(200):
+    space, rng, width = tomoe_space(budget=0.3), np.random.default_rng(11), tomoe_space().dense.width
+    counts, chances, overlaps, variance = np.zeros((4, width)), [], 0.0, 0.0
+    for _ in range(80):
         offspring = space.sample(rng, TUNE)
         edit = offspring.genome.express()
-        assert offspring.operator == "random" and edit.heads is not None
-        assert 0 <= space.budget.total - space.budget.parameters(offspring.genome.widths) < space.budget.unit_costs[0]
-        counts["neurons"] += edit.kept.sum(axis=1)
-        counts["pairs"] += edit.heads.pairs
-        chances["neurons"] += [edit.widths / width] * 4
-        chances["pairs"].append(edit.heads.pairs.sum(axis=1) / (head_dim // 2))
-        chances["values"].append(edit.heads.active / head_dim)
-        token = int(rng.integers(SAMPLE))
-        for layer, kept in enumerate(edit.kept):
-            scores = edit.heads.value_bias[layer] + edit.heads.value_router[layer] @ space.statistics["head_sample"][
-                layer, token
-            ].astype(np.float64)
-            counts["values"][layer, np.argsort(-scores)[: edit.heads.active[layer]]] += 1
-            w = int(edit.widths[layer])
+        assert offspring.operator == "random"
+        counts += edit.kept.sum(axis=1)
+        chances += [edit.widths / width] * edit.kept.shape[1]
+        for kept, w in zip(edit.kept, edit.widths.tolist(), strict=True):
             for one, two in combinations(kept, 2):
                 overlaps += int((one & two).sum()) - w**2 / width
                 variance += w**2 * (width - w) ** 2 / (width**2 * (width - 1))
     assert abs(overlaps) < 4 * np.sqrt(variance)
-    for name, part in (("neurons", "neuron"), ("pairs", "pair"), ("values", "value")):
-        chance = np.array(chances[name])
-        expected, variances = chance.sum(axis=0)[:, None], (chance * (1 - chance)).sum(axis=0)[:, None]
-        assert surprise(counts[name], expected, variances, space.statistics[f"{part}_saliency"]) < 4, name
+    chance = np.array(chances)
+    expected, variances = chance.sum(axis=0)[:, None], (chance * (1 - chance)).sum(axis=0)[:, None]
+    assert np.abs((counts - expected) / np.sqrt(variances)).max() < 4.5
 
 
 def test_random_draws_are_the_same_under_any_saliency() -> None:
     space = tomoe_space()
-    assert space.calibration is not None
     other = {name: array[:, ::-1] if "sal" in name else -array for name, array in space.statistics.items()}
     flipped = space.calibrated(Calibration(other))
-    genome = space.sample(np.random.default_rng(1), TUNE).genome
+    genome, start = space.sample(np.random.default_rng(1), TUNE).genome, space.start(TUNE).genome
     one, two = genome.express(), flipped.from_bytes(genome.to_bytes()).express()
     assert one.heads is not None and two.heads is not None
     assert np.array_equal(one.kept, two.kept) and np.array_equal(one.router, two.router)
     for name in ("pairs", "active", "value_bias", "value_router"):
         assert np.array_equal(getattr(one.heads, name), getattr(two.heads, name)), name
-    start = space.start(TUNE).genome
     assert not np.array_equal(start.express().kept, flipped.from_bytes(start.to_bytes()).express().kept)
 
 
@@ -233,9 +204,6 @@ def test_zero_latents_score_nothing_and_small_ones_little() -> None:
     assert project(0.01 * draws).std() < 0.03
     assert np.array_equal(project(draws), Projection.of("neurons", 8, 128, 500)(draws))
     assert np.isfinite(project(np.float32(1e6) * draws)).all()
-
-
-def test_scores_of_saliencies() -> None:
     scores = standardised_log(np.array([1.0, np.e, np.e**2, 0.0]), np.array([1.0, np.e, np.e**2]))
     assert scores[:3] == pytest.approx([-1.2247449, 0, 1.2247449]) and scores[3] < -10
     assert standardised_log(np.zeros(3)).tolist() == [0, 0, 0]
@@ -265,45 +233,33 @@ def test_terms_weigh_as_penalties() -> None:
     assert genome.terms.coverage.shape == (4, 2) and genome.terms.balances.shape == (4,)
 
 
-def test_mutation_touches_layers_and_redraws_experts() -> None:
-    space = tomoe_space(dense_model(layers=6))
-    parent = space.start(TUNE).genome
-    still = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 0.0, "swap_rate": 0.0})
-    assert space.breed(np.random.default_rng(0), still, (parent,)).genome == parent
-    redraw = still.model_copy(update={"swap_rate": 1.0})
-    child = space.breed(np.random.default_rng(0), redraw, (parent,)).genome
-    changed = (child.latents != parent.latents).any(axis=(1, 2))
-    assert changed.sum() == 1 and child.latents[changed].all() and child.routers[changed].all()
-    assert np.array_equal(child.shares, parent.shares) and np.array_equal(child.heads, parent.heads)
+def test_small_steps_of_an_optimiser_leave_masks_by_what_is_measured() -> None:
+    space, rng = tomoe_space(), np.random.default_rng(0)
+    for genome in (saliency(space).genome, flap(space).genome):
+        vector = space.flatten(genome, TUNE)
+        for _ in range(8):
+            near = space.unflatten(vector + 0.1 * rng.standard_normal(vector.size), TUNE)
+            assert np.array_equal(near.seeds, genome.seeds)
+    assert (space.unflatten(np.full(vector.size, 1e6), TUNE).seeds == SEEDS - 1).all()
+    for seed in (0.5, -2, SEEDS, np.nan):
+        with pytest.raises(ValueError, match="whole numbers from -1 to 16777215"):
+            space.genome(seeds=np.full(space.shapes["seeds"], seed))
 
 
 def test_redrawn_experts_keep_to_saliency_or_to_chance() -> None:
-    space = tomoe_space(dense_model(layers=6))
-    redraw = TUNE.model_copy(update={"group_rate": 1.0, "entry_rate": 0.0, "swap_rate": 1.0})
-    rng = np.random.default_rng(0)
+    space, rng = tomoe_space(dense_model(layers=6)), np.random.default_rng(0)
     informed, random = space.start(TUNE).genome, space.sample(rng, TUNE).genome
+    still = TUNE.model_copy(update={"group_rate": 0.0, "entry_rate": 0.0, "swap_rate": 0.0})
+    assert space.breed(rng, still, (informed,)).genome == informed
+    child = space.breed(rng, still.model_copy(update={"swap_rate": 1.0}), (informed,)).genome
+    changed = (child.latents != informed.latents).any(axis=(1, 2))
+    assert changed.sum() == 1 and child.latents[changed].all() and child.routers[changed].all()
+    assert np.array_equal(child.shares, informed.shares) and np.array_equal(child.heads, informed.heads)
+    redraw = still.model_copy(update={"group_rate": 1.0, "swap_rate": 1.0})
     assert not space.breed(rng, redraw, (informed,)).genome.seeds.any()
     seeds = space.breed(rng, redraw, (random,)).genome.seeds
     assert seeds.all() and (seeds[:, :4] != random.seeds[:, :4]).all()
     assert np.array_equal(seeds[:, 4], random.seeds[:, 4]), "the heads' mask is no expert's"
-
-
-@pytest.mark.parametrize("baseline", [saliency, flap])
-def test_small_steps_of_an_optimiser_leave_masks_by_what_is_measured(baseline: Any) -> None:
-    space, rng = tomoe_space(), np.random.default_rng(0)
-    genome = baseline(space).genome
-    vector = space.flatten(genome, TUNE)
-    for _ in range(20):
-        near = space.unflatten(vector + 0.1 * rng.standard_normal(vector.size), TUNE)
-        assert np.array_equal(near.seeds, genome.seeds)
-    assert (space.unflatten(np.full(vector.size, 1e6), TUNE).seeds == SEEDS - 1).all()
-
-
-def test_seeds_are_whole_numbers() -> None:
-    space = tomoe_space()
-    for seed in (0.5, -2, SEEDS, np.nan):
-        with pytest.raises(ValueError, match="whole numbers from -1 to 16777215"):
-            space.genome(seeds=np.full(space.shapes["seeds"], seed))
 
 
 def test_crossover_takes_layers_whole() -> None:
@@ -320,20 +276,6 @@ def test_crossover_takes_layers_whole() -> None:
     assert 0 < sum(sources["shares"]) < 12
 
 
-def test_settings_that_do_not_suit_the_model_are_refused() -> None:
-    def of(facts: Any, **settings: Any) -> ToMoeSpace:
-        return ToMoeSpace.of(ToMoeSection(kind="tomoe", **settings), facts)
-
-    with pytest.raises(UserError, match=r"genome.kind: tomoe needs dense .* not mixtral"):
-        of(mixtral())
-    with pytest.raises(UserError, match=r"genome.attention: heads of opt can't be masked"):
-        of(MODELS["opt"])
-    with pytest.raises(UserError, match=r"genome.components: 32 is too many"):
-        of(MODELS["llama"], components=32)
-    with pytest.raises(UserError, match=r"genome.budget: 0.01 of [\d,]+ parameters is less than"):
-        of(MODELS["llama"], budget=0.01)
-
-
 def test_a_space_without_its_calibration_reads_genomes_and_no_more() -> None:
     space = tomoe_space()
     bare = ToMoeSpace.of(space.section, space.facts)
@@ -341,3 +283,69 @@ def test_a_space_without_its_calibration_reads_genomes_and_no_more() -> None:
     assert isinstance(genome, ToMoeGenome) and genome.widths.shape == (4, 3)
     with pytest.raises(AssertionError, match="calibrated"):
         genome.express()
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "message"),
+    [
+        (mixtral(), {}, r"genome.kind: tomoe needs dense .* not mixtral"),
+        (MODELS["opt"], {}, r"genome.attention: heads of opt can't be masked"),
+        (MODELS["llama"], {"components": 32}, r"genome.components: 32 is too many"),
+        (MODELS["llama"], {"budget": 0.01}, r"genome.budget: 0.01 of [\d,]+ parameters is less than"),
+    ],
+)
+def test_settings_that_do_not_suit_the_model_are_refused(facts: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ToMoeSpace.of(ToMoeSection(kind="tomoe", **settings), facts)
+
+
+def plainly_kept(metric: Any, total: int) -> list[set[int]]:
+    """FLAP: the largest of all neurons' metrics, standardised per layer, and always the best neuron of every layer."""
+    ranked = []
+    for layer, values in enumerate(np.asarray(metric, dtype=np.float64)):
+        mean = sum(values) / len(values)
+        deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+        best = int(np.argmax(values))
+        # Closer ones count as equal; of a layer's own the larger one stays in any case.
+        scores = [round((value - mean) / deviation, 12) for value in values]
+        ranked += [(neuron != best, -scores[neuron], layer, -v, neuron) for neuron, v in enumerate(values)]
+    kept: list[set[int]] = [set() for _ in metric]
+    for _, _, layer, _, neuron in sorted(ranked)[:total]:
+        kept[layer].add(neuron)
+    return kept
+
+
+@pytest.mark.parametrize("name", ["llama", "opt"])
+@few
+@given(budget=st.floats(0.15, 1.0), spread=st.sampled_from([0.01, 1.0, 3.0]), seed=st.integers(0, 2**32 - 1))
+def test_flap_lets_layers_compete(name: str, budget: float, spread: float, seed: int) -> None:
+    space = tomoe_space(MODELS[name], budget=round(budget, 3))
+    metric = np.exp(np.random.default_rng(seed).normal(0, spread, space.statistics["neuron_fluctuation"].shape))
+    space = space.calibrated(Calibration({**space.statistics, "neuron_fluctuation": metric.astype(np.float32)}))
+    genome, even = flap(space).genome, space.even_widths
+    edit, expected = genome.express(), plainly_kept(metric.astype(np.float32), int(even[:, 0].sum()))
+    assert [set(np.flatnonzero(masks[0])) for masks in edit.kept] == expected
+    assert (edit.kept == edit.kept[:, :1]).all(), "all tokens have the same mask"
+    assert np.array_equal(genome.widths[:, 1:], even[:, 1:]), "heads are as at the start"
+    assert 0 <= space.budget.total - space.budget.parameters(genome.widths) < space.budget.unit_costs[0]
+    assert space.from_bytes(genome.to_bytes()) == genome == space.unflatten(space.flatten(genome, TUNE), TUNE)
+
+
+def test_saliency_keeps_the_same_share_of_every_layer() -> None:
+    space = tomoe_space(MODELS["llama"])
+    edit = saliency(space).genome.express()
+    assert np.array_equal(edit.widths, space.even_widths[:, 0])
+    for masks, values in zip(edit.kept, space.statistics["neuron_saliency"], strict=True):
+        best = set(np.argsort(-values)[: masks[0].sum()])
+        assert all(set(np.flatnonzero(mask)) == best for mask in masks)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_children_keep_to_what_their_parents_masks_are_by(name: str) -> None:
+    space = tomoe_space()
+    offspring = BASELINES[name].make(space)
+    assert (offspring.operator, offspring.parents) == (name, ())
+    wild = TUNE.model_copy(update={"group_rate": 1.0, "entry_rate": 1.0, "swap_rate": 1.0})
+    child = space.breed(np.random.default_rng(0), wild, (offspring.genome,)).genome
+    assert np.array_equal(child.seeds, offspring.genome.seeds)
+    assert child.express().phenotype_hash != offspring.genome.express().phenotype_hash

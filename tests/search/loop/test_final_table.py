@@ -84,8 +84,8 @@ def config(**changes: Any) -> RunConfig:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path}/s.db") as opened:
+def store() -> Iterator[Store]:
+    with Store.open("sqlite:///:memory:") as opened:
         yield opened
 
 
@@ -119,8 +119,7 @@ def all_tied(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
     return 10, -mark(edit, split.task + split.split) / 1000
 
 
-@pytest.mark.parametrize("rule", ["gold_logprob", "index"])
-@pytest.mark.parametrize("tasks", [["one"], ["one", "two"]])
+@pytest.mark.parametrize(("rule", "tasks"), [("gold_logprob", ["one", "two"]), ("index", ["one"])])
 def test_ties_on_dev_are_broken_as_the_configuration_says(store: Store, rule: str, tasks: list[str]) -> None:
     weights = dict(zip(tasks, (3, 1), strict=False))
     sections = [{"name": name, "weight": weights[name]} for name in tasks]
@@ -142,7 +141,6 @@ def test_ties_on_dev_are_broken_as_the_configuration_says(store: Store, rule: st
     assert reported(store).winner == ended.winner
     assert same(ended, reported(store))
     assert {score.task for one in ended.entries for score in one.scores} == set(tasks)
-    assert store.searches()[0].tasks == tuple(tasks)
 
 
 def graded(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
@@ -150,21 +148,27 @@ def graded(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
     return (19 if isinstance(edit, IdentityEdit) else mark(edit, split.split) % EXAMPLES), -1.0
 
 
-def test_leaders_that_break_on_dev_are_out(store: Store) -> None:
-    settings = config()
-    broken = {"dev"}
+@pytest.mark.parametrize("least", [10, 0])
+def test_leaders_that_break_on_dev_are_out_unless_all_of_them_do(store: Store, least: int) -> None:
+    """Those break whose score on `dev` would be at least so large."""
 
     def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float] | None:
-        breaks = split.split in broken and not isinstance(edit, IdentityEdit) and mark(edit, "dev") % EXAMPLES > 9
+        breaks = split.split == "dev" and not isinstance(edit, IdentityEdit) and mark(edit, "dev") % EXAMPLES >= least
         return None if breaks else graded(edit, split)
 
-    ended = launch(store, settings, sheet)
-    assert ended.best is not None and ended.reranked
-    leaders = {row.index: edits(store, settings)[row.index] for row in store.best_of_search("lab-1", 6)}
-    fine = {index: mark(edit, "dev") % EXAMPLES for index, edit in leaders.items() if mark(edit, "dev") % EXAMPLES <= 9}
-    assert 0 < len(fine) < 6
-    assert ended.best.score("one", "dev") == Score("one", "dev", max(fine.values()) / 20, *_interval(ended, "dev"))
-    assert same(ended, reported(store))
+    ended = launch(store, config(), sheet)
+    assert ended.best is not None and same(ended, reported(store))
+    found = edits(store, config())
+    marks = [mark(found[row.index], "dev") % EXAMPLES for row in store.best_of_search("lab-1", 6)]
+    fine = [each for each in marks if each < least]
+    score = ended.best.score("one", "dev")
+    assert score is not None and ended.reranked == bool(fine)
+    if fine:
+        assert len(fine) < 6 and score.score == max(fine) / EXAMPLES
+        assert score.low is not None and score.high is not None and score.low < score.high
+    else:
+        assert score == Score("one", "dev", None, failure="broken")
+        assert ended.winner == f"lab:{store.best_of_search('lab-1')[0].index}"
 
 
 def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: Store) -> None:
@@ -179,23 +183,6 @@ def test_one_that_breaks_on_a_task_of_test_failed_on_the_tasks_after_it(store: S
     for task in ("two", "three"):
         assert ended.best.score(task, "test") == Score(task, "test", None, failure="broken")
     assert not [gap for gap in ended.gaps if "test" in gap.what]
-    assert same(ended, reported(store))
-
-
-def _interval(found: FinalTable, split: Split) -> tuple[float | None, float | None]:
-    assert found.best is not None
-    score = found.best.score("one", split)
-    assert score is not None and score.low is not None and score.high is not None and score.low < score.high
-    return score.low, score.high
-
-
-def test_where_all_leaders_break_on_dev_the_best_by_fitness_wins(store: Store) -> None:
-    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float] | None:
-        return graded(edit, split) if split.split != "dev" else None
-
-    ended = launch(store, config(), sheet)
-    assert ended.winner == f"lab:{store.best_of_search('lab-1')[0].index}" and not ended.reranked
-    assert ended.best is not None and ended.best.score("one", "dev") == Score("one", "dev", None, failure="broken")
     assert same(ended, reported(store))
 
 
@@ -274,10 +261,10 @@ def test_leaders_that_are_not_all_measured_on_dev_are_not_ranked_again(store: St
 
 def test_names_must_tell_splits_apart(tiny: Any, tmp_path: Path) -> None:
     other = tmp_path / tiny.task.name
-    other.write_text(yaml.safe_dump(yaml.safe_load(Path(colours(tiny, tmp_path)).read_text())))
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(tiny.run_data("x", tasks=[str(tiny.task)], final={"held_out": [str(other)]})))
-    done = CliRunner().invoke(app, ["launch", str(path), "--store", f"sqlite:///{tmp_path}/s.db"])
+    Path(colours(tiny, tmp_path)).rename(other)
+    data = tiny.run_data("x", tasks=[str(tiny.task)], final={"held_out": [str(other)]})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(data))
+    done = CliRunner().invoke(app, ["launch", str(tmp_path / "run.yaml"), "--store", f"sqlite:///{tmp_path}/s.db"])
     assert isinstance(done.exception, UserError)
     assert "task pick: its test split is used twice" in str(done.exception)
     assert not (tmp_path / "s.db").exists()
@@ -291,16 +278,13 @@ def colours(tiny: Any, folder: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["all scores of several tasks", "search alone"])
 def test_all_commands_name_the_same_winner_and_numbers(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes: dict[str, Any] = {"final": {"rerank": 0, "test": False, "random_baselines": 2}}
-    if whole:
-        final = {"rerank": 4, "random_baselines": 3, "held_out": [f"{tiny.task}@kl"]}
-        tasks = [{"name": str(tiny.task), "weight": 3}, colours(tiny, tmp_path)]
-        changes = {"tasks": tasks, "tie_break": "index", "final": final}
-    small = {"phases": [{"kind": "prune", "evaluations": 8, "initial": 5}], "engine": {"batch_tokens": 512}}
+    final = {"rerank": 3, "random_baselines": 2, "held_out": [f"{tiny.task}@kl"]}
+    tasks = [{"name": str(tiny.task), "weight": 3}, colours(tiny, tmp_path)]
+    small = {"phases": [{"kind": "prune", "evaluations": 6, "initial": 4}], "engine": {"batch_tokens": 512}}
+    changes = {"tasks": tasks, "tie_break": "index", "final": final}
     data = tiny.run_data("mine", store=f"sqlite:///{tmp_path}/s.db", **small) | changes
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(data))
     monkeypatch.setattr(service, "execute", partial(service.execute, make_pool=local_pool))
@@ -322,11 +306,9 @@ def test_all_commands_name_the_same_winner_and_numbers(
         comparison = load_comparison(tmp_path / "compare.yaml")
         outcomes = run_comparison(comparison, store, lambda place, cell: service.Observer(), local_pool)  # type: ignore[arg-type]
         rows = {row.contestant: row for row in comparison_rows(outcomes, store)}
-        assert outcomes[0].table is not None
-        assert same(under(outcomes[0].table, "mine"), table)
     # What launch prints is what the page reads.
     assert ended["winner"] == table.winner
-    assert ended["reranked"] == table.reranked == whole
+    assert ended["reranked"] == table.reranked is True
     told = {
         (one["label"], s["task"], s["split"]): (s["score"], s["low"], s["high"], s["spread"])
         for one in ended["entries"]
@@ -356,18 +338,3 @@ def test_all_commands_name_the_same_winner_and_numbers(
     for one in table.entries:
         for score in one.scores:
             assert re.search(rf">\s*{percent(score.score)}<small>", body)
-
-
-def under(table: FinalTable, name: str) -> FinalTable:
-    """The same table of a search of another name."""
-
-    def renamed(text: str | None) -> Any:
-        return None if text is None else text.replace(table.search, name)
-
-    return replace(
-        table,
-        search=name,
-        entries=tuple(replace(one, ref=renamed(one.ref)) for one in table.entries),
-        winner=renamed(table.winner),
-        gaps=tuple(replace(gap, command=renamed(gap.command)) for gap in table.gaps),
-    )

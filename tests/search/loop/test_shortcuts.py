@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,12 @@ NO_SHORTCUTS = Shortcuts(draft=False, prefixes=False)
 Searched = tuple[list[Any], dict[str, list[float]]]
 
 
-def settings(prune: int, merge: int) -> RunConfig:
-    """All kinds of fitness at once, a prune and a merge phase of so many evaluations."""
+def settings() -> RunConfig:
+    """All kinds of fitness at once, a prune and a merge phase."""
     counts = {"search": 4, "dev": 2}
     data = load_run_config(DEMO).model_dump(mode="json") | {
         "tasks": [{"name": name, "counts": counts} for name in TASKS],
-        "phases": [{"kind": "prune", "evaluations": prune, "initial": 5}, {"kind": "merge", "evaluations": merge}],
+        "phases": [{"kind": "prune", "evaluations": 5, "initial": 3}, {"kind": "merge", "evaluations": 3}],
         "genome": {"kind": "eep", "experts": 2, "groups": "per_layer"},
         "stop_at_recovery": None,
         "final": {"rerank": 2, "test": False},
@@ -41,20 +40,14 @@ def settings(prune: int, merge: int) -> RunConfig:
     return parse_run_config(data, "test")
 
 
-def searched(
-    folder: Path,
-    activation_cache_bytes: int,
-    shortcuts: Shortcuts = ALL_SHORTCUTS,
-    library: Any = None,
-    evaluations: tuple[int, int] = (7, 4),
-) -> Searched:
+def searched(library: FickleLibrary, shortcuts: Shortcuts, activation_cache_bytes: int) -> Searched:
     """All individuals and their evaluations, and the shares spared."""
-    setup = set_up_new(settings(*evaluations))
+    setup = set_up_new(settings())
     model, engine = setup.config.model, setup.config.engine
     spared: dict[str, list[float]] = {}
 
     def watching(worker: Evaluator, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
-        with library or nullcontext():
+        with library:
             reply = worker.evaluate(request, splits)
         for split in splits:
             spared.setdefault(split.task, []).append(reply.results[split.fingerprint].saved)
@@ -63,10 +56,9 @@ def searched(
     def make() -> Evaluator:
         return Guarded(EvaluationWorker(model, engine, shortcuts, activation_cache_bytes), watching)
 
-    pool = LocalPool(make, setup.all_prepared)
-    with Store.open(f"sqlite:///{folder / f'{activation_cache_bytes}-{shortcuts.draft}'}.db") as store:
+    with Store.open("sqlite:///:memory:") as store:
         register(setup, store)
-        report = execute(setup, store, Observer(), lambda _: pool)
+        report = execute(setup, store, Observer(), lambda _: LocalPool(make, setup.all_prepared))
         found: list[Any] = [report.winner and report.winner.split(":")[1]]
         for row in store.history(setup.search_id):
             found.append((row.index, row.genome, row.phenotype_hash, row.fitness, row.tie_break, row.parents))
@@ -76,24 +68,11 @@ def searched(
     return found, spared
 
 
-def test_the_store_holds_the_same(tmp_path: Path) -> None:
-    """Without room for hidden states, with room for all of them, and with room for some."""
-    whole, nothing = searched(tmp_path, 0)
-    roomy, spared = searched(tmp_path, 1 << 26)
-    tight, less = searched(tmp_path, 3 << 20)
-    assert roomy == whole and tight == whole
-    assert len(whole) > 11 * 6
-    sums = [[sum(shares[task]) for task in TASKS] for shares in (nothing, less, spared)]
-    assert not any(sums[0])
-    assert all(sums[2]), sums
-    assert 0 < sum(sums[1]) < sum(sums[2]), sums
-
-
-def test_the_store_holds_the_same_on_a_library_whose_products_depend_on_their_shapes(tmp_path: Path) -> None:
-    """With all shortcuts, and without any."""
-    library, evaluations = FickleLibrary(), (5, 2)
-    on, _ = searched(tmp_path, 1 << 26, library=library, evaluations=evaluations)
+def test_the_store_holds_the_same_on_a_library_whose_products_depend_on_their_shapes() -> None:
+    library = FickleLibrary()
+    on, spared = searched(library, ALL_SHORTCUTS, 1 << 26)
     asked = library.asked
-    off, _ = searched(tmp_path, 0, NO_SHORTCUTS, library, evaluations)
-    assert on == off
-    assert 3_000 < asked < library.asked
+    off, nothing = searched(library, NO_SHORTCUTS, 0)
+    assert on == off and len(on) > 8 * 6
+    assert 1_000 < asked < library.asked - asked
+    assert all(any(spared[task]) and not any(nothing[task]) for task in TASKS)

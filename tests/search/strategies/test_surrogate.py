@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from factorllm_samples import factorllm_space
-from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import rankdata
-from search_samples import decided, deepseek, dense_model, eep_space, history_row
+from search_samples import decided, deepseek, eep_space, history_row
+from strategy_lab import Score, asked_and_told
 
 from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
-from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection, TunePhase
+from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection
 from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.search.strategies.schedule import Schedule
@@ -25,8 +23,6 @@ from moevolve.search.strategies.surrogate import LinearPosterior, Surrogate, tar
 from moevolve.store.records import IndividualRecord
 from moevolve.workers.contract.edits import Calibration
 
-Score = Callable[[IndividualRecord], tuple[float, float] | None]
-Told = tuple[list[IndividualRecord], list[IndividualRecord]]
 PRUNING = PrunePhase(evaluations=50, initial=12)
 MERGING = MergePhase(evaluations=20)
 LEARNING = SurrogateSection()
@@ -60,9 +56,8 @@ def run(
     score: Score,
     window: int = 4,
     seed: int = 0,
-    resumed_at: int = 0,
-) -> Told:
-    """Ask and tell as the driver does; what is before `resumed_at` is skipped by a second strategy."""
+    resumed_at: int | None = None,
+) -> list[IndividualRecord]:
     schedule = Schedule.of([(phase.kind, phase.evaluations, phase.initial) for phase in phases], window)
 
     def strategy() -> PhasedStrategy:
@@ -70,60 +65,24 @@ def run(
         pairs = zip(phases, firsts, strict=True)
         return PhasedStrategy([Surrogate(space, phase, section, seed, first) for phase, first in pairs], schedule)
 
-    one, two = strategy(), strategy()
-    proposals: list[IndividualRecord] = []
-    members: list[IndividualRecord] = []
-    taken: set[str] = set()
-    told = 0
-    for index in range(schedule.total):
-        while told < schedule.visible(index):
-            one.tell(members[told])
-            two.tell(members[told])
-            told += 1
-        made = one.ask(index, taken)
-        if index < resumed_at:
-            two.skip(index)
-        else:
-            assert two.ask(index, taken) == made
-        np.random.random(index % 3)  # noqa: NPY002 - the global generator must not matter
-        phase = schedule.span(index).kind
-        proposals.append(individual_record(index, phase, made, space.describe(made.genome), 0))
-        taken.add(proposals[-1].phenotype_hash)
-        members.append(decided(proposals[-1], score(proposals[-1])))
-    return proposals, members
+    return asked_and_told(strategy, space, schedule, score, resumed_at)
 
 
-def system(individuals: int, features: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Features, targets, and the weights behind them."""
-    rng = np.random.default_rng(individuals)
-    found, weights = rng.standard_normal((individuals, features)), rng.standard_normal(features) / 2
-    return found, found @ weights + 0.3 * rng.standard_normal(individuals), weights
-
-
-@pytest.mark.parametrize("shape", [(60, 8), (8, 20), (12, 12), (1, 3)])
+@pytest.mark.parametrize("shape", [(60, 8), (8, 20)])
 def test_the_posterior_is_the_textbook_s(shape: tuple[int, int]) -> None:
     """Bishop (2006), eqs. 3.53 and 3.54, inverted as they stand; draws have that mean and covariance."""
-    features, targets, _ = system(*shape)
+    rng = np.random.default_rng(shape[0])
+    features = rng.standard_normal(shape)
+    targets = features @ rng.standard_normal(shape[1]) / 2 + 0.3 * rng.standard_normal(shape[0])
     covariance = np.linalg.inv(4.0 * np.eye(shape[1]) + features.T @ features / 0.3**2)
     mean = covariance @ features.T @ targets / 0.3**2
     model = LinearPosterior(features, targets, precision=4.0, noise=0.3)
     assert np.allclose(model.mean, mean, rtol=0, atol=1e-10)
-    rng = np.random.default_rng(0)
-    draws = np.stack([model.draw(rng) for _ in range(20_000)])
+    draws = np.stack([model.draw(rng) for _ in range(5_000)])
     spread = np.sqrt(np.diag(covariance))
     assert np.abs((draws.mean(axis=0) - mean) / spread).max() < 5 / np.sqrt(len(draws))
     scaled = np.cov(draws.T) / np.outer(spread, spread)
-    assert np.abs(scaled - covariance / np.outer(spread, spread)).max() < 0.06
-
-
-def test_it_finds_the_weights_behind_the_targets() -> None:
-    features, targets, weights = system(4000, 8)
-    assert np.abs(LinearPosterior(features, targets, 4.0, 0.3).mean - weights).max() < 0.03
-
-
-def test_without_features_there_is_nothing_to_weigh() -> None:
-    model = LinearPosterior(np.zeros((5, 0)), np.arange(5.0), 4.0, 0.3)
-    assert model.mean.shape == model.draw(np.random.default_rng(0)).shape == (0,)
+    assert np.abs(scaled - covariance / np.outer(spread, spread)).max() < 0.1
 
 
 def test_targets_are_normal_scores_of_fitness_and_tie_break() -> None:
@@ -142,18 +101,17 @@ def test_targets_are_normal_scores_of_fitness_and_tie_break() -> None:
     assert np.allclose(targets_of(level), 0.0)
 
 
-@pytest.mark.parametrize("groups", [4, "per_layer"])
-def test_where_worth_adds_up_it_finds_the_best_choice_of_all(groups: Any) -> None:
-    space = eep_space(2, groups, layers=6)
-    _, members = run(space, (PrunePhase(evaluations=200, initial=31),), LEARNING, planted(space, failing=0))
+def test_where_worth_adds_up_it_finds_the_best_choice_of_all() -> None:
+    space = eep_space(2, 4, layers=6)
+    members = run(space, (PrunePhase(evaluations=120, initial=31),), LEARNING, planted(space, failing=0))
     found = min(members, key=rank_key).tie_break
     assert found == pytest.approx(best_of(space), abs=1e-3)
 
 
 def test_experts_of_every_routing_group_are_learned_apart() -> None:
     space = eep_space(8, 3, facts=deepseek())
-    proposals, members = run(space, (PrunePhase(evaluations=120, initial=31),), LEARNING, planted(space, failing=0))
-    for proposal in proposals:
+    members = run(space, (PrunePhase(evaluations=90, initial=31),), LEARNING, planted(space, failing=0))
+    for proposal in members:
         space.from_kept(space.kept(space.from_bytes(proposal.genome)))  # as many of each group, or it raises
     found = min(members, key=rank_key).tie_break
     assert found == pytest.approx(best_of(space), rel=0.02)
@@ -170,70 +128,54 @@ def test_what_the_calibration_says_of_experts_is_believed_as_far_as_scores_agree
     if told:
         space = space.calibrated(Calibration(measured))
     phase = PrunePhase(evaluations=32, initial=24)
-    _, members = run(space, (phase,), SurrogateSection(bred=0.0), planted(space, failing=0), window=1)
+    members = run(space, (phase,), SurrogateSection(bred=0.0), planted(space, failing=0), window=1)
     made = np.mean([one.tie_break or 0.0 for one in members[24:]]) / best_of(space)
     assert made > 0.5 if told else made < 0.3
 
 
 def test_who_makes_what() -> None:
     space = eep_space(layers=4)
-    proposals, members = run(space, (PRUNING, MERGING), LEARNING, planted(space))
-    assert {one.operator for one in proposals[:12]} == {"random"}
-    learned = [one for one in proposals[12:] if one.operator.startswith("surrogate")]
-    assert {one.operator for one in proposals[12:]} - {one.operator for one in learned} <= EVOLUTION
+    members = run(space, (PRUNING, MERGING), LEARNING, planted(space))
+    assert {one.operator for one in members[:12]} == {"random"}
+    learned = [one for one in members[12:] if one.operator.startswith("surrogate")]
+    assert {one.operator for one in members[12:]} - {one.operator for one in learned} <= EVOLUTION
     assert {one.operator for one in learned} == {"surrogate"} and {one.phase for one in learned} == {"prune"}
     assert all(one.parents == () and "(learned from " in one.summary for one in learned)
     assert all(space.from_bytes(one.genome).one_hot for one in learned)
     best = min((one for one in members[: 50 - 3] if one.fitness is not None), key=rank_key)
-    assert proposals[50].parents == (best.index,)
+    assert members[50].parents == (best.index,)
     failed = {one.index for one in members if one.fitness is None}
-    assert failed and not failed & {parent for one in proposals for parent in one.parents}
+    assert failed and not failed & {parent for one in members for parent in one.parents}
 
 
 def test_a_share_of_the_children_is_evolution_s() -> None:
     space = eep_space(groups="per_layer", layers=8)
-    phases = (PrunePhase(evaluations=120, initial=10),)
+    phases = (PrunePhase(evaluations=70, initial=10),)
 
     def bred(section: SurrogateSection) -> float:
-        return float(
-            np.mean([one.operator in EVOLUTION for one in run(space, phases, section, planted(space))[0][20:]])
-        )
+        return float(np.mean([one.operator in EVOLUTION for one in run(space, phases, section, planted(space))[20:]]))
 
-    assert bred(LEARNING) == pytest.approx(0.3, abs=0.1)
+    assert bred(LEARNING) == pytest.approx(0.3, abs=0.15)
     assert bred(SurrogateSection(bred=1.0)) == 1.0
     assert bred(SurrogateSection(bred=0.0)) == 0.0
 
 
-@pytest.mark.parametrize("window", [1, 7])
-def test_no_individual_repeats_an_earlier_one_while_there_are_others(window: int) -> None:
-    space = eep_space(2, 2, layers=4)  # 784 in all
-    alone = SurrogateSection(bred=0.0)
-    proposals, _ = run(space, (PrunePhase(evaluations=150, initial=20),), alone, planted(space), window)
-    assert len({one.phenotype_hash for one in proposals}) == len(proposals)
-
-
-def test_a_space_without_anything_new_repeats() -> None:
+def test_no_individual_repeats_an_earlier_one_while_there_are_others() -> None:
+    space, alone = eep_space(2, 2, layers=4), SurrogateSection(bred=0.0)  # 784 in all
+    members = run(space, (PrunePhase(evaluations=100, initial=20),), alone, planted(space), 7)
+    assert len({one.phenotype_hash for one in members}) == len(members)
     space = eep_space(7, 1, layers=4)
-    proposals, _ = run(space, (PrunePhase(evaluations=30, initial=10),), LEARNING, planted(space, failing=0))
-    assert len({one.phenotype_hash for one in proposals}) == 8 and len(proposals) == 30
+    members = run(space, (PrunePhase(evaluations=30, initial=10),), LEARNING, planted(space, failing=0))
+    assert len({one.phenotype_hash for one in members}) == 8 and len(members) == 30
+    for score in (lambda _: None, lambda _: (0.5, 0.0)):  # where everything fails, or scores the same
+        members = run(eep_space(layers=4), (PRUNING,), LEARNING, score)
+        assert len({one.phenotype_hash for one in members}) == len(members)
 
 
 def test_skipping_what_is_stored_changes_no_later_answer() -> None:
     space = eep_space(layers=4)
     whole = run(space, (PRUNING, MERGING), LEARNING, planted(space), resumed_at=33)
-    assert whole == run(space, (PRUNING, MERGING), LEARNING, planted(space), resumed_at=61)
-    assert whole != run(space, (PRUNING, MERGING), LEARNING, planted(space), seed=1)
-
-
-def test_a_search_where_everything_fails_goes_on_at_random() -> None:
-    proposals, _ = run(eep_space(layers=4), (PRUNING,), LEARNING, lambda _: None)
-    assert {one.operator for one in proposals} == {"random"}
-    assert len({one.phenotype_hash for one in proposals}) == len(proposals)
-
-
-def test_equal_scores_are_no_obstacle() -> None:
-    proposals, _ = run(eep_space(layers=4), (PRUNING, MERGING), LEARNING, lambda _: (0.5, 0.0))
-    assert len({one.phenotype_hash for one in proposals}) == len(proposals)
+    assert whole != run(space, (PRUNING, MERGING), LEARNING, planted(space), seed=1, resumed_at=61)
 
 
 def test_only_the_newest_are_remembered() -> None:
@@ -256,9 +198,3 @@ def test_only_the_newest_are_remembered() -> None:
     changed = [replace(one, fitness=0.0) for one in members[:29]] + members[29:]
     assert answer(members) == answer(changed) == answer(members[29:])
     assert answer(members) != answer([*members[:29], replace(members[29], fitness=9.0), *members[30:]])
-
-
-def test_continuous_genomes_are_evolution_s() -> None:
-    space, phase = factorllm_space(dense_model()), TunePhase(evaluations=40, initial=8)
-    proposals, _ = run(space, (phase,), LEARNING, lambda made: (int(made.content_hash[:2], 16) / 256, 0.0))
-    assert {one.operator for one in proposals} <= EVOLUTION | {"start"}
