@@ -57,18 +57,14 @@ class EvenEngine:
         return np.full(self.examples, 0.5), np.full(self.examples, -0.5)
 
 
-@pytest.mark.parametrize("name", list(FITNESSES))
-def test_what_it_says_of_itself_fits_together(name: str) -> None:
-    fitness = FITNESSES[name]
-    assert fitness.name == name == known_fitness(name)
-    assert fitness.metric in METRICS
-    assert fitness.reads in get_args(Reading)
-    assert fitness.reads == "texts" or not fitness.compares, "texts are what is remembered"
-    assert fitness.reads == "generation" or not fitness.uses_matching
-    assert fitness.reads != "choices" or fitness.needs_references
-
-
-def test_those_that_tasks_can_be_given() -> None:
+def test_what_it_says_of_itself_fits_together() -> None:
+    for name, fitness in FITNESSES.items():
+        assert fitness.name == name == known_fitness(name)
+        assert fitness.metric in METRICS
+        assert fitness.reads in get_args(Reading)
+        assert fitness.reads == "texts" or not fitness.compares, "texts are what is remembered"
+        assert fitness.reads == "generation" or not fitness.uses_matching
+        assert fitness.reads != "choices" or fitness.needs_references
     assert DEFAULT_FITNESS in task_fitnesses()
     assert set(FITNESSES) - set(task_fitnesses()) == {"lm_eval"}
 
@@ -82,13 +78,7 @@ def test_it_reads_the_engine_as_it_says(name: str, write_task: WriteTask) -> Non
     assert result.outcomes.shape == (len(split.examples),)
     assert 0 <= result.outcomes.min() <= result.outcomes.max() <= 1
     assert 0 <= result.score <= 1 and np.isfinite(result.gold_logprob)
+    decided = FITNESSES[name].decided(split)
+    assert decided(0, "whatever\n") and not decided(0, "")
     with pytest.raises(ValueError, match=rf"small@{name}/search"):
         run_split(EvenEngine(len(split.examples) - 1), split)
-
-
-@pytest.mark.parametrize("name", task_fitnesses())
-def test_decoding_may_stop_at_a_stop_string(name: str, write_task: WriteTask) -> None:
-    split = prepare_split(load_task(f"{write_task()}@{name}"), "search")
-    decided = FITNESSES[name].decided(split)
-    assert decided(0, "whatever\n")
-    assert not decided(0, "")

@@ -95,18 +95,11 @@ def test_tasks_name_it(write_prompts: WriteTask, write_task: WriteTask) -> None:
     assert (task.labelled, task.resolved_positions) == (False, "text")
     split = prepare_split(task, "search")
     assert (split.fitness, split.metric, len(split.examples)) == ("brevity", "mean", 4)
+    with pytest.raises(UserError, match=r"fitness: input should be 'generate', .* 'lm_eval' or 'brevity'"):
+        load_task(write_prompts(fitness="short"))
     labelled = load_task(f"{write_task()}@brevity")
     assert (labelled.name, labelled.resolved_metric) == ("small@brevity", "mean")
     assert prepare_split(labelled, "dev").examples[0].references
-
-
-def test_it_is_listed_among_those_there_are(write_prompts: WriteTask) -> None:
-    with pytest.raises(UserError, match=r"unknown fitness `short`; .*: generate, .*, agreement, brevity$"):
-        load_task(f"{write_prompts(fitness='brevity')}@short")
-    with pytest.raises(UserError, match=r"fitness: input should be 'generate', .* 'lm_eval' or 'brevity'"):
-        load_task(write_prompts(fitness="short"))
-    with pytest.raises(UserError, match="give `answer`"):
-        load_task(f"{write_prompts(fitness='brevity')}@rank")
 
 
 def test_a_worker_scores_it(write_prompts: WriteTask, model: Path) -> None:
@@ -128,7 +121,7 @@ def test_a_worker_scores_it(write_prompts: WriteTask, model: Path) -> None:
     assert found.gold_logprob == pytest.approx(np.mean(np.log(expected)))
     assert len(set(expected)) > 1
     scores = set()
-    for seed in range(4):
+    for seed in range(2):
         reply = worker.evaluate(EvaluationRequest(pruning(seed), (split.ref,)), (split,))
         scores.add(reply.results[split.fingerprint].score)
     assert len(scores) > 1
@@ -162,8 +155,7 @@ def test_its_passes_are_planned(write_prompts: WriteTask, model: Path, tmp_path:
         "phases": [{"kind": "prune", "evaluations": 4, "initial": 4}],
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-    for given in ((), ("--prompt-tokens", "9", "--examples", "5")):
-        done = CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml"), "--gpu", "h100", "--json", *given])
-        assert done.exit_code == 0, done.output
-        splits = json.loads(done.stdout)["splits"]
-        assert {(one["task"], one["split"]) for one in splits} == {("prompts", s) for s in ("search", "dev", "test")}
+    done = CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml"), "--gpu", "h100", "--json"])
+    assert done.exit_code == 0, done.output
+    splits = json.loads(done.stdout)["splits"]
+    assert {(one["task"], one["split"]) for one in splits} == {("prompts", s) for s in ("search", "dev", "test")}

@@ -16,7 +16,7 @@ from moevolve.evaluators.preparation.registry import list_tasks, load_task
 from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.tasks.datasets import Table
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows
-from moevolve.evaluators.types import SCORED, Example
+from moevolve.evaluators.types import Example
 
 HELD_OUT = {
     "electrical_engineering",
@@ -27,7 +27,7 @@ HELD_OUT = {
     "miscellaneous",
     "high_school_psychology",
 }
-DEMO = sorted(name for name in list_tasks() if name.startswith("demo-"))
+
 
 # One row in the columns of the hub data set, and what becomes of it.
 HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
@@ -233,49 +233,35 @@ def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
     monkeypatch.setattr(prepare, "load_table", fake)
 
 
-@pytest.mark.parametrize("name", sorted(HUB_ROWS))
-def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    row, expected = HUB_ROWS[name]
-    _serve(monkeypatch, [row])
-    task = load_task(name)
-    whole = task.model_copy(update={"splits": {"test": task.splits["test"].model_copy(update={"where_not": {}})}})
-    assert prepare.prepare_split(whole, "test").examples == (expected,)
-
-
-def test_every_shipped_task_is_covered() -> None:
+def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {name for name in list_tasks() if not name.startswith("eep/")}  # those: test_eep_tasks.py
     assert plain == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TASKS}
+    for name, (row, expected) in HUB_ROWS.items():
+        _serve(monkeypatch, [row])
+        task = load_task(name)
+        whole = task.model_copy(update={"splits": {"test": task.splits["test"].model_copy(update={"where_not": {}})}})
+        assert prepare.prepare_split(whole, "test").examples == (expected,), name
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(HUB_ROWS) if name != "mmlu"])
-def test_splits_of_enough_rows_are_disjoint(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    count = 4000 if name == "wikitext2" else 512
-    rows = [HUB_ROWS[name][0] for _ in range(count)]
-    _serve(monkeypatch, rows)
-    prepared = prepare.prepare_splits(load_task(name), SCORED)
-    assert tuple(prepared) == SCORED
-    assert len(prepared["search"].examples) >= 150
-    assert len(prepared["dev"].examples) >= 100
-    assert len(prepared["test"].examples) == count
-
-
-@pytest.mark.parametrize(("name", "count"), TRAINING_ROWS.items())
-def test_what_is_measured_on_is_left_of_the_training_rows(name: str, count: int) -> None:
+def test_splits_take_different_training_rows_and_leave_some_to_measure_on() -> None:
     """The sizes are those that the data sets' authors give."""
-    task = load_task(name)
-    table = Table(name, datasets.Dataset.from_dict({"text": ["word " * 50] * count}))
-    rows = {split: select_rows(table, chosen) for split, chosen in task.splits.items() if chosen.source == "train"}
-    check_disjoint(rows, name)
-    if "calibration" in task.splits:
-        assert len(rows["calibration"]) == {"wsc": 42}.get(name, task.splits["calibration"].row_count)
-        assert len(rows["calibration"]) >= 512 or name == "wsc"
-    else:
-        assert count - sum(map(len, rows.values())) == 0, "rows are left to measure on"
-
-
-def test_every_task_with_training_rows_is_covered() -> None:
-    trained = {name for name in HUB_ROWS if any(each.source == "train" for each in load_task(name).splits.values())}
-    assert trained == set(TRAINING_ROWS)
+    tasks = {name: load_task(name) for name in HUB_ROWS}
+    assert set(TRAINING_ROWS) == {
+        name for name, task in tasks.items() if any(each.source == "train" for each in task.splits.values())
+    }
+    for name, count in TRAINING_ROWS.items():
+        splits = tasks[name].splits
+        table = Table(
+            name, datasets.Dataset.from_dict({"text": ["word " * (50 if name == "wikitext2" else 1)] * count})
+        )
+        rows = {split: select_rows(table, chosen) for split, chosen in splits.items() if chosen.source == "train"}
+        check_disjoint(rows, name)
+        assert len(rows["search"]) >= 150 and len(rows.get("dev", range(100))) >= 100, name
+        if "calibration" in splits:
+            assert len(rows["calibration"]) == {"wsc": 42}.get(name, splits["calibration"].row_count)
+            assert len(rows["calibration"]) >= 512 or name == "wsc"
+        else:
+            assert count - sum(map(len, rows.values())) == 0, "rows are left to measure on"
 
 
 def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,13 +277,11 @@ def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest
     assert {e.prompt.split("\n")[1].split()[1] for e in held["test"].examples} == HELD_OUT
 
 
-@pytest.mark.parametrize(
-    "name", ["arc-easy", "arc-challenge", "openbookqa", "winogrande", "hellaswag", "piqa", "gsm8k"]
-)
+@pytest.mark.parametrize("name", ["hellaswag", "gsm8k"])
 def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> None:
     """With JSONL files that have the hub data sets' columns, splits take different rows."""
     row = HUB_ROWS[name][0]
-    field = next(key for key in ("question", "question_stem", "sentence", "ctx", "goal") if key in row)
+    field = {"hellaswag": "ctx", "gsm8k": "question"}[name]
     for source, count in (("train", 1540), ("validation", 7), ("test", 7)):
         rows = [row | {field: f"{source} {n} {row[field]}"} for n in range(count)]
         (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
@@ -305,10 +289,10 @@ def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> N
     (tmp_path / "mine.yaml").write_text(json.dumps({"extends": name, "source": {"files": files}}))
     prepared = prepare.prepare_splits(load_task(tmp_path / "mine.yaml"))
     sizes = {split: len(value.examples) for split, value in prepared.items()}
-    assert sizes == {"calibration": 512 if "arc" in name else 1024, "search": 256, "dev": 256, "test": 7}
+    assert sizes == {"calibration": 1024, "search": 256, "dev": 256, "test": 7}
     prompts = [example.prompt for value in prepared.values() for example in value.examples]
     assert len(set(prompts)) == len(prompts)
-    tested = "test" if name in ("arc-easy", "arc-challenge", "openbookqa", "gsm8k") else "validation"
+    tested = {"hellaswag": "validation", "gsm8k": "test"}[name]
     assert all(f"{tested} " in example.prompt for example in prepared["test"].examples)
     assert all("train " in example.prompt for example in prepared["dev"].examples)
     matcher, example = make_matcher(prepared["test"].matching), prepared["test"].examples[0]
@@ -320,7 +304,7 @@ def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> N
 
 def test_wikitext2_is_running_text_in_windows(tmp_path: Path) -> None:
     """With files that have the hub data set's columns, every row is a line of an article, complete and in order."""
-    lines = ["", " = Valkyria = \n", "", *(f" Line {i} .\n" for i in range(9_000)), ""]
+    lines = ["", " = Valkyria = \n", "", *(f" Line {i} .\n" for i in range(8_500)), ""]
     for source in ("train", "validation", "test"):
         rows = [{"text": line and line.replace("Line", source)} for line in lines]
         (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -341,13 +325,10 @@ def test_wikitext2_is_running_text_in_windows(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", DEMO)
-def test_demo_tasks_are_ready_to_use(name: str) -> None:
-    task = load_task(name)
-    demo = name.removeprefix("demo-")
-    assert task.prompt == TEMPLATE
-    assert tuple(task.choices or ()) == CHOICES.get(demo, ())
+def test_demo_tasks_are_ready_to_use() -> None:
+    for demo in TASKS:
+        task = load_task(f"demo-{demo}")
+        assert (task.prompt, tuple(task.choices or ())) == (TEMPLATE, CHOICES.get(demo, ()))
+        assert [chosen.source for chosen in task.splits.values()] == ["calibration", "search", "dev", "test"]
     prepared = prepare.prepare_splits(task)
     assert [len(split.examples) for split in prepared.values()] == [2000, 400, 300, 1000]
-    prompts = [example.prompt for split in prepared.values() for example in split.examples]
-    assert len(set(prompts)) == len(prompts)
