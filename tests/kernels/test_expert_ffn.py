@@ -55,9 +55,7 @@ shapes = pytest.mark.parametrize(("gated", "bias"), [(True, False), (True, True)
 
 
 @shapes
-@pytest.mark.parametrize(
-    ("count", "active", "scale"), [(1, 1, 1.0), (1, 2, 2.0), (1, 3, 1.0), (2, 2, 1.0), (3, 3, 1.5)]
-)
+@pytest.mark.parametrize(("count", "active", "scale"), [(1, 2, 2.0), (3, 3, 1.5)])
 def test_it_is_the_oracle(gated: bool, bias: bool, count: int, active: int, scale: float) -> None:
     weights, hidden = network(gated, bias), inputs()
     weight, biases = routers(count)
@@ -85,13 +83,18 @@ def test_one_router_chooses_exactly_k_experts_and_several_only_what_all_choose()
     together = choose_experts(hidden, weight, bias, 2)
     assert torch.equal(together, each[0] & each[1] & each[2])
     assert (together.sum(dim=1) < 2).any()
-
-
-def test_the_bias_decides_where_inputs_say_nothing() -> None:
-    weight = torch.zeros(1, EXPERTS, HIDDEN)
-    bias = torch.tensor([[0.0, 2.0, -1.0, 1.0]])
-    chosen = choose_experts(inputs(), weight, bias, 2)
+    biases = torch.tensor([[0.0, 2.0, -1.0, 1.0]])
+    chosen = choose_experts(hidden, torch.zeros(1, EXPERTS, HIDDEN), biases, 2)
     assert torch.equal(chosen, torch.tensor([[False, True, False, True]]).expand(TOKENS, -1))
+
+
+def test_tokens_without_experts_get_the_output_bias_and_no_tokens_nothing() -> None:
+    weights = network(gated=False, bias=True)
+    out = expert_ffn(inputs(), torch.zeros(TOKENS, EXPERTS, dtype=torch.bool), weights)
+    assert weights.down_bias is not None
+    assert torch.equal(out, weights.down_bias.expand(TOKENS, -1))
+    empty = torch.empty(0, HIDDEN)
+    assert expert_ffn(empty, choose_experts(empty, *routers(1), 2), weights).shape == (0, HIDDEN)
 
 
 def test_an_expert_sees_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,17 +116,3 @@ def test_an_expert_sees_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> 
     expert_ffn(hidden, chosen, watched)
     assert sum(counted) == TOKENS * WIDTH // EXPERTS
     assert len(counted) == int(chosen.any(dim=0).sum())
-
-
-def test_a_token_without_experts_gets_the_output_bias() -> None:
-    weights = network(gated=False, bias=True)
-    hidden = inputs()
-    out = expert_ffn(hidden, torch.zeros(TOKENS, EXPERTS, dtype=torch.bool), weights)
-    assert weights.down_bias is not None
-    assert torch.equal(out, weights.down_bias.expand(TOKENS, -1))
-
-
-def test_no_tokens_give_no_outputs() -> None:
-    weights = network(gated=True, bias=False)
-    empty = torch.empty(0, HIDDEN)
-    assert expert_ffn(empty, choose_experts(empty, *routers(1), 2), weights).shape == (0, HIDDEN)

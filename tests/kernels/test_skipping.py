@@ -9,7 +9,7 @@ import torch
 from moevolve.kernels import routing
 from moevolve.kernels.routing_rule import RoutingRule
 
-LOGITS = torch.randn((60, 8), generator=torch.Generator().manual_seed(0)) * 2
+LOGITS = torch.randn((40, 8), generator=torch.Generator().manual_seed(0)) * 2
 SELECTED = torch.tensor([6, 1, 3, 0])
 
 
@@ -17,7 +17,7 @@ def dense(weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     return torch.zeros((len(weights), 4), dtype=torch.float64).scatter_add_(1, chosen, weights.double())
 
 
-@pytest.mark.parametrize("skip_below", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("skip_below", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("logits_space", [True, False])
 def test_pruned_routing_skips_as_the_oracle_does(skip_below: float, renormalise: bool, logits_space: bool) -> None:
@@ -30,7 +30,7 @@ def test_pruned_routing_skips_as_the_oracle_does(skip_below: float, renormalise:
     skipped = (expected > 0).sum(dim=1) == 1
     assert bool(skipped.any()) == (skip_below > 0) and bool((~skipped).any()) == (skip_below < 1)
     if renormalise:
-        torch.testing.assert_close(expected.sum(dim=1), torch.ones(60, dtype=torch.float64))
+        torch.testing.assert_close(expected.sum(dim=1), torch.ones(40, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
@@ -57,7 +57,7 @@ def test_where_weights_vanish_the_skipped_expert_gets_no_share() -> None:
     assert expected.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("skip_below", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("skip_below", [0.0, 0.5])
 def test_a_softmax_of_the_chosen_skips_and_shares_again(skip_below: float) -> None:
     """GPT-OSS: weights are the softmax of the two chosen logits, and the remaining weights sum to the scale."""
     rule = RoutingRule(True, "softmax_of_chosen", scale=2.0)

@@ -116,7 +116,7 @@ def test_a_locked_file_is_waited_for_as_long_as_is_said(file: Path) -> None:
     with Store.open(f"sqlite:///{file}") as store, ThreadPoolExecutor(1) as thread:
         with locked(file):
             done = thread.submit(store.record, "id-alpha", [individual(0)])
-            time.sleep(1.2)
+            time.sleep(0.7)
             assert not done.done()
         done.result(30)
         store.retry_timeout_s = 600

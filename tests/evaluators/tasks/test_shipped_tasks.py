@@ -244,16 +244,14 @@ def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_splits_take_different_training_rows_and_leave_some_to_measure_on() -> None:
-    """The sizes are those that the data sets' authors give."""
+    """The sizes are those that the data sets' authors give, as far as splits reach."""
     tasks = {name: load_task(name) for name in HUB_ROWS}
     assert set(TRAINING_ROWS) == {
         name for name, task in tasks.items() if any(each.source == "train" for each in task.splits.values())
     }
-    for name, count in TRAINING_ROWS.items():
-        splits = tasks[name].splits
-        table = Table(
-            name, datasets.Dataset.from_dict({"text": ["word " * (50 if name == "wikitext2" else 1)] * count})
-        )
+    for name, given in TRAINING_ROWS.items():
+        splits, count = tasks[name].splits, min(given, 10_000 if name == "wikitext2" else 2_600)
+        table = Table(name, datasets.Dataset.from_dict({"text": ["word " * 50] * count}))
         rows = {split: select_rows(table, chosen) for split, chosen in splits.items() if chosen.source == "train"}
         check_disjoint(rows, name)
         assert len(rows["search"]) >= 150 and len(rows.get("dev", range(100))) >= 100, name
