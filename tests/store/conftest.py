@@ -10,6 +10,7 @@ import pytest
 
 from moevolve.store.repository import Store
 
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -127,17 +127,6 @@ def test_a_worker_scores_it(write_prompts: WriteTask, model: Path) -> None:
     assert len(scores) > 1
 
 
-def test_what_is_not_finite_is_the_candidates_fault_in_its_words(
-    write_prompts: WriteTask, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    split = prepare_split(load_task(write_prompts(fitness="brevity")), "search")
-    worker = EvaluationWorker(ModelConfig(str(model), device="cpu"), EngineConfig())
-    monkeypatch.setattr(Brevity, "outcomes", lambda self, engine, split: (np.ones(4), np.array([0, 0, -np.inf, 0])))
-    reply = worker.evaluate(EvaluationRequest(IdentityEdit(), (split.ref,)), (split,))
-    assert reply.failure == "prompts/search: logarithm of example 2 is -inf (1 of 4 not finite)"
-    assert reply.kind == "candidate"
-
-
 def test_its_passes_are_planned(write_prompts: WriteTask, model: Path, tmp_path: Path) -> None:
     task = write_prompts(fitness="brevity")
     split = prepare_split(load_task(task), "search")
