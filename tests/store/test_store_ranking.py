@@ -63,7 +63,7 @@ def test_failed_pending_and_full_models_never_appear(store: Store) -> None:
     assert indices(store.pareto("rte")) == [2]
 
 
-def test_ties_fall_to_the_log_probability_then_to_age(store: Store) -> None:
+def test_ties_fall_to_age_and_one_phenotype_is_one_row_under_its_earliest_individual(store: Store) -> None:
     store.create_search(search("young", created_at=DAY + timedelta(1)), [split()])
     store.create_search(search("old", created_at=DAY), [split()])
     scored(store, "id-young", 0, 0.5, phenotype="a")
@@ -73,19 +73,11 @@ def test_ties_fall_to_the_log_probability_then_to_age(store: Store) -> None:
     scored(store, "id-old", 9, 0.5, phenotype="e", gold=-0.5)
     assert [row.ref for row in store.best("rte")] == ["old:9", "old:5", "old:7", "young:0", "old:3"]
     assert indices(store.best_of_search("id-old", 9)) == [9, 5, 7, 3]
-
-
-def test_one_phenotype_is_one_row_under_its_earliest_individual(store: Store) -> None:
-    store.create_search(search("young", created_at=DAY + timedelta(1)), [split()])
-    store.create_search(search("old", created_at=DAY), [split()])
-    for index in range(3):
-        scored(store, "id-young", index, 0.9, phenotype="same")
-    scored(store, "id-old", 8, 0.9, phenotype="same")
-    scored(store, "id-old", 6, 0.9, phenotype="same")
-    scored(store, "id-young", 5, 0.1, phenotype="other")
-    assert [row.ref for row in store.best("rte", limit=2)] == ["old:6", "young:5"]
-    assert [row.ref for row in store.best("rte", search="young")] == ["young:0", "young:5"]
-    assert indices(store.best_of_search("id-young", 5)) == [0, 5]
+    for name, index in (("young", 1), ("young", 2), ("old", 8), ("old", 6)):
+        scored(store, f"id-{name}", index, 0.9, phenotype="same")
+    assert [row.ref for row in store.best("rte", limit=2)] == ["old:6", "old:9"]
+    assert [row.ref for row in store.best("rte", search="young")] == ["young:1", "young:0"]
+    assert indices(store.best_of_search("id-young", 5)) == [1, 0]
 
 
 def test_another_model_or_engine_is_another_configuration(store: Store) -> None:
@@ -114,6 +106,11 @@ def test_filters_and_tasks(store: Store) -> None:
     assert indices(store.best("rte", active=1)) == [2, 1]
     assert store.best("rte", experts=5) == []
     assert [(row.task, row.index) for row in store.best(limit=2)] == [("copa", 0), ("copa", 1), ("rte", 3), ("rte", 2)]
+    # Scores on another version of the data (another fingerprint) stay out of a ranking of one search.
+    store.record("id-alpha", evaluations=[evaluation(1, 0.9, task_fingerprint="newer")])
+    best = {one: store.best("rte", search=one, by="search", limit=2) for one in ("alpha", None)}
+    assert [(row.index, row.score) for row in best["alpha"]] == [(3, 0.4), (2, pytest.approx(0.3))]
+    assert [(row.index, row.score) for row in best[None]] == [(1, 0.9), (3, 0.4)]
     with pytest.raises(StoreError, match=r"no task 'rtee'.*did you mean rte"):
         store.best("rtee")
     with pytest.raises(StoreError, match="did you mean alpha"):
@@ -121,16 +118,6 @@ def test_filters_and_tasks(store: Store) -> None:
     for wrong in ({"by": "train"}, {"by": "calibration"}, {"limit": 0}):
         with pytest.raises(StoreError, match="a ranking needs"):
             store.best("rte", **wrong)
-
-
-def test_a_search_is_ranked_on_its_own_version_of_a_task(store: Store) -> None:
-    """Scores on another version of the data (another fingerprint) stay out of a ranking of one search."""
-    store.create_search(search(), [split()])
-    scored(store, "id-alpha", 0, 0.5)
-    scored(store, "id-alpha", 1, 0.4)
-    store.record("id-alpha", evaluations=[evaluation(1, 0.9, task_fingerprint="newer")])
-    assert [(row.index, row.score) for row in store.best("rte", search="alpha", by="search")] == [(0, 0.5), (1, 0.4)]
-    assert [(row.index, row.score) for row in store.best("rte", by="search")] == [(1, 0.9), (0, 0.5)]
 
 
 def test_rankings_agree_with_sorting_everything(store: Store) -> None:

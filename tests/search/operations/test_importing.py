@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from published_templates import GPT_OSS, bytewise_tokenizer
 from safetensors.torch import load_file, save_file
 
 from moevolve.search.operations.subject import find_subject
@@ -176,10 +175,14 @@ def test_what_needs_no_weights_asks_for_none(imported: str, tiny: Any, in_proces
 def test_the_first_weights_are_its_weights(
     imported: str, released: Path, others: Path, tiny: Any, in_process: Any, tmp_path: Path
 ) -> None:
-    # Who only reads leaves it open.
+    # Others of other shapes aren't taken, and who only reads leaves it open.
+    evaluate = ("evaluate", imported, "--task", tiny.task, "--json")
+    settings = (others / "config.json").read_text()
+    (others / "config.json").write_text(json.dumps(json.loads(settings) | {"intermediate_size": 24}))
+    assert "isn't of the shapes" in refusal(in_process(*evaluate, "--model", others))
+    (others / "config.json").write_text(settings)
     assert in_process("answers", imported, "--task", tiny.task, "--model", tiny.model).returncode == 0
     assert not the_search(tmp_path).is_bound
-    evaluate = ("evaluate", imported, "--task", tiny.task, "--json")
     first = in_process(*evaluate, "--model", tiny.model)
     assert first.returncode == 0, first.stderr
     bound = the_search(tmp_path)
@@ -201,17 +204,6 @@ def test_the_first_weights_are_its_weights(
     assert [item["score"] for item in shown["evaluations"]] == [here["score"]]
 
 
-def test_weights_of_other_shapes_are_refused(
-    imported: str, config_only: Path, tiny: Any, others: Path, in_process: Any, tmp_path: Path
-) -> None:
-    settings = json.loads((others / "config.json").read_text())
-    (others / "config.json").write_text(json.dumps(settings | {"intermediate_size": 24}))
-    evaluate = ("evaluate", imported, "--task", tiny.task, "--model")
-    assert "isn't of the shapes" in refusal(in_process(*evaluate, others))
-    assert "needs the weights" in refusal(in_process(*evaluate, config_only))
-    assert not the_search(tmp_path).is_bound
-
-
 def test_a_search_whose_weights_have_moved(released: Path, tiny: Any, in_process: Any, tmp_path: Path) -> None:
     """They can be named wherever they are now, for searches of any kind; the card of an export says where."""
     shutil.copytree(tiny.model, tmp_path / "before")
@@ -225,33 +217,17 @@ def test_a_search_whose_weights_have_moved(released: Path, tiny: Any, in_process
 
 
 def test_what_is_asked_and_what_is_scored_is_shown_without_weights(
-    released: Path, config_only: Path, in_process: Any, tmp_path: Path
+    released: Path, config_only: Path, tiny: Any, in_process: Any
 ) -> None:
-    """As GPT-OSS is asked: the final channel is opened in the prompt, the date is fixed, effort is low."""
-    tokenizer = bytewise_tokenizer()
-    tokenizer.chat_template = GPT_OSS
-    tokenizer.save_pretrained(config_only)
-    (tmp_path / "rows.jsonl").write_text('{"question": "2+2?", "answer": "4"}\n')
-    task = {
-        "name": "sums",
-        "source": {"files": {"all": str(tmp_path / "rows.jsonl")}},
-        "splits": {"test": {"from": "all"}},
-        "prompt": "{{ question }}",
-        "answer": "{{ answer }}",
-        "max_new_tokens": 2,
-    }
-    (tmp_path / "sums.yaml").write_text(json.dumps(task))
-    imported = in_process(
-        "import-eep", released, "--experts-of", config_only, "--set", "engine.chat_template=auto", "--json"
-    )
+    for file in tiny.model.glob("*token*"):
+        shutil.copy(file, config_only)
+    imported = in_process("import-eep", released, "--experts-of", config_only)
     assert imported.returncode == 0, imported.stderr
-    command = ("answers", "full", "--task", tmp_path / "sums.yaml", "--prompts", "--whole")
+    command = ("answers", "full", "--task", tiny.task, "--prompts", "--limit", "1")
     done = in_process(*command, "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
-    assert row["gold"] == "4"
-    assert "Current date: 2025-01-01\n\nReasoning: low\n" in row["prompt"]
-    assert row["prompt"].endswith("2+2?<|end|><|start|>assistant<|channel|>final<|message|>")
+    assert row["gold"] in ("A", "B", "C", "D") and "which Answer" in row["prompt"]
+    assert row["prompt"].startswith("<s> <unk>"), "wrapped as Mixtral's prompts are, by words that the tokenizer lacks"
     shown = in_process(*command)
-    assert shown.returncode == 0, shown.stderr
-    assert "asked" in shown.stdout and "scored" in shown.stdout and "<|message|>" in shown.stdout.replace("\n", "")
+    assert "asked" in shown.stdout and "scored" in shown.stdout and "which Answer" in shown.stdout, shown.stderr

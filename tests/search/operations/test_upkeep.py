@@ -33,13 +33,9 @@ def kinds(all_kinds: str, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'kinds.db'}"
 
 
-def test_real_searches_of_every_kind_are_sound(all_kinds: str) -> None:
-    found = moevolve.db.check(all_kinds)
-    assert (found.problems, found.searches) == ((), len(KINDS))
-    assert found.calibrations == 2
-
-
-def test_damage_is_told_by_the_exit_code(kinds: str, in_process: Any) -> None:
+def test_real_searches_of_every_kind_are_sound_and_damage_is_told_by_the_exit_code(kinds: str, in_process: Any) -> None:
+    found = moevolve.db.check(kinds)
+    assert (found.problems, found.searches, found.calibrations) == ((), len(KINDS), 2)
     with Store.open(kinds) as store, store.write_transaction() as connection:
         connection.exec_driver_sql("DELETE FROM leases")
     checked = in_process("db", "check", "--store", kinds)
