@@ -104,8 +104,8 @@ def fresh_postgres(postgres: str) -> str:
 
 
 def tables_of(connection: Any, but: str = "") -> str:
-    query = "SELECT string_agg(quote_ident(tablename), ', ') FROM pg_tables WHERE schemaname = 'public' AND tablename <> %s"
-    return connection.execute(query, [but]).fetchone()[0] or ""
+    query = "SELECT string_agg(quote_ident(tablename), ', ') FROM pg_tables WHERE schemaname = 'public'"
+    return connection.execute(f"{query} AND tablename <> %s", [but]).fetchone()[0] or ""
 
 
 @pytest.fixture(scope="session")
