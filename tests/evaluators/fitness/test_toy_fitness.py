@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from tiny_models import MIXTRAL, save_tiny_model
-from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import Fitness, Floats
@@ -20,7 +17,6 @@ from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.cli.app import app
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
@@ -127,7 +123,7 @@ def test_a_worker_scores_it(write_prompts: WriteTask, model: Path) -> None:
     assert len(scores) > 1
 
 
-def test_its_passes_are_planned(write_prompts: WriteTask, model: Path, tmp_path: Path) -> None:
+def test_its_passes_are_planned(write_prompts: WriteTask, model: Path) -> None:
     task = write_prompts(fitness="brevity")
     split = prepare_split(load_task(task), "search")
     tokens = PromptMeter(ModelConfig(str(model), device="cpu"), EngineConfig()).tokens(split)
@@ -135,16 +131,3 @@ def test_its_passes_are_planned(write_prompts: WriteTask, model: Path, tmp_path:
     prompts = [1 + len(example.prompt.split()) for example in split.examples]
     assert sum(one.tokens for one in planned.required) == sum(prompts)
     assert [(one.tokens, one.steps) for one in planned.decoding] == [(len(prompts), NEW_TOKENS - 1)]
-
-    run = {
-        "name": "brief",
-        "model": {"path": str(model), "device": "cpu"},
-        "tasks": [str(task)],
-        "genome": {"experts": 2, "groups": 1},
-        "phases": [{"kind": "prune", "evaluations": 4, "initial": 4}],
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-    done = CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml"), "--gpu", "h100", "--json"])
-    assert done.exit_code == 0, done.output
-    splits = json.loads(done.stdout)["splits"]
-    assert {(one["task"], one["split"]) for one in splits} == {("prompts", s) for s in ("search", "dev", "test")}

@@ -231,6 +231,9 @@ def test_no_code_from_the_hub_is_asked_for(write: Write, tmp_path: Path) -> None
 
 
 def test_tasks_are_found_by_name(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
     assert portable_path(find_yaml("arc_easy")) == "arc/arc_easy.yaml"
     assert split_name("lm_eval:a#b,c") == ("lm_eval:", "a", "#b,c")
     assert split_name("a.yaml") == ("", "a.yaml", "")
@@ -239,13 +242,7 @@ def test_tasks_are_found_by_name(write: Write, tmp_path: Path, monkeypatch: pyte
     assert load_task("lm_eval:small").name == "lm_eval:small"
     with pytest.raises(UserError, match=r"lm_eval:.*/nowhere\.yaml: no such file"):
         load_task(f"lm_eval:{tmp_path}/nowhere.yaml")
-
-
-def test_without_the_extra_it_says_what_to_install(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    name = write()
+    load_harness.cache_clear()
     monkeypatch.setattr("moevolve.evaluators.harness.files.version", absent)
     with pytest.raises(UserError, match=r"pip install 'moevolve\[lm-eval\]'"):
-        load_task(name)
+        load_task("lm_eval:small")

@@ -29,48 +29,38 @@ HELD_OUT = {
 }
 
 
-# One row in the columns of the hub data set, and what becomes of it.
-HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
+LINE = f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n"
+# A row with the columns of the hub data set that are used, its prompt, and its accepted answers or its option.
+HUB_ROWS: dict[str, tuple[dict[str, Any], str, str | tuple[str, ...]]] = {
     "boolq": (
-        {"question": "is it so", "passage": "P.", "idx": 0, "label": 0},
-        Example("P.\nQuestion: is it so\nA. Yes\nB. No\nAnswer:", ("B",), ("A", "B")),
+        {"question": "is it so", "passage": "P.", "label": 0},
+        "P.\nQuestion: is it so\nA. Yes\nB. No\nAnswer:",
+        "B of AB",
     ),
     "cb": (
-        {"premise": "P.", "hypothesis": "H", "idx": 0, "label": 0},
-        Example(
-            "P.\nH\nWhat is the relation between the two sentences?\n"
-            "A. Contradiction\nB. Entailment\nC. Neutral\nAnswer:",
-            ("B",),
-            ("A", "B", "C"),
-        ),
+        {"premise": "P.", "hypothesis": "H", "label": 0},
+        "P.\nH\nWhat is the relation between the two sentences?\nA. Contradiction\nB. Entailment\nC. Neutral\nAnswer:",
+        "B of ABC",
     ),
     "copa": (
-        {"premise": "P.", "choice1": "One.", "choice2": "Two.", "question": "effect", "idx": 0, "label": 1},
-        Example(
-            "P.\nQuestion: Which of these is the more plausible effect?\nA. One.\nB. Two.\nAnswer:", ("B",), ("A", "B")
-        ),
+        {"premise": "P.", "choice1": "One.", "choice2": "Two.", "question": "effect", "label": 1},
+        "P.\nQuestion: Which of these is the more plausible effect?\nA. One.\nB. Two.\nAnswer:",
+        "B of AB",
     ),
     "multirc": (
-        {"paragraph": "P.", "question": "Q?", "answer": "X", "idx": {"paragraph": 0}, "label": 1},
-        Example(
-            "P.\nQuestion: Q?\nProposed answer: X\nIs the proposed answer right?\nA. Yes\nB. No\nAnswer:",
-            ("A",),
-            ("A", "B"),
-        ),
+        {"paragraph": "P.", "question": "Q?", "answer": "X", "label": 1},
+        "P.\nQuestion: Q?\nProposed answer: X\nIs the proposed answer right?\nA. Yes\nB. No\nAnswer:",
+        "A of AB",
     ),
     "rte": (
-        {"premise": "P.", "hypothesis": "H.", "idx": 0, "label": 0},
-        Example(
-            "P.\nH.\nIs the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:", ("A",), ("A", "B")
-        ),
+        {"premise": "P.", "hypothesis": "H.", "label": 0},
+        "P.\nH.\nIs the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:",
+        "A of AB",
     ),
     "wic": (
-        {"word": "w", "sentence1": "S1.", "sentence2": "S2.", "start1": 0, "idx": 0, "label": 1},
-        Example(
-            "Sentence 1: S1.\nSentence 2: S2.\nAre 'w' in the above two sentences the same?\nA. Yes\nB. No\nAnswer:",
-            ("A",),
-            ("A", "B"),
-        ),
+        {"word": "w", "sentence1": "S1.", "sentence2": "S2.", "start1": 0, "label": 1},
+        "Sentence 1: S1.\nSentence 2: S2.\nAre 'w' in the above two sentences the same?\nA. Yes\nB. No\nAnswer:",
+        "A of AB",
     ),
     "wsc": (
         {
@@ -79,15 +69,13 @@ HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
             "span2_index": 6,
             "span1_text": "Old Ann",
             "span2_text": "it",
-            "idx": 0,
             "label": 0,
         },
-        Example(
+        (
             "Passage: * Old Ann * saw it. She hid # it. #\nDoes the pronoun # it # refer to * Old Ann *?\n"
-            "A. Yes\nB. No\nAnswer:",
-            ("B",),
-            ("A", "B"),
+            "A. Yes\nB. No\nAnswer:"
         ),
+        "B of AB",
     ),
     "record": (
         {
@@ -96,108 +84,90 @@ HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
             "entities": ["X", "Y"],
             "answers": ["X", "x"],
         },
-        Example(
-            "Passage: News.\n\nPoint\nResult: ____ won\n"
-            "Question: What entity does ____ refer to in the result? Give me the entity name:",
-            ("X", "x"),
+        (
+            "Passage: News.\n\nPoint\nResult: ____ won\nQuestion: What entity does ____ refer to in the result? "
+            "Give me the entity name:"
         ),
+        ("X", "x"),
     ),
     "drop": (
         {"passage": "P.", "question": "Q?", "answers_spans": {"spans": ["3", "three"], "types": ["number", "span"]}},
-        Example("\n\nText: P.\nQuestion: Q?\nAnswer:", ("3", "three")),
+        "\n\nText: P.\nQuestion: Q?\nAnswer:",
+        ("3", "three"),
     ),
     "squad2": (
-        {"context": "C.", "question": "Q?", "answers": {"text": [], "answer_start": []}},
-        Example(
+        {"context": "C.", "question": "Q?", "answers": {"text": []}},
+        (
             "C.\nAccording to the above passage, answer the following question. If it is impossible to answer "
-            "according to the passage, answer `impossible to answer`:\nQuestion: Q?",
-            ("impossible to answer",),
+            "according to the passage, answer `impossible to answer`:\nQuestion: Q?"
         ),
+        ("impossible to answer",),
     ),
     "mmlu": (
         {"question": "Q?", "subject": "high_school_biology", "choices": ["p", "q", "r", "s"], "answer": 2},
-        Example(
-            "This question about high school biology has one right answer. Reply with A, B, C or D.\n"
-            "Question: Q?\nA. p\nB. q\nC. r\nD. s\nAnswer:",
-            ("C",),
-            ("A", "B", "C", "D"),
+        (
+            "This question about high school biology has one right answer. Reply with A, B, C or D.\nQuestion: Q?\nA. "
+            "p\nB. q\nC. r\nD. s\nAnswer:"
         ),
+        "C of ABCD",
     ),
     "arc-easy": (
-        {
-            "id": "x",
-            "question": "Q?",
-            "choices": {"text": ["p", "q", "r"], "label": ["1", "2", "3"]},
-            "answerKey": "3",
-        },
-        Example("Question: Q?\nA. p\nB. q\nC. r\nAnswer:", ("C",), ("A", "B", "C")),
+        {"question": "Q?", "choices": {"text": ["p", "q", "r"], "label": ["1", "2", "3"]}, "answerKey": "3"},
+        "Question: Q?\nA. p\nB. q\nC. r\nAnswer:",
+        "C of ABC",
     ),
     "arc-challenge": (
         {
-            "id": "x",
             "question": "Q?",
             "choices": {"text": ["p", "q", "r", "s", "t"], "label": ["A", "B", "C", "D", "E"]},
             "answerKey": "A",
         },
-        Example("Question: Q?\nA. p\nB. q\nC. r\nD. s\nE. t\nAnswer:", ("A",), ("A", "B", "C", "D", "E")),
+        "Question: Q?\nA. p\nB. q\nC. r\nD. s\nE. t\nAnswer:",
+        "A of ABCDE",
     ),
     "openbookqa": (
         {
-            "id": "x",
             "question_stem": "The sun is",
             "choices": {"text": ["p", "q", "r", "s"], "label": ["A", "B", "C", "D"]},
             "answerKey": "D",
         },
-        Example("Question: The sun is\nA. p\nB. q\nC. r\nD. s\nAnswer:", ("D",), ("A", "B", "C", "D")),
+        "Question: The sun is\nA. p\nB. q\nC. r\nD. s\nAnswer:",
+        "D of ABCD",
     ),
     "winogrande": (
         {"sentence": "Ann beat Eve, so _ won.", "option1": "Ann", "option2": "Eve", "answer": "1"},
-        Example(
-            "Sentence: Ann beat Eve, so ____ won.\nQuestion: What does ____ stand for?\nA. Ann\nB. Eve\nAnswer:",
-            ("A",),
-            ("A", "B"),
-        ),
+        "Sentence: Ann beat Eve, so ____ won.\nQuestion: What does ____ stand for?\nA. Ann\nB. Eve\nAnswer:",
+        "A of AB",
     ),
     "hellaswag": (
         {
-            "ind": 4,
             "activity_label": "Baking",
             "ctx_a": "A man bakes.",
             "ctx_b": "he",
             "ctx": "A man bakes. he",
             "endings": ["p.", "q.", " r.", "s."],
-            "source_id": "x",
-            "split": "train",
-            "split_type": "indomain",
             "label": "2",
         },
-        Example(
+        (
             "Baking: A man bakes. he\nQuestion: Which of these continues it most plausibly?\n"
-            "A. p.\nB. q.\nC. r.\nD. s.\nAnswer:",
-            ("C",),
-            ("A", "B", "C", "D"),
+            "A. p.\nB. q.\nC. r.\nD. s.\nAnswer:"
         ),
+        "C of ABCD",
     ),
     "piqa": (
         {"goal": "Open a jar", "sol1": "Twist it.", "sol2": "Eat it.", "label": 0},
-        Example(
-            "Goal: Open a jar\nQuestion: Which solution reaches the goal?\nA. Twist it.\nB. Eat it.\nAnswer:",
-            ("A",),
-            ("A", "B"),
-        ),
+        "Goal: Open a jar\nQuestion: Which solution reaches the goal?\nA. Twist it.\nB. Eat it.\nAnswer:",
+        "A of AB",
     ),
     "gsm8k": (
         {"question": "2 and 3?", "answer": "It is 2+3=<<2+3=5>>5.\n#### 5"},
-        Example(
+        (
             "Question: 2 and 3?\nWork it out step by step. Then write the result on a line of its own behind ####, "
-            "like this: #### 42\nAnswer:",
-            ("It is 2+3=<<2+3=5>>5.\n#### 5",),
+            "like this: #### 42\nAnswer:"
         ),
+        ("It is 2+3=<<2+3=5>>5.\n#### 5",),
     ),
-    "wikitext2": (
-        {"text": f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n"},
-        Example(f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n", ()),
-    ),
+    "wikitext2": ({"text": LINE}, LINE, ()),
 }
 
 
@@ -236,11 +206,13 @@ def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
 def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {name for name in list_tasks() if not name.startswith("eep/")}  # those: test_eep_tasks.py
     assert plain == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TASKS}
-    for name, (row, expected) in HUB_ROWS.items():
+    for name, (row, prompt, answer) in HUB_ROWS.items():
         _serve(monkeypatch, [row])
         task = load_task(name)
         whole = task.model_copy(update={"splits": {"test": task.splits["test"].model_copy(update={"where_not": {}})}})
-        assert prepare.prepare_split(whole, "test").examples == (expected,), name
+        (example,) = prepare.prepare_split(whole, "test").examples
+        right, _, options = answer.partition(" of ") if isinstance(answer, str) else (answer, "", "")
+        assert example == Example(prompt, (right,) if options else right, tuple(options)), name
 
 
 def test_splits_take_different_training_rows_and_leave_some_to_measure_on() -> None:
