@@ -68,12 +68,3 @@ def test_the_job_runs_what_stands_beside_it(tmp_path: Path) -> None:
         float(limits["nvidia.com/gpu"]) >= config.workers.num_gpus and float(limits["cpu"]) >= config.workers.num_cpus
     )
     assert group["maxReplicas"] == config.workers.max and cluster["authOptions"]["mode"] == "token"
-
-
-def test_the_launcher_knows_its_machines() -> None:
-    (config,) = parsed("spot.yaml")
-    types = config["available_node_types"]
-    assert config["head_node_type"] in types and types["head"]["resources"] == {"CPU": 0}
-    assert types["spot"]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
-    starts = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
-    assert all("RAY_AUTH_MODE=token" in command for command in starts if "ray start" in command)
