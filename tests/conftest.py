@@ -77,14 +77,35 @@ def postgres() -> Iterator[str]:
 @pytest.fixture
 def empty_postgres(postgres: str) -> str:
     """The URL of `postgres`, all tables of which are dropped."""
-    from sqlalchemy import MetaData, create_engine, make_url
+    import psycopg
 
-    engine = create_engine(make_url(postgres).set(drivername="postgresql+psycopg"))
-    tables = MetaData()
-    tables.reflect(engine)
-    tables.drop_all(engine)
-    engine.dispose()
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        if tables := tables_of(connection):
+            connection.execute(f"DROP TABLE {tables} CASCADE")
     return postgres
+
+
+@pytest.fixture
+def fresh_postgres(postgres: str) -> str:
+    """The URL of `postgres`, whose tables are those of a store and empty, or dropped: sooner there than new ones."""
+    import psycopg
+
+    from moevolve.store.schema import newest_revision
+
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        if tables := tables_of(connection):
+            stored = "alembic_version" in tables and connection.execute("TABLE alembic_version").fetchall()
+            if stored == [(newest_revision(),)]:
+                others = tables_of(connection, but="alembic_version")
+                connection.execute(f"TRUNCATE {others} RESTART IDENTITY CASCADE")
+            else:
+                connection.execute(f"DROP TABLE {tables} CASCADE")
+    return postgres
+
+
+def tables_of(connection: Any, but: str = "") -> str:
+    query = "SELECT string_agg(quote_ident(tablename), ', ') FROM pg_tables WHERE schemaname = 'public'"
+    return connection.execute(f"{query} AND tablename <> %s", [but]).fetchone()[0] or ""
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -14,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
-from waiting import PATIENT_S
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("configs", "evaluators", "kernels", "search", "store", "workers")
@@ -40,16 +39,9 @@ def files_on_disk() -> set[str]:
     return {path.relative_to(surface if path.is_relative_to(surface) else ROOT).as_posix() for path in kept}
 
 
-def settings() -> dict[str, object]:
-    setuptools: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    return setuptools
-
-
 def test_every_package_is_listed() -> None:
-    listed = settings()["packages"]
-    assert isinstance(listed, list)
-    assert len(set(listed)) == len(listed)
-    assert set(listed) == folders_on_disk()
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(folders_on_disk())
 
 
 @pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="not a git checkout")
@@ -59,14 +51,8 @@ def test_nothing_else_stands_at_the_top_of_the_repository() -> None:
     assert {entry for entry in entries if not entry.startswith(".")} <= TOP_LEVEL
 
 
-def test_kernels_is_no_regular_package() -> None:
-    # One found in the working directory would shadow the package `kernels` that transformers imports.
-    assert not (ROOT / "kernels" / "__init__.py").exists()
-    assert importlib.util.find_spec("moevolve.kernels.routing") is not None
-
-
 def run(program: str, folder: Path, path: Path | None = None) -> str:
-    env = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
+    env = {**os.environ, **({} if path is None else {"PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}"})}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, env=env, capture_output=True, text=True, check=False
     )
@@ -74,158 +60,80 @@ def run(program: str, folder: Path, path: Path | None = None) -> str:
     return done.stdout.strip()
 
 
-WHOSE = (
-    "import importlib.util as u\n"
-    f"specs = [u.find_spec(name) for name in {PARTS!r}]\n"
-    "print(*[p for s in specs if s for p in [s.origin or '', *(s.submodule_search_locations or [])]], sep='\\n')"
-)
-"""Prints where the parts' bare names are found."""
-
-
-def test_bare_names_are_not_ours(tmp_path: Path) -> None:
-    assert str(ROOT) not in run(WHOSE, tmp_path)
+def test_bare_names_are_not_ours_and_the_surface_is_no_second_package(tmp_path: Path) -> None:
+    """Where the tests run, which is in an editable install."""
+    program = (
+        "import importlib.util as u\n"
+        f"specs = [u.find_spec(name) for name in {PARTS!r}]\n"
+        "print(*[p for s in specs if s for p in [s.origin or '', *(s.submodule_search_locations or [])]], sep='\\n')"
+    )
+    assert str(ROOT) not in run(program, tmp_path)
+    with pytest.raises(ImportError):
+        importlib.import_module("moevolve.search.api")
 
 
 def test_a_package_called_kernels_is_found_even_from_the_checkout(tmp_path: Path) -> None:
+    """Transformers imports one; a regular package in the working directory would shadow it."""
+    assert not (ROOT / "kernels" / "__init__.py").exists()
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").write_text("whose = 'theirs'\n")
-    program = "import kernels, moevolve.kernels.routing as ours; print(kernels.whose, ours.__name__)"
-    assert run(program, ROOT, tmp_path) == "theirs moevolve.kernels.routing"
+    program = "import kernels, moevolve.kernels.routing_rule as ours; print(kernels.whose, ours.__name__)"
+    assert run(program, ROOT, tmp_path) == "theirs moevolve.kernels.routing_rule"
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout, so that no stale build folder gets into what is built of it."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the build system makes, as pip would call it, of a copy without stale build folders."""
     if importlib.util.find_spec("setuptools") is None:
         pytest.skip("setuptools is needed to build a wheel here")
-    copy = tmp_path_factory.mktemp("wheel") / "checkout"
-    copy.mkdir()
+    folder = tmp_path_factory.mktemp("wheel")
     for part in PARTS:
-        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / part, folder / "checkout" / part, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, copy / name)
-    return copy
-
-
-def build(checkout: Path, what: str) -> Path:
-    """The wheel that the build system's function `build_{what}` makes, as pip would call it."""
-    program = f"import sys, setuptools.build_meta as backend; backend.build_{what}(sys.argv[1])"
-    folder = checkout.parent / f"built-{what}"
-    folder.mkdir()
+        shutil.copy(ROOT / name, folder / "checkout" / name)
+    program = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
     command = [sys.executable, "-W", "ignore", "-c", program, str(folder)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=PATIENT_S, check=False)
+    done = subprocess.run(command, cwd=folder / "checkout", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
-@pytest.fixture(scope="module")
-def built(checkout: Path) -> Path:
-    return build(checkout, "wheel")
-
-
-@pytest.fixture(scope="module")
-def wheel(built: Path) -> list[str]:
-    """Names in the wheel."""
+def test_the_wheel_holds_every_file_of_the_parts_in_one_package(built: Path) -> None:
     with zipfile.ZipFile(built) as archive:
-        return archive.namelist()
+        names = archive.namelist()
+    assert {top for top in (name.split("/")[0] for name in names) if not top.endswith(".dist-info")} == {"moevolve"}
+    assert {name.removeprefix("moevolve/") for name in names if name.startswith("moevolve/")} == files_on_disk()
 
 
-def test_the_wheel_installs_one_package_only(wheel: list[str]) -> None:
-    top = {name.split("/")[0] for name in wheel}
-    assert {name for name in top if not name.endswith(".dist-info")} == {"moevolve"}
+USE = """
+import moevolve, moevolve.search.cli.app as app, moevolve.kernels.routing_rule as kernel
+from moevolve.search.config.files import presets
+from moevolve.search.shrink.guard import general_set
+print(moevolve.__file__, kernel.__file__, app.__file__)
+print(len(presets()), [task.name for task in moevolve.tasks()].count('boolq'), len(general_set()))
+sys.argv = ['moevolve', 'shrink', '--help']
+app.app()
+"""
 
 
-def test_the_wheel_holds_every_file_of_the_parts(wheel: list[str]) -> None:
-    held = {name.removeprefix("moevolve/") for name in wheel if name.startswith("moevolve/")}
-    assert held == files_on_disk()
-
-
-@pytest.fixture(scope="module")
-def installed(built: Path) -> Path:
-    """A folder into which the wheel is unpacked."""
-    return unpacked(built)
-
-
-def unpacked(wheel: Path) -> Path:
-    folder = wheel.parent / "installed"
-    with zipfile.ZipFile(wheel) as archive:
+def test_the_wheel_works_installed(built: Path) -> None:
+    """The command line with its presets, tasks and the guard's prompts."""
+    folder = built.parent / "installed"
+    with zipfile.ZipFile(built) as archive:
         archive.extractall(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def editable(checkout: Path) -> Path:
-    """A folder into which the copy of the checkout is installed editable."""
-    return unpacked(build(checkout, "editable"))
-
-
-def run_installed(folder: Path, program: str, cwd: Path | None = None) -> list[str]:
-    """What a program prints where moevolve is installed in `folder` alone; dependencies are those of this process."""
-    begin = (
-        "import site, sys\n"
-        f"sys.path.insert(0, {str(folder)!r}); site.addsitedir({str(folder)!r})\n"
-        f"sys.path += {[path for path in sys.path if path.endswith('site-packages')]!r}\n"
-    )
+    # Without `site` this process's own install of moevolve isn't found; dependencies are those of this process.
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    program = f"import sys; sys.path[:0] = [{str(folder)!r}]; sys.path += {packages!r}\n{USE}"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    # Without `site` this process's own install of moevolve isn't found.
-    command = [sys.executable, "-S", "-c", begin + program]
-    done = subprocess.run(command, cwd=cwd or folder, env=env, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-USE = (
-    "import moevolve, moevolve.kernels.routing as kernel, moevolve.search.cli.app as app\n"
-    "print(moevolve.__file__, kernel.__file__, app.__file__)\n"
-    "print(moevolve.UserError.__module__, [task.name for task in moevolve.tasks()].count('boolq'))\n"
-    "try:\n    import moevolve.search.api\nexcept ImportError as error:\n    print(type(error).__name__)\n"
-)
-
-
-SHRINK = (
-    "import sys, torch\n"  # without torch in this process another one would describe the model, by its own moevolve
-    "from moevolve.search.cli import main\n"
-    "from moevolve.search.shrink.guard import general_set\n"
-    "print(len(general_set()))\n"
-    "for arguments in ('--help', '--experts 50% --data chats.jsonl --task demo-count --dry-run'):\n"
-    "    sys.argv = ['moevolve', 'shrink', 'model', *arguments.split()]\n"
-    "    try:\n        main()\n    except SystemExit as end:\n        assert not end.code, end.code\n"
-)
-
-
-def test_the_wheel_works_installed(installed: Path, tmp_path: Path) -> None:
-    """With the command line, presets, tasks and guard of `shrink`, on a checkpoint and chats somewhere else."""
-    shutil.copytree(ROOT / "configs" / "demo" / "model", tmp_path / "model")
-    turns = '{"messages": [{"role": "user", "content": "question %d"}, {"role": "assistant", "content": "yes"}]}\n'
-    (tmp_path / "chats.jsonl").write_text("".join(turns % number for number in range(200)))
-    surface, kernel, app, module, tasks, refused, *said = run_installed(installed, USE + SHRINK, tmp_path)
-    assert Path(surface) == installed / "moevolve" / "__init__.py"
-    assert Path(kernel) == installed / "moevolve" / "kernels" / "routing.py"
-    assert Path(app) == installed / "moevolve" / "search" / "cli" / "app.py"
-    assert (module, tasks) == ("moevolve.evaluators.errors", "1")
-    assert refused == "ModuleNotFoundError"
-    assert said[0] == "5" and "--experts" in said
-    run_file = tmp_path / "model-50pct.shrink" / "run.yaml"
-    chats = run_file.with_name("tasks") / "chats.yaml"
-    settings = yaml.safe_load(run_file.read_text())
-    assert settings["genome"]["experts"] == 4 and settings["preset"] == "best"
-    assert [task["name"] for task in settings["tasks"]] == ["demo-count", str(chats)]
-    assert said[-1] == str(run_file.relative_to(tmp_path))
-
-
-def test_an_editable_install_works(editable: Path, checkout: Path) -> None:
-    surface, kernel, app, module, tasks, refused = run_installed(editable, USE)
-    assert Path(surface) == checkout / SURFACE / "__init__.py"
-    assert Path(kernel) == checkout / "kernels" / "routing.py"
-    assert Path(app) == checkout / "search" / "cli" / "app.py"
-    assert (module, tasks) == ("moevolve.evaluators.errors", "1")
-    assert refused == "ImportError", "it would be a second copy of the package"
-
-
-def test_bare_names_are_not_ours_in_an_editable_install_either(editable: Path, checkout: Path) -> None:
-    found = run_installed(editable, f"import moevolve\n{WHOSE}")
-    assert not [path for path in found if path.startswith(str(checkout))]
+    surface, kernel, app, presets, tasks, guard, *said = done.stdout.split()
+    assert Path(surface) == folder / "moevolve" / "__init__.py"
+    assert Path(kernel) == folder / "moevolve" / "kernels" / "routing_rule.py"
+    assert Path(app) == folder / "moevolve" / "search" / "cli" / "app.py"
+    assert (presets, tasks, guard) == ("6", "1", "5") and "--experts" in said
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer.main
 
 from moevolve.search.cli.app import app
@@ -21,8 +20,6 @@ CHECKED = (".py", ".jinja", ".yaml", ".toml", "/")
 """How backquoted words end that are files or folders of ours."""
 ELSEWHERE = {"run.yaml", "reviews.yaml", "__init__.py"}
 """Files that a reader would write, and one that is not there on purpose."""
-
-each_readme = pytest.mark.parametrize("readme", ALL, ids=lambda path: str(path.relative_to(ROOT).parent))
 
 
 def code(text: str) -> Iterator[str]:
@@ -73,50 +70,42 @@ def examples(readme: Path) -> Iterator[tuple[str, str]]:
 
 
 def commands() -> dict[str, Any]:
-    """By what is typed; those of a group behind its name."""
+    """By what is typed, with its options; those of a group behind its name."""
     top: Any = typer.main.get_command(app)
     found: dict[str, Any] = {}
     for name, command in top.commands.items():
         below = getattr(command, "commands", None)
         found |= {name: command} if below is None else {f"{name} {verb}": each for verb, each in below.items()}
-    return found
+    return {
+        name: {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+        for name, command in found.items()
+    }
 
 
-def test_the_readme_at_the_top_stays_short() -> None:
-    assert (ROOT / "README.md").stat().st_size <= LARGEST
+def test_each_opens_with_a_sentence_and_the_first_stays_short() -> None:
+    for readme in ALL:
+        title, blank, *lines = readme.read_text(encoding="utf-8").splitlines()
+        assert title.startswith("# ") and not blank, readme
+        opening = "\n".join(lines).partition("\n\n")[0]
+        assert re.match(r"[A-Za-z`].*?[^.][.:](\s|$)", opening, re.DOTALL), (readme, opening)
+    assert ALL[0].stat().st_size <= LARGEST
 
 
-@each_readme
-def test_it_opens_with_a_sentence(readme: Path) -> None:
-    title, blank, *lines = readme.read_text(encoding="utf-8").splitlines()
-    assert title.startswith("# ") and not blank
-    opening = "\n".join(lines).partition("\n\n")[0]
-    assert re.match(r"[A-Za-z`].*?[^.][.:](\s|$)", opening, re.DOTALL), opening
-
-
-@each_readme
-def test_links_lead_somewhere(readme: Path) -> None:
-    targets = re.findall(r"\]\(([^)\s]+)\)", readme.read_text(encoding="utf-8"))
-    local = {target.partition("#")[0] for target in targets if not re.match(r"[a-z]+://|#", target)}
-    assert {target for target in local if not (readme.parent / target).exists()} == set()
-
-
-@each_readme
-def test_files_that_it_names_are_there(readme: Path) -> None:
-    paragraphs = readme.read_text(encoding="utf-8").split("\n\n")
-    assert [name for paragraph in paragraphs for name in missing(paragraph, readme.parent)] == []
-
-
-@each_readme
-def test_commands_and_their_options_are_there(readme: Path) -> None:
-    known, wrong = commands(), []
-    for name, line in examples(readme):
-        assert name in known, line
-        given = {option for one in known[name].params for option in (*one.opts, *one.secondary_opts)}
-        asked = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", line))
-        wrong += [f"{option} in: {line}" for option in sorted(asked - given)]
+def test_links_lead_somewhere_and_files_that_they_name_are_there() -> None:
+    wrong = []
+    for readme in ALL:
+        text, folder = readme.read_text(encoding="utf-8"), readme.parent
+        local = {each for each in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+://|#", each)}
+        wrong += [(readme, target) for target in local if not (folder / target.partition("#")[0]).exists()]
+        wrong += [(readme, name) for paragraph in text.split("\n\n") for name in missing(paragraph, folder)]
     assert wrong == []
 
 
-def test_every_command_is_told_of() -> None:
-    assert {name for readme in ALL for name, _ in examples(readme)} == set(commands())
+def test_commands_and_their_options_are_there_and_every_command_is_told_of() -> None:
+    known, wrong = commands(), []
+    lines = [(readme, name, line) for readme in ALL for name, line in examples(readme)]
+    assert {name for _, name, _ in lines} == known.keys()
+    for readme, name, line in lines:
+        asked = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", line))
+        wrong += [(readme, option, line) for option in sorted(asked - known[name])]
+    assert wrong == []

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
-from itertools import islice, permutations, product
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pytest
 from demo import (
     CHOICES,
     SPLIT_SIZES,
     TASKS,
-    all_words,
     generate,
     render,
     split_of,
@@ -124,66 +121,27 @@ def test_answers_follow_from_the_text(task: str) -> None:
     assert [row["answer"] for row in rows] == [SOLVERS[task](row) for row in rows]
     unlabelled = shipped(task, "calibration")
     assert {frozenset(row) for row in unlabelled} == {frozenset(rows[0]) - {"answer"}}
-    assert all(SOLVERS[task](row) for row in unlabelled), "they have answers all the same"
-
-
-@dataclass(frozen=True)
-class Family:
-    """Two couples with four children each, two of whom marry into the other house and have four children."""
-
-    parents: dict[str, frozenset[str]]
-    spouse: dict[str, str]
-
-    @classmethod
-    def made(cls) -> Family:
-        parents: dict[str, frozenset[str]] = {name: frozenset() for name in ("A0", "A1", "B0", "B1")}
-        couples = [("A0", "A1"), ("B0", "B1"), ("A00", "B01"), ("B00", "A01")]
-        for couple in couples:
-            parents |= {f"{couple[0]}{child}": frozenset(couple) for child in range(4)}
-        return cls(parents, {one: other for pair in couples for one, other in (pair, pair[::-1])})
-
-    def siblings(self, x: str | None, y: str | None) -> bool:
-        return x is not None and y is not None and x != y and self.parents[x] == self.parents[y] != frozenset()
-
-    def is_to(self, x: str, y: str) -> set[str]:
-        """All that x is to y; the last digit of a name says whether it is a woman's (odd)."""
-        mine, theirs, of_x, of_y = self.parents[x], self.parents[y], self.spouse.get(x), self.spouse.get(y)
-        found = {
-            "father mother": x in theirs,
-            "son daughter": y in mine,
-            "brother sister": self.siblings(x, y),
-            "husband wife": of_y == x,
-            "grandfather grandmother": any(x in self.parents[p] for p in theirs),
-            "grandson granddaughter": any(y in self.parents[p] for p in mine),
-            "uncle aunt": any(self.siblings(x, p) for p in theirs),
-            "nephew niece": any(self.siblings(p, y) for p in mine),
-            "father-in-law mother-in-law": of_y is not None and x in self.parents[of_y],
-            "son-in-law daughter-in-law": of_x is not None and y in self.parents[of_x],
-            "brother-in-law sister-in-law": self.siblings(x, of_y) or self.siblings(of_x, y),
-        }
-        return {names.split()[int(x[-1]) % 2] for names, true in found.items() if true}
-
-
-def test_relations_compose_as_in_a_family() -> None:
-    """What is composed holds wherever the two that it is made of do, and every pair of relations occurs."""
-    family, seen = Family.made(), set()
-    for x, y, z in permutations(family.parents, 3):
-        pairs = set(product(family.is_to(x, y), family.is_to(y, z))) & set(COMPOSED)
-        assert {COMPOSED[pair] for pair in pairs} <= family.is_to(x, z), (x, y, z)
-        seen |= pairs
-    assert seen == set(COMPOSED)
-    assert set(COMPOSED.values()) <= {*words.KIN, *words.FURTHER_KIN}
+    assert all(SOLVERS[task](row) for row in unlabelled[::10]), "they have answers all the same"
+    # No answer is much more frequent than chance.
+    answers = Counter(row["answer"] for row in shipped(task, "test"))
+    if task in CHOICES:
+        assert set(answers) == set(CHOICES[task])
+        assert max(answers.values()) < 1.15 * answers.total() / len(CHOICES[task])
+    else:
+        assert len(answers) >= 12 and max(answers.values()) < 0.12 * answers.total()
 
 
 def test_regenerating_gives_the_shipped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their first tenth: rows of a split are drawn one after the other."""
-    monkeypatch.setattr("demo.files.SPLIT_SIZES", {split: size // 10 for split, size in SPLIT_SIZES.items()})
+    """The first twentieth of them: rows of a split are drawn one after the other."""
+    monkeypatch.setattr("demo.files.SPLIT_SIZES", {split: size // 20 for split, size in SPLIT_SIZES.items()})
     written = write_demo_tasks(tmp_path)
     assert len(written) == len(TASKS) * len(SPLIT_SIZES)
     for path in written:
         found = path.read_bytes()
-        assert found.count(b"\n") == SPLIT_SIZES[path.stem] // 10
+        assert found.count(b"\n") == SPLIT_SIZES[path.stem] // 20
         assert (DEMO / "data" / path.relative_to(tmp_path)).read_bytes().startswith(found), path
+    first = list(islice(generate("relation", "train", 3), 20))
+    assert first != list(islice(generate("relation", "train", 4), 20))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -192,41 +150,8 @@ def test_splits_have_their_sizes_and_share_no_prompt(task: str) -> None:
     assert {split: len(some) for split, some in prompts.items()} == SPLIT_SIZES
     assert all(split_of(task, prompt) == split for split, some in prompts.items() for prompt in some)
     assert len({prompt for some in prompts.values() for prompt in some}) == sum(SPLIT_SIZES.values())
-    training = [render(row) for row in islice(generate(task, "train", 5), 300)]
+    training = [render(row) for row in islice(generate(task, "train", 5), 100)]
     assert {split_of(task, prompt) for prompt in training} == {"train"}
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_no_answer_is_much_more_frequent_than_chance(task: str) -> None:
-    rows = shipped(task, "test")
-    answers = Counter(row["answer"] for row in rows)
-    choices = CHOICES.get(task)
-    if choices is None:
-        assert len(answers) >= 12
-        assert max(answers.values()) < 0.12 * len(rows)
-    else:
-        assert set(answers) == set(choices)
-        assert max(answers.values()) < 1.15 * len(rows) / len(choices)
-
-
-def test_streams_depend_on_seed_task_and_split_only() -> None:
-    first = list(islice(generate("relation", "train", 3), 20))
-    assert first == list(islice(generate("relation", "train", 3), 20))
-    assert first != list(islice(generate("relation", "train", 4), 20))
-
-
-def test_every_word_is_in_the_vocabulary() -> None:
-    known = {*all_words(), "|"}
-    texts = [f"{render(row)} {row['answer']}" for task in TASKS for row in shipped(task, "dev")]
-    found = {token for text in texts for token in tokens(text)}
-    assert found <= known
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="no demo task 'rte'"):
-        generate("rte", "dev", 0)
-    with pytest.raises(ValueError, match="no split 'validation'"):
-        generate("span", "validation", 0)
 
 
 @folders_with("tokenizer.json")
@@ -234,7 +159,7 @@ def test_tokenizer_reads_answers_the_same_jointly_and_apart(folder: str) -> None
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO / folder)
     for task in TASKS:
-        for row in shipped(task, "dev")[:50]:
+        for row in shipped(task, "dev")[:20]:
             prompt, answer = render(row), " " + row["answer"]
             apart = tokenizer(prompt)["input_ids"] + tokenizer(answer, add_special_tokens=False)["input_ids"]
             assert tokenizer(prompt + answer)["input_ids"] == apart
@@ -251,42 +176,13 @@ def test_shipped_model_scores_what_its_record_says(folder: str) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(DEMO / folder, dtype=torch.float32).eval()
     record = json.loads((DEMO / folder / "training.json").read_text("utf-8"))
     for task in TASKS:
-        rows = shipped(task, "test")[:100]
+        rows = shipped(task, "test")[:60]
         inputs = tokenizer([render(row) for row in rows], return_tensors="pt", padding=True)
         inputs.pop("token_type_ids", None)
         written = model.generate(**inputs, max_new_tokens=4, do_sample=False)[:, inputs["input_ids"].shape[1] :]
         texts = tokenizer.batch_decode(written, skip_special_tokens=True)
         right = sum(text == row["answer"] for text, row in zip(texts, rows, strict=True)) / len(rows)
-        assert right == pytest.approx(record["accuracy"]["test"][task], abs=0.1), task
+        assert right == pytest.approx(record["accuracy"]["test"][task], abs=0.13), task
         # The dense model hasn't learnt to compare, and half of the answers are right by chance.
         assert right > {"model": 0.8, "dense": 0.4}[folder], task
     assert record["parameters"] == model.num_parameters()
-
-
-@pytest.mark.skipif(not (DEMO / "model" / "training.json").exists(), reason="the demo model isn't here")
-def test_shipped_model_leaves_room_to_lose_and_to_find() -> None:
-    record = json.loads((DEMO / "model" / "training.json").read_text("utf-8"))
-    full = record["accuracy_300"]
-    for task in TASKS:
-        means = [record[name][task]["mean"] for name in ("random_4_of_8", "random_2_of_8")]
-        assert full[task] > means[0] + 0.05 > means[1] + 0.1, task
-
-    def cost(table: dict[str, dict[str, float]]) -> float:
-        return float(np.mean([full[task] - table[task]["mean"] for task in TASKS]))
-
-    # Layer 2, where operands meet, costs 15 points alone, 55 % of what the five layers cost one at a time, and 31 % of
-    # what they cost together: the rest is lost only where several layers are pruned.
-    costs = {layer: cost(table) for layer, table in record["one_layer_random_2"].items()}
-    assert min(costs.values()) > 0, costs
-    assert max(costs.values()) < 0.5 * cost(record["random_2_of_8"]), f"one layer costs most of it all: {costs}"
-
-
-@pytest.mark.skipif(not (DEMO / "dense" / "config.json").exists(), reason="the dense demo model isn't here")
-def test_dense_model_is_small_and_reads_like_the_moe() -> None:
-    config = json.loads((DEMO / "dense" / "config.json").read_text("utf-8"))
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (4, 2)
-    assert (config["num_hidden_layers"], config["hidden_size"], config["intermediate_size"]) == (5, 128, 1024)
-    assert (DEMO / "dense" / "model.safetensors").stat().st_size < 6_000_000
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        assert (DEMO / "dense" / name).read_bytes() == (DEMO / "model" / name).read_bytes(), name

@@ -16,11 +16,11 @@ from moevolve.kernels.expert_ffn import NetworkWeights, choose_experts, expert_f
 HIDDEN, WIDTH, EXPERTS, TOKENS = 10, 24, 4, 33
 
 
-def network(gated: bool, bias: bool, dtype: torch.dtype = torch.float32, seed: int = 0) -> NetworkWeights:
-    draw = torch.Generator().manual_seed(seed)
+def network(gated: bool, bias: bool) -> NetworkWeights:
+    draw = torch.Generator().manual_seed(0)
 
     def make(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw).to(dtype)
+        return torch.randn(shape, generator=draw)
 
     return NetworkWeights(
         up=make(WIDTH, HIDDEN),
@@ -38,43 +38,21 @@ def routers(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     return torch.randn(count, EXPERTS, HIDDEN, generator=draw), torch.randn(count, EXPERTS, generator=draw)
 
 
-def inputs(dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
-
-
-def dense(hidden: Tensor, weights: NetworkWeights) -> Tensor:
-    inner = torch.nn.functional.linear(hidden, weights.up, weights.up_bias)
-    if weights.gate is None:
-        inner = weights.activation(inner)
-    else:
-        inner = weights.activation(torch.nn.functional.linear(hidden, weights.gate, weights.gate_bias)) * inner
-    return torch.nn.functional.linear(inner, weights.down, weights.down_bias)
+def inputs() -> Tensor:
+    return torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2))
 
 
 shapes = pytest.mark.parametrize(("gated", "bias"), [(True, False), (True, True), (False, False), (False, True)])
 
 
 @shapes
-@pytest.mark.parametrize(
-    ("count", "active", "scale"), [(1, 1, 1.0), (1, 2, 2.0), (1, 3, 1.0), (2, 2, 1.0), (3, 3, 1.5)]
-)
+@pytest.mark.parametrize(("count", "active", "scale"), [(1, 2, 2.0), (3, 3, 1.5), (1, EXPERTS, 1.0)])
 def test_it_is_the_oracle(gated: bool, bias: bool, count: int, active: int, scale: float) -> None:
     weights, hidden = network(gated, bias), inputs()
     weight, biases = routers(count)
     found = expert_ffn(hidden, choose_experts(hidden, weight, biases, active), weights, scale)
     expected = [factorized_ffn_token(row, weights, EXPERTS, weight, biases, active, scale) for row in hidden]
     torch.testing.assert_close(found, torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
-
-
-@shapes
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_all_experts_are_the_dense_network(gated: bool, bias: bool, dtype: torch.dtype) -> None:
-    weights, hidden = network(gated, bias, dtype), inputs(dtype)
-    found = expert_ffn(hidden, choose_experts(hidden, *routers(3), EXPERTS), weights)
-    assert found.dtype == dtype
-    expected = dense(hidden, weights)
-    tolerance = (1e-6 if dtype == torch.float32 else 1e-2) * float(expected.abs().max())
-    assert float((found - expected).abs().max()) <= tolerance
 
 
 def test_one_router_chooses_exactly_k_experts_and_several_only_what_all_choose() -> None:
@@ -85,13 +63,18 @@ def test_one_router_chooses_exactly_k_experts_and_several_only_what_all_choose()
     together = choose_experts(hidden, weight, bias, 2)
     assert torch.equal(together, each[0] & each[1] & each[2])
     assert (together.sum(dim=1) < 2).any()
-
-
-def test_the_bias_decides_where_inputs_say_nothing() -> None:
-    weight = torch.zeros(1, EXPERTS, HIDDEN)
-    bias = torch.tensor([[0.0, 2.0, -1.0, 1.0]])
-    chosen = choose_experts(inputs(), weight, bias, 2)
+    biases = torch.tensor([[0.0, 2.0, -1.0, 1.0]])
+    chosen = choose_experts(hidden, torch.zeros(1, EXPERTS, HIDDEN), biases, 2)
     assert torch.equal(chosen, torch.tensor([[False, True, False, True]]).expand(TOKENS, -1))
+
+
+def test_tokens_without_experts_get_the_output_bias_and_no_tokens_nothing() -> None:
+    weights = network(gated=False, bias=True)
+    out = expert_ffn(inputs(), torch.zeros(TOKENS, EXPERTS, dtype=torch.bool), weights)
+    assert weights.down_bias is not None
+    assert torch.equal(out, weights.down_bias.expand(TOKENS, -1))
+    empty = torch.empty(0, HIDDEN)
+    assert expert_ffn(empty, choose_experts(empty, *routers(1), 2), weights).shape == (0, HIDDEN)
 
 
 def test_an_expert_sees_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,17 +96,3 @@ def test_an_expert_sees_its_own_tokens_only(monkeypatch: pytest.MonkeyPatch) -> 
     expert_ffn(hidden, chosen, watched)
     assert sum(counted) == TOKENS * WIDTH // EXPERTS
     assert len(counted) == int(chosen.any(dim=0).sum())
-
-
-def test_a_token_without_experts_gets_the_output_bias() -> None:
-    weights = network(gated=False, bias=True)
-    hidden = inputs()
-    out = expert_ffn(hidden, torch.zeros(TOKENS, EXPERTS, dtype=torch.bool), weights)
-    assert weights.down_bias is not None
-    assert torch.equal(out, weights.down_bias.expand(TOKENS, -1))
-
-
-def test_no_tokens_give_no_outputs() -> None:
-    weights = network(gated=True, bias=False)
-    empty = torch.empty(0, HIDDEN)
-    assert expert_ffn(empty, choose_experts(empty, *routers(1), 2), weights).shape == (0, HIDDEN)

@@ -33,19 +33,16 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-@pytest.mark.parametrize("shape", [(1, 8), (7, 33), (2, 5, 16), (0, 8), (130, 128)])
-@pytest.mark.parametrize("bias", [False, True])
-def test_linear_is_torchs(shape: tuple[int, ...], bias: bool, use_onednn: bool) -> None:
-    inputs, weight = draw(*shape), draw(12, shape[-1])
-    offset = draw(12) if bias else None
-    with torch.inference_mode():
-        found = products.linear(inputs, weight, offset, use_onednn=use_onednn)
-    torch.testing.assert_close(found, torch.nn.functional.linear(inputs, weight, offset), rtol=1e-5, atol=1e-5)
+@torch.inference_mode()
+def test_linear_is_torchs(use_onednn: bool) -> None:
+    for shape in ((1, 8), (7, 33), (2, 5, 16), (0, 8), (130, 128)):
+        inputs, weight = draw(*shape), draw(12, shape[-1])
+        for offset in (draw(12), None):
+            found = products.linear(inputs, weight, offset, use_onednn=use_onednn)
+            torch.testing.assert_close(found, torch.nn.functional.linear(inputs, weight, offset), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 9, 300])
-@pytest.mark.parametrize("active", [1, 2, 3])
-@pytest.mark.parametrize("activation", [silu, gelu])
+@pytest.mark.parametrize(("tokens", "active", "activation"), [(0, 2, silu), (1, 1, silu), (9, 3, gelu), (150, 2, silu)])
 def test_experts_are_weighted_sums_of_each_ones_network(
     tokens: int, active: int, activation: Function, use_onednn: bool
 ) -> None:
@@ -69,13 +66,13 @@ def test_experts_are_weighted_sums_of_each_ones_network(
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("features", [1, 5, 6, 8, 33, 64, 128])
+@pytest.mark.parametrize("features", [1, 6, 33, 128])
 def test_a_row_is_the_same_wherever_it_stands(
     features: int, dtype: torch.dtype, threads: int, use_onednn: bool
 ) -> None:
     """Tries many numbers of rows, and few outputs, for which MKL's own code treats rows differently."""
     use_onednn = use_onednn and dtype == torch.float32
-    for outputs in (1, 2, 5, 8, 16, 17, 24, 97):
+    for outputs in (1, 2, 8, 17, 97):
         weight, bias = draw(outputs, features).to(dtype), draw(outputs).to(dtype)
         rows = draw(1, features).to(dtype).repeat(200, 1)
         whole = products.linear(rows, weight, bias, use_onednn=use_onednn)
@@ -88,10 +85,11 @@ def test_a_row_is_the_same_wherever_it_stands(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("outputs", "features"), [(1, 40), (17, 33), (97, 24), (320, 256)])
+@pytest.mark.parametrize(
+    ("outputs", "features", "dtype"), [(1, 40, torch.float16), (17, 33, torch.bfloat16), (320, 256, torch.bfloat16)]
+)
 def test_widened_numbers_are_summed_exactly_and_rounded_once(
-    dtype: torch.dtype, outputs: int, features: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    outputs: int, features: int, dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "widens", lambda _: True)
     monkeypatch.setattr(products, "_WIDENED", 1 << 9)  # so that matrices are widened in several pieces
@@ -118,7 +116,7 @@ def test_a_row_is_the_same_among_products_of_large_matrices(use_onednn: bool, th
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("function", [silu, gelu, torch.sigmoid])
+@pytest.mark.parametrize("function", [silu, torch.sigmoid])
 def test_a_value_is_the_same_wherever_it_stands(function: Function, threads: int) -> None:
     values = draw(700, 100)
     whole = products.elementwise(function, values)
@@ -145,9 +143,3 @@ def test_a_long_row_alone_is_summed_as_among_others(threads: int) -> None:
     for reduce in (products.row_sums, products.logsumexp):
         assert torch.equal(reduce(values)[:1], reduce(values[:1]))
     torch.testing.assert_close(products.logsumexp(values), values.logsumexp(dim=-1))
-
-
-def test_gradients_pass() -> None:
-    inputs, weight = draw(3, 8).requires_grad_(), draw(5, 8)
-    products.linear(inputs, weight).sum().backward()
-    torch.testing.assert_close(inputs.grad, weight.sum(dim=0).expand(3, 8))

@@ -20,7 +20,8 @@ from moevolve.kernels.expert_merge import has_triton
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
 # The interpreter rounds to bfloat16 towards zero.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7 if INTERPRETED else 2**-8, torch.float16: 2**-11}
 
@@ -43,8 +44,8 @@ def test_all_hold_under_the_interpreter() -> None:
 
 @pytest.mark.gpu
 @runs
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("retained", "count", "size"), [(4, 8, 1021), (1, 1, 3), (15, 6, 2048), (21, 13, 1500)])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("retained", "count", "size"), [(4, 8, 1021), (1, 1, 3), (21, 13, 1500)])
 def test_merging(dtype: torch.dtype, retained: int, count: int, size: int) -> None:
     from moevolve.kernels.triton_merge import merge
 
@@ -62,7 +63,7 @@ def test_merging(dtype: torch.dtype, retained: int, count: int, size: int) -> No
 
 @pytest.mark.gpu
 @runs
-@pytest.mark.parametrize(("rows", "size"), [(3, 2100), (21, 1500), (40, 700)])
+@pytest.mark.parametrize(("rows", "size"), [(3, 2100), (21, 1500)])
 def test_every_program_of_a_merge_makes_its_own_part(rows: int, size: int) -> None:
     """The first p programs write the first p parts and nothing else, so no value is written twice."""
     from moevolve.kernels.triton_merge import LaunchGrid, _merge

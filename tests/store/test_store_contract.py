@@ -12,35 +12,26 @@ from store_samples import ENGINE, MODEL, decided, digest, evaluation, individual
 from moevolve.store.errors import StoreError
 from moevolve.store.records import FULL_MODEL, UNBOUND, ExportRecord
 from moevolve.store.repository import Store
+from moevolve.store.session import CHUNK
 
 
-def test_a_search_comes_back_as_it_went_in(store: Store) -> None:
+def test_a_search_comes_back_as_it_went_in_or_is_refused(store: Store) -> None:
     given = search(created_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
     tasks = [split("rte"), split("copa", weight=0.5), split("rte", "dev")]
     store.create_search(given, tasks)
     assert store.search("alpha") == store.search("id-alpha") == replace(given, updated_at=given.created_at)
     assert store.search_tasks("id-alpha") == tasks
-
-
-@pytest.mark.parametrize(
-    "other",
-    [search("alpha", id="new"), search("new", id="id-alpha"), search("id-alpha", id="new"), search("new", id="alpha")],
-)
-def test_names_and_ids_are_unique_also_crosswise(store: Store, other: object) -> None:
-    store.create_search(search(), [])
-    with pytest.raises(StoreError, match=r"alpha.*already"):
-        store.create_search(other, [])  # type: ignore[arg-type]
+    # Names and ids are unique, also crosswise.
+    for name, key in (("alpha", "new"), ("new", "id-alpha"), ("id-alpha", "new"), ("new", "alpha")):
+        with pytest.raises(StoreError, match=r"alpha.*already"):
+            store.create_search(search(name, id=key), [])
+    for bad in (search(""), search("a:b"), search(status="sleeping"), search(seed=2**64)):
+        with pytest.raises(StoreError):
+            store.create_search(bad, [])
     assert [one.search.name for one in store.searches()] == ["alpha"]
 
 
-@pytest.mark.parametrize("bad", [search(""), search("a:b"), search(status="sleeping"), search(seed=2**64)])
-def test_a_search_that_cannot_be_kept_is_refused(store: Store, bad: object) -> None:
-    with pytest.raises(StoreError):
-        store.create_search(bad, [])  # type: ignore[arg-type]
-    assert store.searches() == []
-
-
-def test_an_unknown_search_is_named_with_the_nearest(store: Store) -> None:
+def test_what_is_unknown_is_named_with_the_nearest(store: Store) -> None:
     with pytest.raises(StoreError, match="none yet"):
         store.search("rte-tiny")
     store.create_search(search("rte-tiny"), [])
@@ -50,6 +41,14 @@ def test_an_unknown_search_is_named_with_the_nearest(store: Store) -> None:
         store.record("nothing", [individual(0)])
     with pytest.raises(StoreError, match="its id is needed"):
         store.record("rte-tiny", [individual(0)])
+    with pytest.raises(StoreError, match="no individuals yet"):
+        store.individual("rte-tiny:0")
+    store.record("id-rte-tiny", [individual(0), individual(1), individual(7)])
+    with pytest.raises(StoreError, match="nearest: rte-tiny:1, rte-tiny:7"):
+        store.individual("rte-tiny:4")
+    for bad in ("alpha", "alpha:", ":3", "alpha:-1", "alpha:x", ""):
+        with pytest.raises(StoreError, match="SEARCH:INDEX"):
+            store.individual(bad)
 
 
 def test_what_is_beside_the_fitness_may_change(store: Store) -> None:
@@ -140,25 +139,21 @@ def test_history_gives_back_bytes_parents_gaps_and_pending(store: Store) -> None
     batch = [individual(0), individual(1), individual(3, [1, 0, 1], depth=1)]
     store.record("id-alpha", [*batch, decided(1, 0.5, -float("inf"))])
     store.record("id-alpha", [decided(3, None)])
-    zero, one, three = store.history("id-alpha")
-    assert [row.index for row in (zero, one, three)] == [0, 1, 3]
+    zero, one, three = found = store.history("id-alpha")
+    assert [row.index for row in found] == [0, 1, 3]
     assert (zero.status, zero.fitness, zero.parents) == ("pending", None, ())
     assert (one.status, one.fitness, one.tie_break) == ("ok", 0.5, -float("inf"))
-    assert (three.parents, three.depth, three.status, three.failure) == (
-        (1, 0, 1),
-        1,
-        "failed",
-        "logits are not finite",
-    )
-    assert [row.genome for row in (zero, one, three)] == [given.genome for given in batch]
+    assert (three.parents, three.depth, three.status) == ((1, 0, 1), 1, "failed")
+    assert three.failure == "logits are not finite"
+    assert [row.genome for row in found] == [given.genome for given in batch]
     assert store.history("id-nothing") == []
 
 
-def test_recording_again_changes_nothing(store: Store) -> None:
+def test_recording_again_changes_nothing_and_the_first_evaluation_rules(store: Store) -> None:
     store.create_search(search(), [split()])
     batch = (
         [individual(0), individual(1, [0]), decided(0, 0.5), decided(1, None)],
-        [evaluation(0, 0.5), evaluation(1, None)],
+        [evaluation(0, 0.5, worker="first"), evaluation(1, None)],
     )
     store.record("id-alpha", *batch)
     before = store.history("id-alpha"), store.individual("alpha:0"), store.individual("alpha:1")
@@ -167,14 +162,9 @@ def test_recording_again_changes_nothing(store: Store) -> None:
     after = store.history("id-alpha"), store.individual("alpha:0"), store.individual("alpha:1")
     assert after[0] == before[0]
     assert [replace(one, search=search()) for one in after[1:]] == [replace(one, search=search()) for one in before[1:]]
-
-
-def test_the_first_evaluation_rules(store: Store) -> None:
-    store.create_search(search(), [split()])
-    store.record("id-alpha", evaluations=[evaluation(0, 0.5, worker="first")])
-    store.record("id-alpha", evaluations=[evaluation(0, 0.9, worker="second"), evaluation(1, 0.25)])
+    store.record("id-alpha", evaluations=[evaluation(0, 0.9, worker="second"), evaluation(2, 0.25)])
     found = store.evaluations(
-        [digest("phenotype", 0), digest("phenotype", 1)], MODEL, ENGINE, [digest("rte", "search")]
+        [digest("phenotype", 0), digest("phenotype", 2)], MODEL, ENGINE, [digest("rte", "search")]
     )
     assert {(one.worker, one.score) for one in found} == {("first", 0.5), ("", 0.25)}
 
@@ -220,17 +210,18 @@ def test_a_refused_batch_writes_nothing(store: Store) -> None:
     assert store.evaluations(digest("phenotype", 2), MODEL, ENGINE, [digest("rte", "search")])[0].score == 0.5
 
 
-def test_five_thousand_phenotypes_are_looked_up_at_once(store: Store) -> None:
+def test_more_phenotypes_than_a_statement_may_name_are_looked_up_at_once(store: Store) -> None:
     store.create_search(search(), [split(), split("copa")])
-    batch = [evaluation(i, i / 5000, task) for i in range(0, 5000, 2) for task in ("rte", "copa")]
+    count = 2 * CHUNK + 2
+    batch = [evaluation(i, i / count, task) for i in range(0, count, 2) for task in ("rte", "copa")]
     store.record("id-alpha", evaluations=batch)
-    hashes = [digest("phenotype", i) for i in range(5000)]
+    hashes = [digest("phenotype", i) for i in range(count)]
     prints = [digest("rte", "search"), digest("copa", "search"), digest("unknown", "search")]
     found = store.evaluations(hashes + hashes, MODEL, ENGINE, prints)
     assert {(one.phenotype_hash, one.task, one.score) for one in found} == {
         (one.phenotype_hash, one.task, one.score) for one in batch
     }
-    assert len(found) == 5000
+    assert len(found) == count
     assert found == sorted(found, key=lambda one: (one.phenotype_hash, one.task_fingerprint))
     assert {one.task for one in store.evaluations(hashes, MODEL, ENGINE, prints[:1])} == {"rte"}
     assert store.evaluations(hashes, "other", ENGINE, prints) == []
@@ -238,36 +229,23 @@ def test_five_thousand_phenotypes_are_looked_up_at_once(store: Store) -> None:
     assert store.evaluations([], MODEL, ENGINE, prints) == store.evaluations(hashes, MODEL, ENGINE, []) == []
 
 
-def test_an_evaluation_keeps_everything(store: Store) -> None:
+def test_an_evaluation_keeps_everything_and_numbers_of_numpy_as_numbers(store: Store) -> None:
     store.create_search(search(), [split()])
     outcomes = np.array([0, 1, 0.5], dtype="<f4").tobytes()
-    given = evaluation(
-        0,
-        0.5,
-        outcomes=outcomes,
-        examples_seen=3,
-        seconds=1.25,
-        worker="node/3",
-        attempt=2,
-        created_at=datetime.now(UTC),
-    )
+    details = {"examples_seen": 3, "seconds": 1.25, "worker": "node/3", "attempt": 2, "created_at": datetime.now(UTC)}
+    given = evaluation(0, 0.5, outcomes=outcomes, **details)
     full = replace(given, phenotype_hash=FULL_MODEL, experts=None, active=None, parameters=None)
     store.record("id-alpha", evaluations=[given, full])
     prints = [digest("rte", "search")]
     assert store.evaluations(given.phenotype_hash, MODEL, ENGINE, prints) == [given]
     assert store.evaluations(FULL_MODEL, MODEL, ENGINE, prints) == [full]
-
-
-def test_numpy_numbers_are_kept_as_numbers(store: Store) -> None:
-    store.create_search(search(), [split()])
-    half = np.float32(0.5)
-    one = individual(0, experts=np.int64(4), parameters=np.int64(2_000))
-    shape = {"experts": np.int64(4), "active": np.int64(2), "parameters": np.int64(2_000)}
-    store.record("id-alpha", [decided(one, half, -half)], [evaluation(0, half, gold_logprob=-half, **shape)])
-    detail = store.individual("alpha:0")
-    assert (detail.individual.fitness, detail.individual.tie_break) == (0.5, -0.5)
-    assert (detail.evaluations[0].score, detail.evaluations[0].experts) == (0.5, 4)
-    assert [row.index for row in store.best("rte", experts=4, active=2)] == [0]
+    half = np.float32(0.25)
+    shape = {"experts": np.int64(5), "active": np.int64(2), "parameters": np.int64(2_000)}
+    store.record("id-alpha", [decided(individual(1, **shape), half, -half)], [evaluation(1, half, **shape)])
+    detail = store.individual("alpha:1")
+    assert (detail.individual.fitness, detail.individual.tie_break) == (0.25, -0.25)
+    assert (detail.evaluations[0].score, detail.evaluations[0].experts) == (0.25, 5)
+    assert [row.index for row in store.best("rte", experts=5, active=2)] == [1]
 
 
 def test_an_individual_in_detail(store: Store) -> None:
@@ -288,39 +266,20 @@ def test_an_individual_in_detail(store: Store) -> None:
         ]
 
 
-def test_references_that_name_nothing(store: Store) -> None:
-    store.create_search(search(), [split()])
-    with pytest.raises(StoreError, match="no individuals yet"):
-        store.individual("alpha:0")
-    store.record("id-alpha", [individual(0), individual(1), individual(7)])
-    with pytest.raises(StoreError, match="nearest: alpha:1, alpha:7"):
-        store.individual("alpha:4")
-    with pytest.raises(StoreError, match="did you mean alpha"):
-        store.individual("alhpa:4")
-    for bad in ("alpha", "alpha:", ":3", "alpha:-1", "alpha:x", ""):
-        with pytest.raises(StoreError, match="SEARCH:INDEX"):
-            store.individual(bad)
-
-
-def test_exports_are_noted_and_replaced(store: Store) -> None:
+def test_exports_are_replaced_and_calibrations_stay_as_they_were_first(store: Store) -> None:
     store.create_search(search(), [split()])
     store.record("id-alpha", [individual(0), individual(1)])
     first = ExportRecord("out/a", "stock", '{"max_abs": 0.0}', datetime(2026, 1, 1, tzinfo=UTC))
     second = ExportRecord("out/b", "native", "{}", datetime(2026, 1, 2, tzinfo=UTC))
-    store.add_export("alpha:0", second)
-    store.add_export("alpha:0", replace(first, checks="old"))
-    store.add_export("alpha:0", first)
+    for record in (second, replace(first, checks="old"), first):
+        store.add_export("alpha:0", record)
     assert store.individual("alpha:0").exports == (first, second)
     assert store.individual("alpha:1").exports == ()
     with pytest.raises(StoreError, match="alpha:5"):
         store.add_export("alpha:5", first)
-
-
-def test_a_calibration_stays_as_it_was_first(store: Store) -> None:
     assert store.calibration("f") is None
-    store.add_calibration("f", b"first")
-    store.add_calibration("f", b"second")
-    store.add_calibration("g", b"")
+    for fingerprint, content in (("f", b"first"), ("f", b"second"), ("g", b"")):
+        store.add_calibration(fingerprint, content)
     assert (store.calibration("f"), store.calibration("g")) == (b"first", b"")
 
 

@@ -20,42 +20,31 @@ def family(store: Store) -> Store:
     return store
 
 
-@pytest.mark.parametrize(
-    ("index", "depth", "members"),
-    [(5, None, [0, 1, 2, 3, 4, 5]), (5, 1, [3, 4, 5]), (5, 2, [0, 2, 3, 4, 5]), (5, 0, [5]), (6, None, [1, 6])],
-)
-def test_ancestors(family: Store, index: int, depth: int | None, members: list[int]) -> None:
-    graph = family.ancestors(f"alpha:{index}", depth)
-    assert [node.index for node in graph.nodes] == members
-    assert graph.edges == tuple(sorted((p, c) for c in members for p in FAMILY[c] if p in members))
-    assert (graph.root, graph.search_name) == (index, "alpha")
-
-
-@pytest.mark.parametrize(
-    ("index", "depth", "members"),
-    [(0, None, [0, 2, 3, 4, 5]), (0, 1, [0, 2, 3]), (1, None, [1, 2, 3, 4, 5, 6]), (5, None, [5])],
-)
-def test_descendants(family: Store, index: int, depth: int | None, members: list[int]) -> None:
-    graph = family.descendants(f"alpha:{index}", depth)
-    assert [node.index for node in graph.nodes] == members
-    assert graph.edges == tuple(sorted((p, c) for c in members for p in FAMILY[c] if p in members))
-
-
-def test_long_lines_of_crossed_descent_end(store: Store) -> None:
-    """Two parents each for 1,200 generations: more paths than anybody could walk, and deeper than Python calls go."""
-    store.create_search(search(), [split()])
-    batch = [individual(i, [p for p in (i - 1, i - 2) if p >= 0], depth=i) for i in range(1_200)]
-    store.record("id-alpha", batch)
-    assert len(store.ancestors("alpha:1199").nodes) == 1_200
-    assert len(store.descendants("alpha:0").nodes) == 1_200
-    assert len(store.ancestors("alpha:1199", 10).nodes) == 21
-
-
-def test_lineage_of_nothing(family: Store) -> None:
+def test_ancestors_and_descendants(family: Store) -> None:
+    up: dict[tuple[int, int | None], list[int]] = {
+        (5, None): [0, 1, 2, 3, 4, 5], (5, 1): [3, 4, 5], (5, 2): [0, 2, 3, 4, 5], (5, 0): [5], (6, None): [1, 6]
+    }  # fmt: skip
+    down = {(0, None): [0, 2, 3, 4, 5], (0, 1): [0, 2, 3], (1, None): [1, 2, 3, 4, 5, 6], (5, None): [5]}
+    for expected, lineage in ((up, family.ancestors), (down, family.descendants)):
+        for (index, depth), members in expected.items():
+            graph = lineage(f"alpha:{index}", depth)
+            assert [node.index for node in graph.nodes] == members
+            assert graph.edges == tuple(sorted((p, c) for c in members for p in FAMILY[c] if p in members))
+            assert (graph.root, graph.search_name) == (index, "alpha")
     with pytest.raises(StoreError, match="alpha:9"):
         family.ancestors("alpha:9")
     with pytest.raises(StoreError, match="0 or more"):
         family.descendants("alpha:1", -1)
+
+
+def test_long_lines_of_crossed_descent_end(store: Store) -> None:
+    """Two parents each for 1,100 generations: more paths than anybody could walk, and deeper than Python calls go."""
+    store.create_search(search(), [split()])
+    batch = [individual(i, [p for p in (i - 1, i - 2) if p >= 0], depth=i) for i in range(1_100)]
+    store.record("id-alpha", batch)
+    assert len(store.ancestors("alpha:1099").nodes) == 1_100
+    assert len(store.descendants("alpha:0").nodes) == 1_100
+    assert len(store.ancestors("alpha:1099", 10).nodes) == 21
 
 
 def test_the_drawing_names_every_node_and_edge_and_escapes(store: Store) -> None:

@@ -52,10 +52,10 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
-def questions(name: str, shots: int = 0) -> dict[str, list[str]]:
+def questions(name: str, shots: int = 0, counts: dict[str, int] | None = None) -> dict[str, list[str]]:
     """Split -> its documents' questions, or those of the few-shot examples (`shots` in all)."""
     found = {}
-    for split, value in prepare_splits(load_task(name)).items():
+    for split, value in prepare_splits(load_task(name).with_counts(counts or {})).items():
         texts = [[line[3:] for line in e.prompt.split("\n") if line.startswith("Q: ")] for e in value.examples]
         assert all(len(text) == shots + 1 for text in texts)
         found[split] = [text[-1] for text in texts] if not shots else [shot for text in texts for shot in text[:-1]]
@@ -69,14 +69,13 @@ def questions(name: str, shots: int = 0) -> dict[str, list[str]]:
         ({"training": 31, "test": 9}, (0, 16, 15, 9), ("training", "test")),
         ({"training": 30, "validation": 20}, (0, 15, 15, 20), ("training", "validation")),
         ({"validation": 20}, (0, 6, 6, 8), ("validation", "validation")),
-        ({"validation": 600, "test": 5}, (0, 256, 256, 5), ("validation", "test")),
         ({"training": 700, "test": 5}, (94, 256, 256, 5), ("training", "test")),
     ],
 )
 def test_splits_come_from_the_documents_and_share_none(
     write: Write, counts: dict[str, int], sizes: tuple[int, ...], sources: tuple[str, str]
 ) -> None:
-    found = questions(write(counts))
+    found = questions(name := write(counts))
     assert tuple(len(found.get(split, ())) for split in SPLITS) == sizes
     assert all(question.startswith("training ") for question in found.get("calibration", ()))
     every = [question for group in found.values() for question in group]
@@ -84,13 +83,9 @@ def test_splits_come_from_the_documents_and_share_none(
     for split, source in zip(("search", "dev", "test"), (sources[0], *sources), strict=True):
         assert all(question.startswith(f"{source} ") for question in found[split])
     assert found["search"] != sorted(found["search"]), "shuffled"
-
-
-def test_splits_are_the_same_every_time(write: Write) -> None:
-    name = write()
-    found = questions(name)
-    load_harness.cache_clear()
-    assert questions(name) == found
+    if len(every) < 30:
+        load_harness.cache_clear()
+        assert questions(name) == found, "the same every time"
 
 
 def test_documents_to_measure_on_ask_nothing_that_others_ask(write: Write, tmp_path: Path) -> None:
@@ -131,8 +126,9 @@ def test_a_document_becomes_an_example(write: Write) -> None:
 
 
 def test_fewshot_examples_are_in_none_of_the_splits(write: Write) -> None:
-    own = write({"training": 700, "test": 9}, num_fewshot=2)
-    shots, asked = questions(own, shots=2), questions(write({"training": 700, "test": 9}))
+    counts = {"training": 90, "test": 9}
+    few = {"search": 20, "dev": 20}
+    shots, asked = (questions(write(counts, num_fewshot=number), number, few) for number in (2, 0))
     used = {shot for group in shots.values() for shot in group}
     assert all(shot.startswith("training ") for shot in used)
     assert len(used) > 20, "documents have examples of their own"
@@ -191,16 +187,12 @@ def test_functions_beside_the_file_count(write: Write, tmp_path: Path) -> None:
         ({"unsafe_code": True}, "runs code that the model writes"),
         ({"doc_to_image": "x"}, "images or sound"),
         ({"repeats": 3}, "samples several answers"),
-        ({"generation_kwargs": {"do_sample": True}}, "sampling or beams"),
         ({"generation_kwargs": {"temperature": 0.7}}, "sampling or beams"),
         ({"task": ["arc_easy"], "group": "g"}, "a group of tasks"),
         ({"metric_list": [{"metric": "mcc"}]}, "none of its metrics (mcc) is a mean over documents"),
-        ({"metric_list": [{"metric": "nobody_knows", "aggregation": "mean", "higher_is_better": True}]}, "none of its"),
         ({"metric_list": [{"metric": "acc", "aggregation": "mean", "hf_evaluate": True}]}, "none of its metrics"),
         ({"doc_to_text": "{{nothing}}"}, "lm-eval can't load it: UndefinedError: 'nothing' is undefined"),
-        ({"dataset_kwargs": {"data_files": {"test": "nowhere.jsonl"}}}, "lm-eval can't load it"),
         ({"counts": {"validation": 2}}, "too few to be divided"),
-        ({"surprise": 1}, "lm-eval can't load it"),
     ],
 )
 def test_what_can_not_be_run_is_refused_in_one_line(write: Write, changes: dict[str, Any], said: str) -> None:
@@ -239,6 +231,9 @@ def test_no_code_from_the_hub_is_asked_for(write: Write, tmp_path: Path) -> None
 
 
 def test_tasks_are_found_by_name(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
     assert portable_path(find_yaml("arc_easy")) == "arc/arc_easy.yaml"
     assert split_name("lm_eval:a#b,c") == ("lm_eval:", "a", "#b,c")
     assert split_name("a.yaml") == ("", "a.yaml", "")
@@ -247,13 +242,7 @@ def test_tasks_are_found_by_name(write: Write, tmp_path: Path, monkeypatch: pyte
     assert load_task("lm_eval:small").name == "lm_eval:small"
     with pytest.raises(UserError, match=r"lm_eval:.*/nowhere\.yaml: no such file"):
         load_task(f"lm_eval:{tmp_path}/nowhere.yaml")
-
-
-def test_without_the_extra_it_says_what_to_install(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    name = write()
+    load_harness.cache_clear()
     monkeypatch.setattr("moevolve.evaluators.harness.files.version", absent)
     with pytest.raises(UserError, match=r"pip install 'moevolve\[lm-eval\]'"):
-        load_task(name)
+        load_task("lm_eval:small")

@@ -223,169 +223,25 @@ STOPS: dict[str, tuple[str, ...]] = {
     "eep-squad2": ("\n",),
 }
 
-# At least one for each rule, and answers as models write them.
-BY_HAND = [
-    *(
-        "",
-        "A",
-        "B",
-        " A",
-        "A.",
-        "B.",
-        "A,",
-        "A:",
-        "A\n",
-        "\nA",
-        "A B",
-        "AB",
-        "B A",
-        "(A)",
-        "(B)",
-        "b",
-        "Both",
-        "D",
-        "A)",
-    ),
-    *(
-        "The answer is A",
-        "The answer is B.",
-        "The answer is (B) No",
-        "the answer is option A.",
-        "Answer: B",
-        "Answer:A",
-    ),
-    *("The correct answer is B because A is wrong", "the correct answer is option (A)", "The answer is A or B"),
-    *("The answer to the question is A.", "A. Yes, the answer is B", "B. No\n\nExplanation: A", "It is A, I think."),
-    *(
-        "I choose A",
-        "I choose A.\n",
-        "so: B",
-        "No, B: it is",
-        "1. A",
-        "1. none\n2. B",
-        "1. B and A",
-        "10 B",
-        "xA:",
-        "xAx",
-    ),
-    *(
-        "答案是A",
-        "答案是： B",
-        "答案：B",
-        "答案应该是 A",
-        "答案应选B",
-        "答案为A。",
-        "选择B",
-        "选 A",
-        "故选A",
-        "故选B只有A对",
-    ),
-    *(
-        "故A只有选项 B 是对",
-        "只有B错",
-        "只有选项A不正确",
-        "只有A正确",
-        "只有项 B错误",
-        "说法不对的是A",
-        "说法不正确选项的是 B",
-    ),
-    *(
-        "说法错误的是B",
-        "A是正确的",
-        "B 是正确答案",
-        "选项 A 正确",
-        "所以答B",
-        "所以A。",
-        "所有 B$",
-        "，A。",
-        "，故B",
-        ",即A.",
-    ),
-    *(
-        ":因此B",
-        "因此 A。",
-        "显然B.",
-        "为 A",
-        "答案是xB",
-        "答案是xB。A",
-        "答案应该是不A",
-        "答案为 CB。",
-        "选项B",
-        "A项",
-        "A 选项",
-    ),
-    *("a B c", "A$", "A A", "x A", "x A y B.", "A\tB", "A，B", "A: B", "1.\nA", "21. B\n", "1?B", "1. B\nA"),
-    *("NULL", "no number", "5", "-5", "14.8", "So the answer is 14.8.", "12", "12.", "1,000", "1,000.", "5-3=2. So 2"),
-    *(
-        "3 of 1999",
-        "2 Question: 7",
-        "Question:2",
-        "2 Question",
-        "1000.0",
-        "1000.0000001",
-        "999.9999999",
-        "1000 -",
-        "--2",
-    ),
-    *(
-        "- 2",
-        "2-2",
-        "x2y",
-        ".5",
-        "5.",
-        "1000.5.2",
-        "٢",
-        "2\nQuestion: 3",
-        "The answer is 1000\nQuestion: 4",
-        "14",
-        "2.9",
-    ),
-    *(
-        "The answer is in the 10th century.",
-        "in 10th century, I think",
-        "10th  CENTURY",
-        "10th, century",
-        "the 10th a century",
-    ),
-    *(
-        "answer is",
-        "Answer is: Tenth",
-        "The answer is no. The answer is tenth",
-        "\ntenth",
-        "x\ntenth",
-        " tenth",
-        "impossible",
-    ),
-    *(
-        "It is impossible to answer.",
-        "The answer is: impossible to answer",
-        "IMPOSSIBLE to the answer",
-        "tenth answer is x",
-    ),
-    *(
-        "U.S. Army",
-        "US Army",
-        "Answer: US Army",
-        "Answer: the Army",
-        "Answer:Army",
-        "U",
-        "the U",
-        "Army",
-        "an Army",
-        "army",
-    ),
-    *(
-        "Answer: ",
-        "Answer: \nU",
-        "x, US Army",
-        "x. US Army",
-        "\n\n US Army\nx",
-        "USAnswer:  Army",
-        "U-S Army",
-        "the",
-        "A an the",
-    ),
-]
+# At least one answer for each rule, and answers as models write them.
+BY_HAND = (
+    "|A|B| A|A.|B.|A,|A:|A\n|\nA|A B|AB|B A|(A)|(B)|b|Both|D|A)|The answer is A|The answer is B.|"
+    "The answer is (B) No|the answer is option A.|Answer: B|Answer:A|The correct answer is B because A is wrong|"
+    "the correct answer is option (A)|The answer is A or B|The answer to the question is A.|A. Yes, the answer is B|"
+    "B. No\n\nExplanation: A|It is A, I think.|I choose A|I choose A.\n|so: B|No, B: it is|1. A|1. none\n2. B|"
+    "1. B and A|10 B|xA:|xAx|答案是A|答案是： B|答案：B|答案应该是 A|答案应选B|答案为A。|选择B|选 A|故选A|"
+    "故选B只有A对|故A只有选项 B 是对|只有B错|只有选项A不正确|只有A正确|只有项 B错误|说法不对的是A|"
+    "说法不正确选项的是 B|说法错误的是B|A是正确的|B 是正确答案|选项 A 正确|所以答B|所以A。|所有 B$|，A。|，故B|,即A.|"
+    ":因此B|因此 A。|显然B.|为 A|答案是xB|答案是xB。A|答案应该是不A|答案为 CB。|选项B|A项|A 选项|a B c|A$|A A|x A|"
+    "x A y B.|A\tB|A，B|A: B|1.\nA|21. B\n|1?B|1. B\nA|NULL|no number|5|-5|14.8|So the answer is 14.8.|12|12.|1,000|"
+    "1,000.|5-3=2. So 2|3 of 1999|2 Question: 7|Question:2|2 Question|1000.0|1000.0000001|999.9999999|1000 -|--2|- 2|"
+    "2-2|x2y|.5|5.|1000.5.2|٢|2\nQuestion: 3|The answer is 1000\nQuestion: 4|14|2.9|"
+    "The answer is in the 10th century.|in 10th century, I think|10th  CENTURY|10th, century|the 10th a century|"
+    "answer is|Answer is: Tenth|The answer is no. The answer is tenth|\ntenth|x\ntenth| tenth|impossible|"
+    "It is impossible to answer.|The answer is: impossible to answer|IMPOSSIBLE to the answer|tenth answer is x|"
+    "U.S. Army|US Army|Answer: US Army|Answer: the Army|Answer:Army|U|the U|Army|an Army|army|Answer: |Answer: \nU|"
+    "x, US Army|x. US Army|\n\n US Army\nx|USAnswer:  Army|U-S Army|the|A an the"
+)
 
 
 def ours(kind: str, text: str, example: Example) -> bool:
@@ -395,7 +251,7 @@ def ours(kind: str, text: str, example: Example) -> bool:
 @pytest.mark.parametrize("kind", RULES)
 def test_answers_written_by_hand(kind: str) -> None:
     examples, theirs = RULES[kind]
-    found = {(text, e): ours(kind, text, e) for text in BY_HAND for e in examples}
+    found = {(text, e): ours(kind, text, e) for text in BY_HAND.split("|") for e in examples}
     assert found == {(text, e): theirs(text, e) for text, e in found}
     assert {True, False} == set(found.values())
 
@@ -429,7 +285,7 @@ _ANSWERS = st.lists(st.sampled_from(_PIECES), max_size=9).map("".join) | st.text
 
 
 @pytest.mark.parametrize("kind", RULES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=_ANSWERS, continuation=_ANSWERS)
 def test_answers_by_chance(kind: str, text: str, continuation: str) -> None:
     examples, theirs = RULES[kind]
@@ -440,24 +296,16 @@ def test_answers_by_chance(kind: str, text: str, continuation: str) -> None:
             assert theirs(text + continuation, example) == theirs(text, example)
 
 
-@pytest.mark.parametrize(
-    ("kind", "example", "text"),
-    [
+def test_decoding_may_stop_and_references_are_checked() -> None:
+    for kind, example, text in (
         ("eep-option", THREE, "B, "),
         ("eep-record", NAMES, "The Army."),
         ("eep-record", NAMES, "x\ny"),
         ("eep-drop", NUMBERS, "So 2. Question:"),
         ("eep-squad2", SPANS, "tenth\n"),
         ("eep-gsm8k", SUM, "1000\n\nQuestion:"),
-    ],
-)
-def test_decoding_may_stop(kind: str, example: Example, text: str) -> None:
-    matcher = make_matcher(Matching(kind, STOPS.get(kind, ())))
-    assert matcher.decided(text, example)
-    assert not matcher.decided(text[:-2], example)
-
-
-def test_references_that_are_no_whole_number() -> None:
-    matcher = make_matcher(Matching("eep-gsm8k", ()))
-    assert matcher.problem(Example("p", ("#### 1.5",))) == "there is no whole number in the reference '#### 1.5'"
-    assert matcher.problem(SUM) is None
+    ):
+        matcher = make_matcher(Matching(kind, STOPS.get(kind, ())))
+        assert matcher.decided(text, example) and not matcher.decided(text[:-2], example), (kind, text)
+        assert matcher.problem(example) is None
+    assert "no whole number" in str(matcher.problem(Example("p", ("#### 1.5",))))

@@ -31,12 +31,6 @@ def test_shots_written_in_the_task_file(write_task: WriteTask) -> None:
     assert split.fingerprint != prepare_split(load_task(write_task(system="Be brief.")), "dev").fingerprint
 
 
-def test_without_shots_the_text_is_the_prompt(write_task: WriteTask) -> None:
-    split = prepare_split(load_task(write_task()), "dev")
-    assert [split.text(example) for example in split.examples] == [example.prompt for example in split.examples]
-    assert split.turns(split.examples[0]) == (("user", split.examples[0].prompt),)
-
-
 @pytest.mark.parametrize("chosen", [{"indices": [3, 1]}, {"seed": 0, "count": 2}])
 def test_shots_from_a_source_are_in_no_split(write_task: WriteTask, chosen: dict[str, Any]) -> None:
     prepared = prepare_splits(load_task(write_task(shots={"from": "all", **chosen})))
@@ -68,20 +62,24 @@ def test_whole_texts_show_nothing_before_them_and_are_no_conversation(write_task
         split = prepare_split(load_task(f"{path}{name}"), "dev")
         assert (split.system, split.chat) == (("", False) if plain else ("Be brief.", True))
         assert {len(example.shots) for example in split.examples} == {0 if plain else 2}
-    assert not prepare_split(load_task(write_task(chat=False)), "dev").chat
+    plain_split = prepare_split(load_task(write_task(chat=False)), "dev")
+    example = plain_split.examples[0]
+    assert not plain_split.chat and plain_split.text(example) == example.prompt
+    assert plain_split.turns(example) == (("user", example.prompt),)
+    path = write_task(shots=WRITTEN, answer=None, choices=None, labels=None, matching=None, fitness="agreement")
+    with pytest.raises(UserError, match="`shots` show answers"):
+        load_task(path)
 
 
 @pytest.mark.parametrize(
     ("shots", "message"),
     [
         ({"from": "all", "count": 13}, "shots: .*can't take 13 rows"),
-        ({"from": "all", "indices": [12]}, "shots: .*row 12 asked for, but there are 12 rows"),
         ({"from": "train", "count": 1}, "`shots.from` is `train`, but `source.files` has: all"),
         ({"from": "all"}, "shots: say how many shots with `count`"),
         ({"form": "all", "count": 2}, "shots: .*form: unknown key"),
         (3, "shots: give a list of rows, or `from`"),
         ([{"label": True}], "field prompt: shots, row 1: 'text' is undefined"),
-        ([{"text": "x", "label": "maybe"}], "shots, row 1: `label` is 'maybe'"),
         ({"from": "all", "count": 1, "per": "topic", "where": {"topic": ["x"]}}, "shots: there are none of topi"),
         ({"from": "all", "count": 12}, "shots: all rows of `search` are shots"),
     ],
@@ -91,9 +89,3 @@ def test_shots_that_are_not_there(write_task: WriteTask, shots: Any, message: st
     with pytest.raises(UserError, match=rf"^{path}: .*{message}|^{path}: {message}") as found:
         prepare_split(load_task(path), "search")
     assert "\n" not in str(found.value)
-
-
-def test_shots_need_answers(write_task: WriteTask) -> None:
-    path = write_task(shots=WRITTEN, answer=None, choices=None, labels=None, matching=None, fitness="agreement")
-    with pytest.raises(UserError, match="`shots` show answers: give `answer` or `references`"):
-        load_task(path)

@@ -27,19 +27,23 @@ def test_rows_keep_order_types_and_places(tmp_path: Path) -> None:
     assert table.row(1) == {"a": 2, "n": {"x": "z\u2028"}, "b": None}
     assert table.row(2)["b"] is True
     assert [table.place(i) for i in range(3)] == [f"{first}:1", f"{first}:3", f"{second}:1"]
+    with pytest.raises(UserError, match="no column `c`; it has: a, n, b"):
+        table.column("c")
+    with pytest.raises(UserError, match=r"absent\.jsonl: no such file; .* relative to the task file's folder"):
+        loading.read_jsonl([tmp_path / "absent.jsonl"])
+    with pytest.raises(UserError, match="can't be read"):
+        loading.read_jsonl([tmp_path])
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('{"a": 1}\n{"a": \n{"a": 3}\n', "rows.jsonl:2: not JSON: Expecting value at column"),
-        ('{"a": 1}\n{"a": 1}}\n', "rows.jsonl:2: not JSON: Extra data"),
         ('{"a": 1}\n[1]\n', "rows.jsonl:2: expected a JSON object with named fields, got list"),
         ('{"a": 1}\n\n{"a": "x"}\n', "rows.jsonl:3: field `a` is text here but a number at"),
         ('{"a": [1, "x"]}\n', "rows.jsonl:1: fields are not of one type"),
         (b'{"a": "ok"}\n{"a": "\xff"}\n', "rows.jsonl:2: not UTF-8"),
         ("", "rows.jsonl: no rows; put one JSON object on each line"),
-        ("\n \n", "rows.jsonl: no rows"),
     ],
 )
 def test_malformed_files_are_named_with_their_line(tmp_path: Path, text: str | bytes, said: str) -> None:
@@ -47,19 +51,6 @@ def test_malformed_files_are_named_with_their_line(tmp_path: Path, text: str | b
         loading.read_jsonl([_write(tmp_path, text)])
     assert said in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path))
-
-
-def test_missing_file_and_folder_in_its_place(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"absent\.jsonl: no such file; .* relative to the task file's folder"):
-        loading.read_jsonl([tmp_path / "absent.jsonl"])
-    with pytest.raises(UserError, match="can't be read"):
-        loading.read_jsonl([tmp_path])
-
-
-def test_missing_column_lists_those_there_are(tmp_path: Path) -> None:
-    table = loading.read_jsonl([_write(tmp_path, '{"a": 1, "b": 2}\n')])
-    with pytest.raises(UserError, match="no column `c`; it has: a, b"):
-        table.column("c")
 
 
 def test_hub_rows_come_from_the_named_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,21 +67,18 @@ def test_hub_rows_come_from_the_named_configuration(monkeypatch: pytest.MonkeyPa
     assert table.place(1) == "org/data c train, row 1"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        datasets.exceptions.DatasetNotFoundError("Dataset 'org/data' doesn't exist\nmore"),
-        ConnectionError("Couldn't reach the Hub"),
-        ValueError('Unknown split "train"'),
-        RuntimeError("Dataset scripts are no longer supported"),
-    ],
-)
-def test_hub_failures_say_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_hub_failures_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
     monkeypatch.setattr(loading, "load_dataset", fail)
-    with pytest.raises(UserError, match=r"hub dataset org/data train: can't be loaded: .*local JSONL files") as caught:
-        loading.load_table(Source(hub="org/data"), "train")
-    assert str(error).splitlines()[0] in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for error in (
+        datasets.exceptions.DatasetNotFoundError("Dataset 'org/data' doesn't exist\nmore"),
+        ConnectionError("Couldn't reach the Hub"),
+        ValueError('Unknown split "train"'),
+        RuntimeError("Dataset scripts are no longer supported"),
+    ):
+        with pytest.raises(UserError, match=r"org/data train: can't be loaded: .*local JSONL files") as caught:
+            loading.load_table(Source(hub="org/data"), "train")
+        assert str(error).splitlines()[0] in str(caught.value)
+        assert "\n" not in str(caught.value)

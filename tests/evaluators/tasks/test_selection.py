@@ -6,7 +6,7 @@ from typing import Any
 
 import datasets
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moevolve.evaluators.errors import UserError
@@ -21,7 +21,7 @@ def _select(**wanted: Any) -> list[int]:
     return select_rows(TABLE, Selection.model_validate({"from": "all"} | wanted))
 
 
-def test_plain_selections() -> None:
+def test_selections_and_impossible_ones() -> None:
     assert _select() == list(range(10))
     assert _select(offset=2, count=3) == [2, 3, 4]
     assert _select(indices=[7, 0]) == [7, 0]
@@ -29,6 +29,17 @@ def test_plain_selections() -> None:
     assert _select(where_not={"g": ["a"]}, offset=1) == [2, 4, 5, 7, 8]
     assert _select(where={"n": [3]}) == [3]
     assert _select(where={"g": ["b", "c"]}, offset=1, indices=[1, 0]) == [4, 2]
+    for wanted, said in (
+        ({"count": 11}, "can't take 11 rows after the first 0: only 10 rows are there"),
+        ({"offset": 10}, "can't take any rows after the first 10"),
+        ({"indices": [10]}, "row 10 asked for, but there are 10 rows"),
+        ({"where": {"g": ["z"]}}, "column `g` never holds 'z'"),
+        ({"where": {"h": ["z"]}}, "no column `h`"),
+    ):
+        with pytest.raises(UserError, match=said):
+            _select(**wanted)
+    values = (True, False, 1, 1.0, 1.5, None, "x")
+    assert [value_key(value) for value in values] == ["true", "false", "1", "1", "1.5", "null", "x"]
 
 
 def test_filters_look_into_nested_columns_and_lists() -> None:
@@ -78,6 +89,7 @@ def test_stratified_samples_take_the_same_number_of_each_group() -> None:
         _select(per="g", count=4)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 5), st.integers(1, 5), st.integers(0, 4), st.integers(1, 5))
 def test_ranges_under_one_seed_overlap_only_if_their_numbers_do(o1: int, c1: int, o2: int, c2: int) -> None:
     first, second = _select(seed=9, offset=o1, count=c1), _select(seed=9, offset=o2, count=c2)
@@ -88,31 +100,3 @@ def test_ranges_under_one_seed_overlap_only_if_their_numbers_do(o1: int, c1: int
             check_disjoint({"search": first, "test": second}, "rows")
     else:
         check_disjoint({"search": first, "test": second}, "rows")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        ({"count": 11}, "can't take 11 rows after the first 0: only 10 rows are there"),
-        ({"offset": 10}, "can't take any rows after the first 10"),
-        ({"indices": [10]}, "row 10 asked for, but there are 10 rows"),
-        ({"where": {"g": ["z"]}}, "column `g` never holds 'z'"),
-        ({"where": {"h": ["z"]}}, "no column `h`"),
-    ],
-)
-def test_impossible_selections(wanted: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        _select(**wanted)
-    assert said in str(caught.value)
-
-
-def test_values_as_text() -> None:
-    assert [value_key(v) for v in (True, False, 1, 1.0, 1.5, None, "x")] == [
-        "true",
-        "false",
-        "1",
-        "1",
-        "1.5",
-        "null",
-        "x",
-    ]

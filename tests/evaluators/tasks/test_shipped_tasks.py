@@ -16,7 +16,7 @@ from moevolve.evaluators.preparation.registry import list_tasks, load_task
 from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.tasks.datasets import Table
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows
-from moevolve.evaluators.types import SCORED, Example
+from moevolve.evaluators.types import Example
 
 HELD_OUT = {
     "electrical_engineering",
@@ -27,50 +27,40 @@ HELD_OUT = {
     "miscellaneous",
     "high_school_psychology",
 }
-DEMO = sorted(name for name in list_tasks() if name.startswith("demo-"))
 
-# One row in the columns of the hub data set, and what becomes of it.
-HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
+
+LINE = f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n"
+# A row with the columns of the hub data set that are used, its prompt, and its accepted answers or its option.
+HUB_ROWS: dict[str, tuple[dict[str, Any], str, str | tuple[str, ...]]] = {
     "boolq": (
-        {"question": "is it so", "passage": "P.", "idx": 0, "label": 0},
-        Example("P.\nQuestion: is it so\nA. Yes\nB. No\nAnswer:", ("B",), ("A", "B")),
+        {"question": "is it so", "passage": "P.", "label": 0},
+        "P.\nQuestion: is it so\nA. Yes\nB. No\nAnswer:",
+        "B of AB",
     ),
     "cb": (
-        {"premise": "P.", "hypothesis": "H", "idx": 0, "label": 0},
-        Example(
-            "P.\nH\nWhat is the relation between the two sentences?\n"
-            "A. Contradiction\nB. Entailment\nC. Neutral\nAnswer:",
-            ("B",),
-            ("A", "B", "C"),
-        ),
+        {"premise": "P.", "hypothesis": "H", "label": 0},
+        "P.\nH\nWhat is the relation between the two sentences?\nA. Contradiction\nB. Entailment\nC. Neutral\nAnswer:",
+        "B of ABC",
     ),
     "copa": (
-        {"premise": "P.", "choice1": "One.", "choice2": "Two.", "question": "effect", "idx": 0, "label": 1},
-        Example(
-            "P.\nQuestion: Which of these is the more plausible effect?\nA. One.\nB. Two.\nAnswer:", ("B",), ("A", "B")
-        ),
+        {"premise": "P.", "choice1": "One.", "choice2": "Two.", "question": "effect", "label": 1},
+        "P.\nQuestion: Which of these is the more plausible effect?\nA. One.\nB. Two.\nAnswer:",
+        "B of AB",
     ),
     "multirc": (
-        {"paragraph": "P.", "question": "Q?", "answer": "X", "idx": {"paragraph": 0}, "label": 1},
-        Example(
-            "P.\nQuestion: Q?\nProposed answer: X\nIs the proposed answer right?\nA. Yes\nB. No\nAnswer:",
-            ("A",),
-            ("A", "B"),
-        ),
+        {"paragraph": "P.", "question": "Q?", "answer": "X", "label": 1},
+        "P.\nQuestion: Q?\nProposed answer: X\nIs the proposed answer right?\nA. Yes\nB. No\nAnswer:",
+        "A of AB",
     ),
     "rte": (
-        {"premise": "P.", "hypothesis": "H.", "idx": 0, "label": 0},
-        Example(
-            "P.\nH.\nIs the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:", ("A",), ("A", "B")
-        ),
+        {"premise": "P.", "hypothesis": "H.", "label": 0},
+        "P.\nH.\nIs the sentence below entailed by the sentence above?\nA. Yes\nB. No\nAnswer:",
+        "A of AB",
     ),
     "wic": (
-        {"word": "w", "sentence1": "S1.", "sentence2": "S2.", "start1": 0, "idx": 0, "label": 1},
-        Example(
-            "Sentence 1: S1.\nSentence 2: S2.\nAre 'w' in the above two sentences the same?\nA. Yes\nB. No\nAnswer:",
-            ("A",),
-            ("A", "B"),
-        ),
+        {"word": "w", "sentence1": "S1.", "sentence2": "S2.", "start1": 0, "label": 1},
+        "Sentence 1: S1.\nSentence 2: S2.\nAre 'w' in the above two sentences the same?\nA. Yes\nB. No\nAnswer:",
+        "A of AB",
     ),
     "wsc": (
         {
@@ -79,15 +69,13 @@ HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
             "span2_index": 6,
             "span1_text": "Old Ann",
             "span2_text": "it",
-            "idx": 0,
             "label": 0,
         },
-        Example(
+        (
             "Passage: * Old Ann * saw it. She hid # it. #\nDoes the pronoun # it # refer to * Old Ann *?\n"
-            "A. Yes\nB. No\nAnswer:",
-            ("B",),
-            ("A", "B"),
+            "A. Yes\nB. No\nAnswer:"
         ),
+        "B of AB",
     ),
     "record": (
         {
@@ -96,108 +84,90 @@ HUB_ROWS: dict[str, tuple[dict[str, Any], Example]] = {
             "entities": ["X", "Y"],
             "answers": ["X", "x"],
         },
-        Example(
-            "Passage: News.\n\nPoint\nResult: ____ won\n"
-            "Question: What entity does ____ refer to in the result? Give me the entity name:",
-            ("X", "x"),
+        (
+            "Passage: News.\n\nPoint\nResult: ____ won\nQuestion: What entity does ____ refer to in the result? "
+            "Give me the entity name:"
         ),
+        ("X", "x"),
     ),
     "drop": (
         {"passage": "P.", "question": "Q?", "answers_spans": {"spans": ["3", "three"], "types": ["number", "span"]}},
-        Example("\n\nText: P.\nQuestion: Q?\nAnswer:", ("3", "three")),
+        "\n\nText: P.\nQuestion: Q?\nAnswer:",
+        ("3", "three"),
     ),
     "squad2": (
-        {"context": "C.", "question": "Q?", "answers": {"text": [], "answer_start": []}},
-        Example(
+        {"context": "C.", "question": "Q?", "answers": {"text": []}},
+        (
             "C.\nAccording to the above passage, answer the following question. If it is impossible to answer "
-            "according to the passage, answer `impossible to answer`:\nQuestion: Q?",
-            ("impossible to answer",),
+            "according to the passage, answer `impossible to answer`:\nQuestion: Q?"
         ),
+        ("impossible to answer",),
     ),
     "mmlu": (
         {"question": "Q?", "subject": "high_school_biology", "choices": ["p", "q", "r", "s"], "answer": 2},
-        Example(
-            "This question about high school biology has one right answer. Reply with A, B, C or D.\n"
-            "Question: Q?\nA. p\nB. q\nC. r\nD. s\nAnswer:",
-            ("C",),
-            ("A", "B", "C", "D"),
+        (
+            "This question about high school biology has one right answer. Reply with A, B, C or D.\nQuestion: Q?\nA. "
+            "p\nB. q\nC. r\nD. s\nAnswer:"
         ),
+        "C of ABCD",
     ),
     "arc-easy": (
-        {
-            "id": "x",
-            "question": "Q?",
-            "choices": {"text": ["p", "q", "r"], "label": ["1", "2", "3"]},
-            "answerKey": "3",
-        },
-        Example("Question: Q?\nA. p\nB. q\nC. r\nAnswer:", ("C",), ("A", "B", "C")),
+        {"question": "Q?", "choices": {"text": ["p", "q", "r"], "label": ["1", "2", "3"]}, "answerKey": "3"},
+        "Question: Q?\nA. p\nB. q\nC. r\nAnswer:",
+        "C of ABC",
     ),
     "arc-challenge": (
         {
-            "id": "x",
             "question": "Q?",
             "choices": {"text": ["p", "q", "r", "s", "t"], "label": ["A", "B", "C", "D", "E"]},
             "answerKey": "A",
         },
-        Example("Question: Q?\nA. p\nB. q\nC. r\nD. s\nE. t\nAnswer:", ("A",), ("A", "B", "C", "D", "E")),
+        "Question: Q?\nA. p\nB. q\nC. r\nD. s\nE. t\nAnswer:",
+        "A of ABCDE",
     ),
     "openbookqa": (
         {
-            "id": "x",
             "question_stem": "The sun is",
             "choices": {"text": ["p", "q", "r", "s"], "label": ["A", "B", "C", "D"]},
             "answerKey": "D",
         },
-        Example("Question: The sun is\nA. p\nB. q\nC. r\nD. s\nAnswer:", ("D",), ("A", "B", "C", "D")),
+        "Question: The sun is\nA. p\nB. q\nC. r\nD. s\nAnswer:",
+        "D of ABCD",
     ),
     "winogrande": (
         {"sentence": "Ann beat Eve, so _ won.", "option1": "Ann", "option2": "Eve", "answer": "1"},
-        Example(
-            "Sentence: Ann beat Eve, so ____ won.\nQuestion: What does ____ stand for?\nA. Ann\nB. Eve\nAnswer:",
-            ("A",),
-            ("A", "B"),
-        ),
+        "Sentence: Ann beat Eve, so ____ won.\nQuestion: What does ____ stand for?\nA. Ann\nB. Eve\nAnswer:",
+        "A of AB",
     ),
     "hellaswag": (
         {
-            "ind": 4,
             "activity_label": "Baking",
             "ctx_a": "A man bakes.",
             "ctx_b": "he",
             "ctx": "A man bakes. he",
             "endings": ["p.", "q.", " r.", "s."],
-            "source_id": "x",
-            "split": "train",
-            "split_type": "indomain",
             "label": "2",
         },
-        Example(
+        (
             "Baking: A man bakes. he\nQuestion: Which of these continues it most plausibly?\n"
-            "A. p.\nB. q.\nC. r.\nD. s.\nAnswer:",
-            ("C",),
-            ("A", "B", "C", "D"),
+            "A. p.\nB. q.\nC. r.\nD. s.\nAnswer:"
         ),
+        "C of ABCD",
     ),
     "piqa": (
         {"goal": "Open a jar", "sol1": "Twist it.", "sol2": "Eat it.", "label": 0},
-        Example(
-            "Goal: Open a jar\nQuestion: Which solution reaches the goal?\nA. Twist it.\nB. Eat it.\nAnswer:",
-            ("A",),
-            ("A", "B"),
-        ),
+        "Goal: Open a jar\nQuestion: Which solution reaches the goal?\nA. Twist it.\nB. Eat it.\nAnswer:",
+        "A of AB",
     ),
     "gsm8k": (
         {"question": "2 and 3?", "answer": "It is 2+3=<<2+3=5>>5.\n#### 5"},
-        Example(
+        (
             "Question: 2 and 3?\nWork it out step by step. Then write the result on a line of its own behind ####, "
-            "like this: #### 42\nAnswer:",
-            ("It is 2+3=<<2+3=5>>5.\n#### 5",),
+            "like this: #### 42\nAnswer:"
         ),
+        ("It is 2+3=<<2+3=5>>5.\n#### 5",),
     ),
-    "wikitext2": (
-        {"text": f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n"},
-        Example(f" The {'very ' * 40}old <unk> was 3 @.@ 5 m high . \n", ()),
-    ),
+    "wikitext2": ({"text": LINE}, LINE, ()),
 }
 
 
@@ -233,49 +203,35 @@ def _serve(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]]) -> None:
     monkeypatch.setattr(prepare, "load_table", fake)
 
 
-@pytest.mark.parametrize("name", sorted(HUB_ROWS))
-def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    row, expected = HUB_ROWS[name]
-    _serve(monkeypatch, [row])
-    task = load_task(name)
-    whole = task.model_copy(update={"splits": {"test": task.splits["test"].model_copy(update={"where_not": {}})}})
-    assert prepare.prepare_split(whole, "test").examples == (expected,)
-
-
-def test_every_shipped_task_is_covered() -> None:
+def test_a_hub_row_becomes_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {name for name in list_tasks() if not name.startswith("eep/")}  # those: test_eep_tasks.py
     assert plain == set(HUB_ROWS) | {"mmlu-ood"} | {f"demo-{name}" for name in TASKS}
+    for name, (row, prompt, answer) in HUB_ROWS.items():
+        _serve(monkeypatch, [row])
+        task = load_task(name)
+        whole = task.model_copy(update={"splits": {"test": task.splits["test"].model_copy(update={"where_not": {}})}})
+        (example,) = prepare.prepare_split(whole, "test").examples
+        right, _, options = answer.partition(" of ") if isinstance(answer, str) else (answer, "", "")
+        assert example == Example(prompt, (right,) if options else right, tuple(options)), name
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(HUB_ROWS) if name != "mmlu"])
-def test_splits_of_enough_rows_are_disjoint(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    count = 4000 if name == "wikitext2" else 512
-    rows = [HUB_ROWS[name][0] for _ in range(count)]
-    _serve(monkeypatch, rows)
-    prepared = prepare.prepare_splits(load_task(name), SCORED)
-    assert tuple(prepared) == SCORED
-    assert len(prepared["search"].examples) >= 150
-    assert len(prepared["dev"].examples) >= 100
-    assert len(prepared["test"].examples) == count
-
-
-@pytest.mark.parametrize(("name", "count"), TRAINING_ROWS.items())
-def test_what_is_measured_on_is_left_of_the_training_rows(name: str, count: int) -> None:
-    """The sizes are those that the data sets' authors give."""
-    task = load_task(name)
-    table = Table(name, datasets.Dataset.from_dict({"text": ["word " * 50] * count}))
-    rows = {split: select_rows(table, chosen) for split, chosen in task.splits.items() if chosen.source == "train"}
-    check_disjoint(rows, name)
-    if "calibration" in task.splits:
-        assert len(rows["calibration"]) == {"wsc": 42}.get(name, task.splits["calibration"].row_count)
-        assert len(rows["calibration"]) >= 512 or name == "wsc"
-    else:
-        assert count - sum(map(len, rows.values())) == 0, "rows are left to measure on"
-
-
-def test_every_task_with_training_rows_is_covered() -> None:
-    trained = {name for name in HUB_ROWS if any(each.source == "train" for each in load_task(name).splits.values())}
-    assert trained == set(TRAINING_ROWS)
+def test_splits_take_different_training_rows_and_leave_some_to_measure_on() -> None:
+    """The sizes are those that the data sets' authors give, as far as splits reach."""
+    tasks = {name: load_task(name) for name in HUB_ROWS}
+    assert set(TRAINING_ROWS) == {
+        name for name, task in tasks.items() if any(each.source == "train" for each in task.splits.values())
+    }
+    for name, given in TRAINING_ROWS.items():
+        splits, count = tasks[name].splits, min(given, 10_000 if name == "wikitext2" else 2_600)
+        table = Table(name, datasets.Dataset.from_dict({"text": ["word " * 50] * count}))
+        rows = {split: select_rows(table, chosen) for split, chosen in splits.items() if chosen.source == "train"}
+        check_disjoint(rows, name)
+        assert len(rows["search"]) >= 150 and len(rows.get("dev", range(100))) >= 100, name
+        if "calibration" in splits:
+            assert len(rows["calibration"]) == {"wsc": 42}.get(name, splits["calibration"].row_count)
+            assert len(rows["calibration"]) >= 512 or name == "wsc"
+        else:
+            assert count - sum(map(len, rows.values())) == 0, "rows are left to measure on"
 
 
 def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,13 +247,11 @@ def test_mmlu_searches_on_fifty_subjects_and_holds_out_seven(monkeypatch: pytest
     assert {e.prompt.split("\n")[1].split()[1] for e in held["test"].examples} == HELD_OUT
 
 
-@pytest.mark.parametrize(
-    "name", ["arc-easy", "arc-challenge", "openbookqa", "winogrande", "hellaswag", "piqa", "gsm8k"]
-)
+@pytest.mark.parametrize("name", ["hellaswag", "gsm8k"])
 def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> None:
     """With JSONL files that have the hub data sets' columns, splits take different rows."""
     row = HUB_ROWS[name][0]
-    field = next(key for key in ("question", "question_stem", "sentence", "ctx", "goal") if key in row)
+    field = {"hellaswag": "ctx", "gsm8k": "question"}[name]
     for source, count in (("train", 1540), ("validation", 7), ("test", 7)):
         rows = [row | {field: f"{source} {n} {row[field]}"} for n in range(count)]
         (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rows))
@@ -305,10 +259,10 @@ def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> N
     (tmp_path / "mine.yaml").write_text(json.dumps({"extends": name, "source": {"files": files}}))
     prepared = prepare.prepare_splits(load_task(tmp_path / "mine.yaml"))
     sizes = {split: len(value.examples) for split, value in prepared.items()}
-    assert sizes == {"calibration": 512 if "arc" in name else 1024, "search": 256, "dev": 256, "test": 7}
+    assert sizes == {"calibration": 1024, "search": 256, "dev": 256, "test": 7}
     prompts = [example.prompt for value in prepared.values() for example in value.examples]
     assert len(set(prompts)) == len(prompts)
-    tested = "test" if name in ("arc-easy", "arc-challenge", "openbookqa", "gsm8k") else "validation"
+    tested = {"hellaswag": "validation", "gsm8k": "test"}[name]
     assert all(f"{tested} " in example.prompt for example in prepared["test"].examples)
     assert all("train " in example.prompt for example in prepared["dev"].examples)
     matcher, example = make_matcher(prepared["test"].matching), prepared["test"].examples[0]
@@ -320,7 +274,7 @@ def test_the_authors_further_sets_on_local_files(tmp_path: Path, name: str) -> N
 
 def test_wikitext2_is_running_text_in_windows(tmp_path: Path) -> None:
     """With files that have the hub data set's columns, every row is a line of an article, complete and in order."""
-    lines = ["", " = Valkyria = \n", "", *(f" Line {i} .\n" for i in range(9_000)), ""]
+    lines = ["", " = Valkyria = \n", "", *(f" Line {i} .\n" for i in range(8_500)), ""]
     for source in ("train", "validation", "test"):
         rows = [{"text": line and line.replace("Line", source)} for line in lines]
         (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -341,13 +295,10 @@ def test_wikitext2_is_running_text_in_windows(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", DEMO)
-def test_demo_tasks_are_ready_to_use(name: str) -> None:
-    task = load_task(name)
-    demo = name.removeprefix("demo-")
-    assert task.prompt == TEMPLATE
-    assert tuple(task.choices or ()) == CHOICES.get(demo, ())
+def test_demo_tasks_are_ready_to_use() -> None:
+    for demo in TASKS:
+        task = load_task(f"demo-{demo}")
+        assert (task.prompt, tuple(task.choices or ())) == (TEMPLATE, CHOICES.get(demo, ()))
+        assert [chosen.source for chosen in task.splits.values()] == ["calibration", "search", "dev", "test"]
     prepared = prepare.prepare_splits(task)
     assert [len(split.examples) for split in prepared.values()] == [2000, 400, 300, 1000]
-    prompts = [example.prompt for split in prepared.values() for example in split.examples]
-    assert len(set(prompts)) == len(prompts)

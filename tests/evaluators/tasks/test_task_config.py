@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_splits
@@ -25,8 +24,6 @@ WriteTask = Callable[..., Path]
     [
         ({"promt": "x"}, "promt: unknown key (did you mean `prompt`?)"),
         ({"splits": {"search": {"from": "all", "limit": 3}}}, "splits.search.limit: unknown key"),
-        ({"prompt": None}, "prompt: Field required"),
-        ({"prompt": 3}, "prompt: Input should be a valid string"),
         (
             {"matching": {"kind": "regex"}},
             "matching.kind: unknown matching kind `regex`; known: capital, contains",
@@ -42,19 +39,13 @@ WriteTask = Callable[..., Path]
             "`splits.search.from` is `all`, but `source.files` has: other",
         ),
         ({"source": {"hub": "a/b"}, "splits": {"test": {"from": "train[:9]"}}}, "must be a plain split name"),
-        ({"splits": {"train": {"from": "all"}}}, "'search', 'dev' or 'test'"),
         ({"splits": {"test": {"from": "all", "indices": [1, 1]}}}, "none twice"),
         ({"splits": {"test": {"from": "all", "indices": [1], "seed": 1}}}, "can't be combined"),
-        ({"splits": {"test": {"from": "all", "indices": [1], "per": "topic"}}}, "can't be combined"),
-        ({"splits": {"test": {"from": "all", "min_chars": {"text": 0}}}}, "min_chars.text: Input should be greater"),
         (
             {"fitness": "bleu"},
             "fitness: input should be 'generate', 'rank', 'perplexity', 'kl', 'agreement' or 'lm_eval'",
         ),
         ({"fitness": "lm_eval"}, "a task of lm-evaluation-harness is judged by it, and no other task is"),
-        ({"source": {"hub": "a/b", "lm_eval": "arc_easy"}}, "give either `hub` or `files`"),
-        ({"labels": {"label": {"true": True}}}, "labels.label.true: Input should be a valid string"),
-        ({"max_new_tokens": 0}, "max_new_tokens: Input should be greater than or equal to 1"),
         ({"name": "other"}, "a task is called like its file: `small`"),
     ],
 )
@@ -67,20 +58,12 @@ def test_wrong_task_files_are_named_with_their_field(write_task: WriteTask, chan
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("prompt: [1,\n", ":2: "),
-        ("prompt: a\nprompt: b\n", ":2: key `prompt` given twice"),
-        ("- a\n", ": expected a mapping"),
-    ],
-)
-def test_broken_yaml_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_broken_yaml_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"broken\.yaml") as caught:
-        load_task(path)
-    assert said in str(caught.value)
+    for text, said in (("prompt: [1,\n", ":2: "), ("prompt: a\nprompt: b\n", ":2: key `prompt` given twice")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=f"broken\\.yaml{said}"):
+            load_task(path)
 
 
 def test_label_keys_keep_their_spelling(tmp_path: Path, write_task: WriteTask) -> None:
@@ -91,12 +74,6 @@ def test_label_keys_keep_their_spelling(tmp_path: Path, write_task: WriteTask) -
     assert "no: C" in text
     path.write_text(text)
     assert load_task(path).labels["label"] == {"true": "A", "1": "B", "no": "C", "0": "D", "false": "B"}
-
-
-def test_tasks_are_frozen(write_task: WriteTask) -> None:
-    task = load_task(write_task())
-    with pytest.raises(ValidationError, match="frozen"):
-        task.prompt = "other"  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("fitness", ["perplexity", "kl"])

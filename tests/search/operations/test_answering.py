@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from typing import Any, cast
 
@@ -43,7 +42,7 @@ def test_texts_are_what_transformers_generates_to_the_end(found: Answers, tiny: 
     """Exact matching is settled at the first wrong word; the answers go on to their last token all the same."""
     model: Any = AutoModelForCausalLM.from_pretrained(tiny.model)
     tokenizer: Any = AutoTokenizer.from_pretrained(tiny.model)
-    for row in found.rows[:6]:
+    for row in found.rows[:4]:
         ids = torch.tensor([[1, *tokenizer(row.prompt, add_special_tokens=False).input_ids]])
         whole = model.generate(
             ids, do_sample=False, max_new_tokens=load_task(str(tiny.task)).max_new_tokens, pad_token_id=0
@@ -62,9 +61,7 @@ def test_only_the_rows_that_are_asked_for(found: Answers, all_kinds: str, tiny: 
     outcomes = np.array([[answer.outcome for answer in each] for each in answers])
     texts = [{answer.text for answer in each} for each in answers]
     wrong = np.flatnonzero((outcomes[:, 1:] < 1).any(axis=1)).tolist()
-    assert kept("wrong") == wrong and kept("wrong", limit=2) == wrong[:2]
-    assert kept("lost") == np.flatnonzero((outcomes[:, 1:] < outcomes[:, :1]).any(axis=1)).tolist()
-    assert kept("gained") == np.flatnonzero((outcomes[:, 1:] > outcomes[:, :1]).any(axis=1)).tolist()
+    assert kept("wrong", limit=2) == wrong[:2]
     assert kept("differing") == [row for row, said in enumerate(texts) if len(said) > 1]
 
 
@@ -72,6 +69,10 @@ def test_rows_by_number(found: Answers, all_kinds: str, tiny: Any) -> None:
     task = f"{tiny.task}@generate"
     some = moevolve.answers(all_kinds, ["eep:0", "eep:20"], task=task, rows=[5, 2, 5], limit=1)
     assert some.examined == 2 and some.rows == (found.rows[2], found.rows[5])
+    few = moevolve.answers(all_kinds, ["eep:0"], task=task, limit=3)
+    assert few.examined == 3, "without a condition no more rows are run than shown"
+    assert [row.prompt for row in few.rows] == [row.prompt for row in found.rows[:3]]
+    assert [row.answers for row in few.rows] == [row.answers[:2] for row in found.rows[:3]]
     beyond = found.examined
     with pytest.raises(UserError, match=f"has {beyond} rows, counted from 0; {beyond} isn't one"):
         moevolve.answers(all_kinds, ["eep:0"], task=task, rows=[0, beyond])
@@ -116,32 +117,13 @@ def test_stored_outcomes_are_told_apart(all_kinds: str) -> None:
 
 
 def test_the_command_prints_stored_outcomes(all_kinds: str) -> None:
-    command = [
-        "outcomes",
-        "eep:20",
-        "--task",
-        "pick",
-        "--split",
-        "search",
-        "--store",
-        all_kinds,
-        "--limit",
-        "2",
-    ]
+    command = ["outcomes", "eep:20", "--task", "pick", "--split", "search", "--store", all_kinds, "--limit", "2"]
     done = CliRunner().invoke(app, command)
     found = moevolve.outcomes(all_kinds, "eep:20", task="pick", split="search", limit=2)
     assert done.exit_code == 0, done.output
     assert f"{found.examples} rows: {found.counts['differing']} differing, " in " ".join(done.output.split())
-    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout) == moevolve.as_data(found)
     beyond = CliRunner().invoke(app, [*command, "--offset", "1000"])
     assert beyond.exit_code == 0 and "there are no more rows" in " ".join(beyond.output.split())
-
-
-def test_without_a_condition_no_more_rows_are_run_than_shown(found: Answers, all_kinds: str, tiny: Any) -> None:
-    few = moevolve.answers(all_kinds, ["eep:0"], task=f"{tiny.task}@generate", limit=3)
-    assert few.examined == 3
-    assert [row.prompt for row in few.rows] == [row.prompt for row in found.rows[:3]]
-    assert [row.answers for row in few.rows] == [row.answers[:2] for row in found.rows[:3]]
 
 
 @pytest.mark.parametrize(("fitness", "logprobs"), [("rank", 4), ("agreement", 0)])
@@ -157,24 +139,15 @@ def test_other_fitnesses(all_kinds: str, tiny: Any, fitness: str, logprobs: int)
         assert fitness != "agreement" or row.answers[0].outcome == pytest.approx(1, abs=1e-6)
 
 
-def test_the_command_prints_and_gives_json(all_kinds: str, tiny: Any) -> None:
+def test_the_command_prints_answers_and_ranked_choices(all_kinds: str, tiny: Any) -> None:
     command = ["answers", "eep:0", "--task", f"{tiny.task}@generate", "--store", all_kinds, "--limit", "2"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "pick@generate (test), generate, first 2 rows: full " in done.output and "eep:0" in done.output
-    given = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
-    assert given == moevolve.as_data(moevolve.answers(all_kinds, ["eep:0"], task=command[3], limit=2))
     ranked = CliRunner().invoke(app, ["answers", "full", "--search", "eep", *command[2:], "--task", str(tiny.task)])
     assert ranked.exit_code == 0 and "> " in ranked.output
-
-
-def test_long_prompts_are_shown_without_their_middle() -> None:
-    assert _abridged("short") == "short"
     shown = _abridged("a" * 400 + "b" * 1000 + "c" * 400)
     assert shown.startswith("a" * 240 + " [... 1,320 characters ...] ") and shown.endswith("c" * 240)
-
-
-def test_individuals_of_different_models_are_refused(all_kinds: str, tiny: Any) -> None:
     with pytest.raises(UserError, match="eep:0 and nanomoe:0 are of different models"):
         moevolve.answers(all_kinds, ["eep:0", "nanomoe:0"], task=str(tiny.task))
 

@@ -67,9 +67,7 @@ def logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize(
-    ("index", "form", "what"), [(1, "source", None), (1, None, None), (5, None, "matrices"), (9, None, "repair")]
-)
+@pytest.mark.parametrize(("index", "form", "what"), [(1, "source", None), (5, None, "matrices"), (9, None, "repair")])
 def test_a_copy_of_the_model_becomes_the_same_checkpoint(
     index: int, form: Any, what: str | None, store: str, elsewhere: Path, tmp_path: Path
 ) -> None:
@@ -142,25 +140,21 @@ def test_a_list_of_retained_experts_is_a_recipe(elsewhere: Path, tmp_path: Path)
             assert torch.equal(small[name.format(new)], source[name.format(old)])
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
+def test_a_malformed_recipe_is_refused(elsewhere: Path, tmp_path: Path) -> None:
+    for content, said in (
         ("[1]", "a recipe is a JSON object"),
         ("{", "not JSON"),
         ('{"recipe": 9}', "a recipe of form 9"),
-        ('{"recipe": 1}', "moevolve: Field required"),
         ('{"mlp": [1]}', "'mlp' is no decoder layer"),
         ('{"0": [1, "2"]}', "0: expected a list of numbers of experts"),
         ('{"0": [1], "1": [1], "2": [1]}', "layer 3 retains 0 experts, and layer 0 1"),
         ('{"0": [1, 1], "1": [1, 2], "2": [1, 2], "3": [1, 2]}', "layer 0 retains expert 1 twice"),
         ('{"0": [1], "1": [1], "2": [1], "3": [8]}', "layer 3 retains expert 8 of"),
-    ],
-)
-def test_a_malformed_recipe_is_refused(content: str, said: str, elsewhere: Path, tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_text(content)
-    with pytest.raises(UserError, match=said) as error:
-        moevolve.apply(tmp_path / "bad.json", str(elsewhere), directory=tmp_path / "out")
-    assert "bad.json" in str(error.value)
+    ):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(UserError, match=said) as error:
+            moevolve.apply(tmp_path / "bad.json", str(elsewhere), directory=tmp_path / "out")
+        assert "bad.json" in str(error.value)
 
 
 def test_layers_for_multi_token_prediction_are_passed_over(elsewhere: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-import pytest
 from sqlalchemy import text
 from store_samples import decided, evaluation, individual, search, split
 
@@ -14,8 +13,7 @@ from moevolve.store.repository import Store
 from moevolve.store.upkeep.check import check
 
 
-@pytest.fixture
-def sound(store: Store) -> Store:
+def fill(store: Store) -> None:
     """A search with failed, pending and decided individuals, and one of a single individual."""
     store.create_search(search(), [split("rte"), split("rte", "dev")])
     rows = [decided(individual(index, [index - 1] if index else []), 0.5) for index in range(8)]
@@ -24,27 +22,21 @@ def sound(store: Store) -> Store:
     store.add_calibration("c" * 64, b"content")
     store.create_search(search("imported"), [])
     store.record("id-imported", [individual(0)])
-    return store
 
 
-def test_a_sound_store_has_no_problems(sound: Store) -> None:
-    found = check(sound)
+def test_a_sound_store_has_no_problems_and_gaps_and_missing_leases_are_named(store: Store) -> None:
+    assert check(store).problems == ()
+    fill(store)
+    found = check(store)
     assert found.problems == ()
     assert (found.searches, found.individuals, found.evaluations, found.calibrations) == (2, 11, 2, 1)
     assert found.bytes > 50_000
-
-
-def test_an_empty_store_has_none_either(store: Store) -> None:
-    assert check(store).problems == ()
-
-
-def test_gaps_and_missing_leases_are_named(sound: Store) -> None:
-    with sound.write_transaction() as connection:
+    with store.write_transaction() as connection:
         for table, column in (("parents", "child_idx"), ("parents", "parent_idx"), ("individuals", "idx")):
             connection.execute(text(f"DELETE FROM {table} WHERE {column} BETWEEN 4 AND 5"))
         connection.execute(text("DELETE FROM events WHERE search_id = 'id-imported'"))
         connection.execute(text("DELETE FROM leases WHERE search_id = 'id-imported'"))
-    assert check(sound).problems == (
+    assert check(store).problems == (
         "alpha: 2 of its first 10 individuals are missing",
         "imported: it has no row in leases",
     )
