@@ -545,3 +545,15 @@ def plain_family_logits(directory: Any, edit: EepEdit, ids: Tensor) -> Tensor:
         else:
             layer.router, layer.experts = PlainRouter(plain), PlainExperts(plain)
     return model(ids).logits
+
+
+@torch.no_grad()
+def stock_family_logits(directory: Any, ids: Tensor) -> Tensor:
+    """Logits of the same checkpoint with its own blocks."""
+    model, sparse = _plain_family(directory)
+    for layer, name, block in sparse:
+        if name:
+            setattr(layer, name, block)
+        else:
+            layer.router, layer.experts = block.router, block.experts
+    return model(ids).logits
