@@ -47,7 +47,7 @@ def system(features: Floats, target: Floats, ridge: float) -> tuple[Tensor, Tens
     return torch.from_numpy(gram), torch.from_numpy(features.T @ target)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 9), ridge=st.sampled_from([0.01, 1.0, 30.0]))
 def test_the_feature_whose_removal_costs_least_is_pruned_first(seed: int, count: int, ridge: float) -> None:
     rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ def test_the_feature_whose_removal_costs_least_is_pruned_first(seed: int, count:
     assert costs[gone] == pytest.approx(min(costs), rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 30), left=st.integers(1, 30))
 def test_remaining_features_have_the_solution_of_a_fit_without_the_others(seed: int, count: int, left: int) -> None:
     rng = np.random.default_rng(seed)

@@ -27,12 +27,7 @@ from moevolve.workers.model.resident import ResidentModel
 EXPERTS, RETAINED, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 70
 FAMILIES = ("mixtral", "gpt_oss")
 UNSEEN = torch.tensor(sequences_of([30] * 4, seed=9))
-RECIPES = (
-    NeuronRecipe(),
-    NeuronRecipe(0.0, 1.0, 0.0),
-    NeuronRecipe(0.5, 3.0, 1.0, shared=False),
-    NeuronRecipe(1.0, 0.0, 2.0, shared=False),
-)
+RECIPES = NeuronRecipe(), NeuronRecipe(0.5, 3.0, 1.5, shared=False)
 WHOLE = RepairRecipe((0.1,))
 
 
@@ -85,8 +80,7 @@ def best_by_hand(importance: Any, shared: bool, width: int = WIDTH) -> Any:
     return [sorted(each) for each in taken]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("recipe", RECIPES, ids=range(len(RECIPES)))
+@pytest.mark.parametrize(("family", "recipe"), [("mixtral", RECIPES[0]), ("gpt_oss", RECIPES[1])], ids=["all", "apart"])
 def test_neurons_are_chosen_by_their_importance_for_a_kept_experts_tokens(
     recipe: NeuronRecipe, family: str, resident: Residents
 ) -> None:
@@ -143,7 +137,7 @@ def test_no_neuron_is_assigned_to_two_kept_experts(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("width", [WIDTH, 7, 40])
+@pytest.mark.parametrize("width", [7, 40])
 def test_exactly_the_named_neurons_are_moved(width: int, family: str, resident: Residents) -> None:
     source = neurons_of(resident(family))
     rng = np.random.default_rng(2)
@@ -174,8 +168,7 @@ def applied(model: ResidentModel) -> Any:
     return model._applicators[EepEdit]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("originals", ["device", "host"])
+@pytest.mark.parametrize(("family", "originals"), [("gpt_oss", "device"), ("mixtral", "host")])
 def test_kept_experts_with_their_own_neurons_change_nothing(
     originals: str, family: str, model_config: Callable[..., ModelConfig]
 ) -> None:
@@ -194,12 +187,9 @@ def test_kept_experts_with_their_own_neurons_change_nothing(
 @pytest.mark.parametrize(
     ("family", "kind", "originals", "spread"),
     [
-        (FAMILIES[0], "prune", "device", 0),
-        (FAMILIES[1], "both", "device", 0),
-        (FAMILIES[0], "both", "device", 8),
-        (FAMILIES[1], "prune", "device", 8),
-        (FAMILIES[0], "prune", "host", -8),
-        (FAMILIES[1], "both", "host", -8),
+        ("mixtral", "both", "device", 0),
+        ("gpt_oss", "prune", "device", 8),
+        ("mixtral", "prune", "host", -8),
     ],
 )
 def test_a_repair_fills_fits_and_takes_everything_back(

@@ -11,11 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.edits import Calibration, Tokens
-from moevolve.workers.contract.settings import EngineConfig
-from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import number_by_first
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm, nearest_experts
@@ -36,7 +32,7 @@ RECIPE = FactorLlmRecipe(
 )
 LAYERS, HIDDEN, WIDTH = 3, 32, 48
 SEQUENCES: list[Tokens] = [
-    tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(40)
+    tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(24)
 ]
 
 
@@ -87,7 +83,7 @@ def plain_labels(
 
 @pytest.mark.parametrize(
     ("family", "routers", "bias", "scale"),
-    [("llama", 1, True, 1.0), ("opt", 1, False, 3.0), ("llama", 3, False, 3.0), ("opt", 2, True, 1.0)],
+    [("llama", 1, True, 1.0), ("llama", 3, False, 3.0), ("opt", 2, True, 1.0)],
 )
 def test_routers_are_the_ridge_regression_of_the_nearest_experts(
     family: str, routers: int, bias: bool, scale: float, resident: Any
@@ -112,9 +108,8 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
             np.testing.assert_allclose(logits.T, expected / spread, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize(("family", "routers"), [("llama", 3), ("opt", 2)])
-def test_routers_of_different_layers_start_at_different_places(family: str, routers: int, resident: Any) -> None:
-    model = resident(family)
+def test_routers_of_different_layers_start_at_different_places(resident: Any) -> None:
+    model, routers = resident("llama"), 3
     alone = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
     start = calibrate_factorllm(model, SEQUENCES, replace(RECIPE, routers=routers)).arrays
     for layer in range(LAYERS):
@@ -155,18 +150,6 @@ def test_routers_see_which_slices_of_their_own_layer_matter(resident: Any) -> No
         assert agreed[0] > 0.7 and agreed[0] > agreed[1] + 0.15, agreed
 
 
-def test_routers_agree_with_their_labels_more_often_than_chance(resident: Any) -> None:
-    model = resident("llama")
-    start = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
-    order = np.argsort(start["experts"][1], kind="stable")
-    x, h = seen(model, 1)
-    down = model.dense_layers[1].down.weight[:, torch.from_numpy(order)]
-    labels = nearest_experts(torch.from_numpy(h[:, order]), down, RECIPE).numpy()
-    logits = x @ start["router_weight"][1, 0].T + start["router_bias"][1, 0]
-    chosen = np.argsort(-logits, axis=1)[:, :2]
-    assert np.take_along_axis(labels, chosen, axis=1).mean() > 0.5
-
-
 def test_labels_take_the_scale_of_outputs_into_account() -> None:
     # The whole output is 4; experts give 1, 3, 0 and 0: the second is nearest, then the first.
     activations, down = torch.tensor([[1.0, 3.0, 0.0, 0.0]]), torch.ones(1, 4)
@@ -176,9 +159,8 @@ def test_labels_take_the_scale_of_outputs_into_account() -> None:
     assert nearest_experts(activations, down, replace(recipe, output_scale=4.0)).tolist() == [[1, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("family", ["llama", "opt"])
-def test_directions_vary_by_one_and_are_uncorrelated(family: str, resident: Any) -> None:
-    model = resident(family)
+def test_directions_vary_by_one_and_are_uncorrelated(resident: Any) -> None:
+    model = resident("llama")
     start = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
     x, _ = seen(model, 2)
     products = x @ start["directions"][2].T - start["offsets"][2]
@@ -227,15 +209,3 @@ def test_neurons_that_fire_together_come_together(resident: Any) -> None:
             assert np.array_equal(found, number_by_first(bundle)), partition
     finally:
         layer.decoder_layer.load_state_dict(saved)
-
-
-def test_it_is_found_by_its_recipe(resident: Any) -> None:
-    examples = tuple(Example(f"the quick {word} fox", ("dog",), ()) for word in ("a", "b", "brown", "larger"))
-    split = PreparedSplit("task", "search", "generate", "accuracy", Matching(), 1, " ", examples)
-    model = resident("llama")
-    engine = GenerationEngine(model.model, model.tokenizer, EngineConfig())
-    start = calibrate(model, engine, RECIPE, [split]).arrays
-    assert start["experts"].shape == (LAYERS, WIDTH)
-    assert start["directions"].shape == (LAYERS, 5, HIDDEN)
-    assert start["router_weight"].shape == (LAYERS, 1, 6, HIDDEN)
-    assert all(np.isfinite(array).all() for array in start.values())

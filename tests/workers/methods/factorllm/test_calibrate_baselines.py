@@ -24,7 +24,7 @@ from moevolve.workers.model.resident import ResidentModel
 
 LAYERS, HIDDEN, WIDTH = 3, 32, 48
 SEQUENCES: list[Tokens] = [
-    tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(40)
+    tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(24)
 ]
 MOEFICATION = MoeficationRecipe(experts=6, tokens=512)
 CMOE = CmoeRecipe(experts=6, shared=2, firing=7, ridge=1e-3, tokens=512)
@@ -90,9 +90,8 @@ def test_moefications_routers_are_cosines_with_mean_input_weights(family: str, r
         assert alike[same & ~np.eye(WIDTH, dtype=bool)].mean() > alike[~same].mean() + 0.02
 
 
-@pytest.mark.parametrize("family", ["llama", "opt"])
-def test_cmoes_shared_experts_are_those_most_often_activated(family: str, resident: Any) -> None:
-    model = resident(family)
+def test_cmoes_shared_experts_are_those_most_often_activated(resident: Any) -> None:
+    model = resident("llama")
     found = calibrate_cmoe(model, SEQUENCES, CMOE).arrays
     for layer in range(LAYERS):
         x, h = seen(model, layer)

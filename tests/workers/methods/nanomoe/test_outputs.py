@@ -81,9 +81,8 @@ def test_low_rank_is_the_best_for_the_layers_outputs(resident: Residents, checkp
             assert (float(missing.square().sum()) < best * 1.01 + 1e-6) == to_outputs
 
 
-@pytest.mark.parametrize("variant", ["I", "II", "III"])
-def test_outputs_are_kept_better_than_by_the_weights(variant: Variant, resident: Residents) -> None:
-    model, edit = resident("llama"), edit_of(variant, fit=3)
+def test_outputs_are_kept_better_than_by_the_weights(resident: Residents) -> None:
+    model, edit = resident("llama"), edit_of("III", fit=2)
     before, plain = digest(model), logits(model, None, UNSEEN)
     first = logits(model, edit, UNSEEN)
     by_weights = logits(model, replace(edit, rows=None), UNSEEN)

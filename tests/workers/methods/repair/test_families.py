@@ -97,9 +97,7 @@ def with_widths(edit: RepairedEdit, widths: tuple[int, ...]) -> RepairedEdit:
     return replace(edit, base=replace(base_of(edit), widths=widths), recipe=recipe)
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"), [("deepseek_v2", "prune"), ("ernie4_5_moe", "both")]
-)
+@pytest.mark.parametrize(("family", "kind"), [("deepseek_v2", "prune"), ("ernie4_5_moe", "both")])
 def test_exports(family: str, kind: str, resident: Residents, tmp_path: Path) -> None:
     model = resident(family)
     edit = repaired(model, kind, "local")

@@ -54,11 +54,8 @@ def edit_of(widths: tuple[int, ...] = (20, 7, 33), heads: HeadMasks | None = Non
 
 
 CASES = {
-    "llama-networks-stock": edit_of(),
     "llama-whole-stock": edit_of((12, 48, 12), heads_of((4, 4, 4), (8, 8, 8))),
-    "llama-heads-native": edit_of(heads=heads_of()),
     "llama-some-native": edit_of((48, 7, 48), heads_of((4, 2, 4), (8, 8, 2))),
-    "llama-tied-native": replace(edit_of(), router=np.zeros((LAYERS, EXPERTS, 5))),
     "qwen2-still-native": edit_of(heads=still_heads(1)),
     "opt-some-native": edit_of((48, 1, 20)),
 }
@@ -99,13 +96,22 @@ def test_exports_load_and_agree_without_moevolve(
 
 
 def test_the_stock_form_is_a_mixtral_whose_narrow_layers_are_filled_up(model_config: Any, tmp_path: Path) -> None:
-    export_model(model_config("llama"), edit_of(), tmp_path / "out", CARD)
+    model = model_config("llama")
+    stock = export_model(model, edit_of(), tmp_path / "out", CARD)
+    assert stock.form == "stock" and stock.agreement.holds
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["model_type"], config["architectures"]) == ("mixtral", ["MixtralForCausalLM"])
     assert (config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"]) == (4, 1, 40)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Llama whose feed-forward networks run the neurons of one of 4 overlapping experts per token" in card
     assert "| neurons per expert | 7 to 33 of 48 |" in card and "A stock Mixtral checkpoint" in card
+    # The native form, which can be asked for, stores shared neurons once, while a Mixtral's experts repeat them.
+    native = export_model(model, edit_of(), tmp_path / "native", CARD, "native")
+    assert native.form == "native" and native.agreement.holds and native.parameters < stock.parameters
+    assert native.parameters == parameters(describe_model(model).parameters, edit_of(), "llama", "native")
+    with pytest.raises(UserError, match="--form stock: dimensions of its heads are masked"):
+        export_model(model, edit_of(heads=heads_of()), tmp_path / "other", CARD, "stock")
+    assert not (tmp_path / "other").exists()
 
 
 def test_sixteen_bits_keep_their_routers_whole(model_config: Any, tmp_path: Path) -> None:
@@ -132,17 +138,3 @@ def test_forms(model_config: Any) -> None:
     kept = edit_of().kept.copy()
     kept[1, 2] = kept[1, 3]
     assert exporter.obstacle(resident, replace(edit_of(), router=router, kept=kept)) is None
-
-
-def test_the_native_form_can_be_asked_for(model_config: Any, tmp_path: Path) -> None:
-    """It stores shared neurons once, while a Mixtral's experts repeat them."""
-    stock = export_model(model_config("llama"), edit_of(), tmp_path / "stock", CARD)
-    native = export_model(model_config("llama"), edit_of(), tmp_path / "native", CARD, "native")
-    assert (stock.form, native.form) == ("stock", "native") and native.agreement.holds
-    assert native.parameters == parameters(
-        describe_model(model_config("llama")).parameters, edit_of(), "llama", "native"
-    )
-    assert native.parameters < stock.parameters
-    with pytest.raises(UserError, match="--form stock: dimensions of its heads are masked"):
-        export_model(model_config("llama"), edit_of(heads=heads_of()), tmp_path / "other", CARD, "stock")
-    assert not (tmp_path / "other").exists()
