@@ -59,7 +59,7 @@ def test_large_exports_are_sharded(
 ) -> None:
     monkeypatch.setattr(shards, "MAX_SHARD_BYTES", 20_000)
     resident, expected = ResidentModel.load(model_config("mixtral")), {}
-    for kind, form in (("prune", "stock"), ("both", "native")):
+    for kind, form in (("both", "native"),):
         edit, directory = make_edit("mixtral", kind, retained=5), tmp_path / f"{kind}-{form}"
         expected[directory] = computed(resident, edit, tokens)
         report = export_model(resident, edit, directory, CARD)
@@ -224,7 +224,6 @@ class Settling(EepExporter):
     ("exporter", "part"),
     [
         (ScalingDown(), "decoder layer 1"),
-        (Settling(rope_parameters={"rope_type": "default", "rope_theta": 7.0}), "decoder layer 0"),
         (Settling(norm_topk_prob=False), "decoder layer 0"),
         (Settling(rms_norm_eps=0.1), "final norm"),
     ],
@@ -245,7 +244,7 @@ def test_the_part_that_differs_most_is_reported(model_config: Configs, make_edit
     assert found.accepted_difference <= found.max_difference < found.tolerance
 
 
-@pytest.mark.parametrize("kind", ["prune", "both", "full"])
+@pytest.mark.parametrize("kind", ["both", "full"])
 def test_no_more_than_a_layer_and_a_half_is_held_beside_the_model(
     kind: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from moevolve.workers.model.describe import describe_model
 Configs = Callable[..., ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
-BIASED = ("deepseek_v3-grouped", "deepseek_v3-unscaled", "glm4_moe", "minimax_m2", "gpt_oss")
+BIASED = ("deepseek_v3-grouped", "minimax_m2", "gpt_oss")
 
 
 def pruned(config: ModelConfig, each: int, active: int = 2) -> EepEdit:

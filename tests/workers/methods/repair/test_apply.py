@@ -15,8 +15,7 @@ from family_samples import edit_of_kind
 from repair_samples import repaired_by_hand, rows_of, seen_at, sequences_of
 from torch import Tensor
 
-from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.contract.edits import LayeredEdit
+from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
@@ -67,8 +66,7 @@ def test_a_repaired_model_is_the_one_fitted_by_hand(
         assert_close(logits(resident("mixtral"), edit, UNSEEN), expected(UNSEEN).logits, 1e-4)
 
 
-@pytest.mark.parametrize("target", ["global", "local"])
-@pytest.mark.parametrize("kind", ["prune", "merged", "both", "mapped"])
+@pytest.mark.parametrize(("kind", "target"), [("merged", "global"), ("both", "local")])
 def test_what_is_said_to_be_left_is_left(
     kind: str, target: Target, resident: Residents, checkpoint: Checkpoints
 ) -> None:
@@ -104,12 +102,10 @@ def test_unseen_tokens_are_nearer_the_unedited_model(resident: Residents) -> Non
         assert distance(fitted, plain) < 0.95 * distance(cut, plain)
 
 
-@pytest.mark.parametrize("target", ["global", "local"])
-def test_an_edit_that_changes_nothing_is_not_changed_either(target: Target, resident: Residents) -> None:
+def test_an_edit_that_changes_nothing_is_not_changed_either(resident: Residents) -> None:
     model = resident("mixtral")
     same = edit_of_kind(3, 6, "prune", retained=6)
     edit = repaired(replace(same, router_mapping=np.stack([np.eye(6)] * 3), expert_merging=np.stack([np.eye(6)] * 3)))
-    edit = replace(edit, recipe=RepairRecipe((0.01,), target))
     assert torch.equal(logits(model, edit, UNSEEN), logits(model, edit.base, UNSEEN))
     assert outcomes_of(model, edit) == [None] * 3
     assert dict(in_report(model, edit))["repaired outputs"] == "0 of 3"
@@ -136,8 +132,7 @@ def test_a_duplicate_of_a_kept_expert_is_made_up_for(
     AutoTokenizer.from_pretrained(checkpoint("olmoe")).save_pretrained(tmp_path)
     model = ResidentModel.load(replace(model_config("olmoe"), path=str(tmp_path)))
     cut = replace(pruned([(0, 1, 2, 3, 4)] * 3), active=5)
-    rows = rows_of(sequences_of([50] * 40))
-    edit = RepairedEdit(cut, RepairRecipe((1e-9,), tokens=2000), rows)
+    edit = RepairedEdit(cut, RepairRecipe((1e-9,), tokens=2000), rows_of(sequences_of([50] * 24)))
     whole = logits(model, None, UNSEEN)
     assert float((logits(model, cut, UNSEEN) - whole).abs().max()) > 0.1
     assert_close(logits(model, edit, UNSEEN), whole, 2e-3)
@@ -151,10 +146,11 @@ def test_kept_layers_are_what_a_fresh_worker_gives(
     assert first.layer_hashes[:2] == second.layer_hashes[:2] and first.layer_hashes[2] != second.layer_hashes[2]
     logits(model, first, UNSEEN)
     found = [logits(model, each, UNSEEN) for each in (second, first)]
-    for edit, known in zip((second, first), found, strict=True):
-        fresh = ResidentModel.load(model_config("mixtral"))
-        assert torch.equal(logits(fresh, edit, UNSEEN), known)
-        assert outcomes_of(fresh, edit) == outcomes_of(model, edit)
+    fresh = ResidentModel.load(model_config("mixtral"))
+    assert torch.equal(logits(fresh, second, UNSEEN), found[0]) and outcomes_of(fresh, second) == outcomes_of(
+        model, second
+    )
+    assert torch.equal(logits(fresh, first, UNSEEN), found[1])
 
 
 def test_layers_behind_another_are_not_taken_over(resident: Residents) -> None:
@@ -186,13 +182,9 @@ def test_dynamic_skipping_stays(resident: Residents) -> None:
     assert distance(logits(model, repaired(skipping, (0.1, 1.0)), UNSEEN), plain) < distance(cut, plain)
 
 
-@pytest.mark.parametrize("kind", ["prune", "both"])
-@pytest.mark.parametrize("target", ["global", "local"])
-def test_originals_on_the_host(
-    kind: str, target: Target, resident: Residents, model_config: Callable[..., ModelConfig]
-) -> None:
-    hosted = ResidentModel.load(model_config("mixtral", originals="host"))
-    edit = repaired(edit_of_kind(3, 6, kind), (0.1, 1.0), target)
+def test_originals_on_the_host(resident: Residents) -> None:
+    hosted = resident("mixtral", originals="host")
+    edit = repaired(edit_of_kind(3, 6, "both"), (0.1, 1.0), "local")
     plain = logits(hosted, None, UNSEEN)
     assert_close(logits(hosted, edit, UNSEEN), logits(resident("mixtral"), edit, UNSEEN))
     assert torch.equal(logits(hosted, None, UNSEEN), plain)
@@ -218,14 +210,6 @@ def digest_of_halves(model: ResidentModel) -> int:
     return hash(tuple(tensor.view(torch.int16).sum().item() for tensor in model.model.state_dict().values()))
 
 
-@pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_an_edit_at_fault_is_a_candidates_error(broken: float, resident: Residents) -> None:
-    matrices = pruned().router_mapping.copy()
-    matrices[1, 2, 3] = broken
-    with pytest.raises(CandidateError, match="finite"):
-        resident("mixtral").apply(repaired(EepEdit(matrices, matrices, 2)))
-
-
 def test_what_overflows_is_left_as_it_is(resident: Residents) -> None:
     """Merged with coefficients beyond float32's reach, the first layer's experts give infinities."""
     edit = edit_of_kind(3, 6, "merged")
@@ -244,7 +228,3 @@ def test_refusals(resident: Residents) -> None:
         model.apply(repaired(unlike))
     with pytest.raises(UserError, match="RepairedEdit can't be repaired"):
         model.apply(repaired(repaired(pruned())))
-
-
-def test_repaired_edits_tell_their_layers() -> None:
-    assert isinstance(repaired(pruned()), LayeredEdit)

@@ -32,7 +32,7 @@ def repaired(kind: str) -> RepairedEdit:
     return RepairedEdit(edit_of_kind(3, 6, kind), RepairRecipe((0.1, 1.0)), rows_of(SEQUENCES))
 
 
-@pytest.mark.parametrize("settings", [{}, {"originals": "host"}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}])
 def test_exports_load_and_agree_without_moevolve(
     settings: dict[str, str],
     model_config: Configs,
@@ -42,7 +42,7 @@ def test_exports_load_and_agree_without_moevolve(
 ) -> None:
     model = ResidentModel.load(model_config("mixtral", **settings))
     expected: dict[Path, Computed] = {}
-    stock = [] if settings else [("prune", "stock"), ("merged", "stock")]
+    stock = [] if settings else [("merged", "stock")]
     for kind, form in (*stock, ("both", "native")):
         directory = tmp_path / f"{kind}-{form}"
         expected[directory] = computed(model, repaired(kind), tokens)

@@ -43,7 +43,7 @@ def gated_by(model: ResidentModel) -> RepairApplicator:
     return applicator
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 50])
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 50])
 def test_no_sequence_is_fitted_and_compared(count: int) -> None:
     fitted, compared = split_places(count)
     if count == 1:
@@ -115,10 +115,10 @@ def measured(model: ResidentModel, recipe: CalibrationRecipe) -> dict[str, Any]:
 def test_a_repair_on_few_tokens_that_would_do_harm_is_refused(demo: ResidentModel) -> None:
     """Kept experts' parts of an answer aren't certain on few prompts, so least squares shrink them."""
     # REAP's two experts of eight still give more than half of the right answers.
-    kept = np.argsort(-measured(demo, ExpertsRecipe(("saliency",), None, 1000))["saliency"], axis=1)[:, :2]
+    kept = np.argsort(-measured(demo, ExpertsRecipe(("saliency",), None, 600))["saliency"], axis=1)[:, :2]
     matrices = np.eye(8, dtype=np.float32)[kept]
     base = EepEdit(matrices, matrices, 2)
-    rows, few = FitRows.of(measured(demo, RowsRecipe(1000))), 256
+    rows, few = FitRows.of(measured(demo, RowsRecipe(600))), 256
     others = rows.sequences[len(rows.first(few)) :][:24]
 
     prompts = [torch.tensor([tokens[:-1]]) for tokens in others]  # answers have one token

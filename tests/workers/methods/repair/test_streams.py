@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 LENGTHS = (25, 3, 40, 11, 25, 1, 33, 18)
 SEQUENCES = sequences_of(LENGTHS)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("mixtral", {}),
     "sliding": ("mixtral", {"sliding_window": 5}),
     "alternating": ("gpt_oss", {}),
     "first layer dense": ("deepseek_v3", {}),
     "shared expert": ("qwen2_moe", {}),
-    "llama": ("llama", {}),
     "positions learnt": ("opt", {}),
     "parallel": ("phi", {}),
 }
