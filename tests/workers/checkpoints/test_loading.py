@@ -65,33 +65,10 @@ def test_layout_and_facts(family: str, model_config: Configs, checkpoint: Checkp
     assert active_parameters(facts, 4, 4) == parameters_after(facts, 4)
 
 
-def test_tied_embeddings_count_once(checkpoint: Checkpoints, model_config: Configs) -> None:
-    from safetensors import safe_open
-
-    with safe_open(checkpoint("mixtral") / "model.safetensors", "pt") as file:
-        stored = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-    assert describe_model(model_config("mixtral")).parameters == stored
-
-
 def test_describing_loads_no_weights(checkpoint: Checkpoints, tmp_path: Path) -> None:
     directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
     (directory / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     assert describe_model(ModelConfig(str(directory))).experts == 6
-
-
-def test_a_dense_model_has_nothing_to_prune(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    directory = shutil.copytree(checkpoint("qwen2_moe"), tmp_path / "dense")
-    settings = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(settings | {"mlp_only_layers": [0, 1, 2]}))
-    with pytest.raises(UserError, match=r"dense.*none of its 3 layers \(model type qwen2_moe\)"):
-        describe_model(ModelConfig(str(directory)))
-
-
-def test_an_unsupported_family_is_named_with_the_supported(tmp_path: Path) -> None:
-    settings = {"model_type": "gpt_neox", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"'gpt_neox' is not supported.*mixtral.*qwen2_moe.*qwen3_moe.*olmoe.*llama"):
-        describe_model(ModelConfig(str(tmp_path)))
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:

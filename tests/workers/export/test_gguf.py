@@ -211,13 +211,3 @@ def test_layers_for_multi_token_prediction(
     ResidentModel.load(exported(config, tmp_path / "out"))
     with pytest.raises(UserError, match="--mtp keep: a GGUF file has one number of experts"):
         write_source(config, edit, tmp_path / "keep", CARD, "keep")
-
-
-def test_a_damaged_file_is_named_and_nothing_is_left(write: Checkpoints, tmp_path: Path) -> None:
-    config = write()
-    file = Path(config.path)
-    file.write_bytes(file.read_bytes()[:-1000])
-    (tmp_path / "new").mkdir()
-    with pytest.raises(UserError, match="isn't a valid GGUF file, or ends early"):
-        write_source(config, edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2), tmp_path / "new" / "out", CARD)
-    assert list((tmp_path / "new").iterdir()) == []

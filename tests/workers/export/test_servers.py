@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from edit_checks import write_source
 from family_samples import edit_of_kind
-from packed_checkpoints import checkpoint_in_format
 from safetensors.torch import load_file
 
 from moevolve.workers.contract.card import ExportCard
@@ -28,7 +27,7 @@ from moevolve.workers.export.export import export_model
 from moevolve.workers.model.describe import describe_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    pass
 
 Configs = Callable[..., ModelConfig]
 
@@ -164,23 +163,3 @@ def test_names_and_shapes_are_those_that_loaders_read(family: str, model_config:
         check_settings(settings, loader, 4, 1)
         tensors = load_file(tmp_path / form / "model.safetensors")
         check_tensors({name: tuple(each.shape) for name, each in tensors.items()}, loader, facts.moe_layers, 4)
-
-
-def test_packed_experts_keep_the_names_of_their_format(
-    tiny_model: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    """vLLM's `gpt_oss` takes `*_blocks` and `*_scales`, and its FP8 a `weight_scale_inv` of every weight."""
-    for kind, names in (
-        ("mxfp4", {f"{part}_proj_{what}" for part in ("gate_up", "down") for what in ("blocks", "scales", "bias")}),
-        (
-            "fp8",
-            {f"{i}.{part}.{what}" for i in range(4) for part in PROJECTIONS for what in ("weight", "weight_scale_inv")},
-        ),
-    ):
-        config = checkpoint_in_format(kind, tiny_model, tiny_tokenizer, tmp_path / kind)
-        write_source(config, edit_of_kind(2 if kind == "fp8" else 3, 6, "prune"), tmp_path / f"{kind}-out", CARD)
-        tensors = load_file(tmp_path / f"{kind}-out" / "model.safetensors")
-        prefix = "model.layers.1.mlp.experts."
-        assert {name.removeprefix(prefix) for name in tensors if name.startswith(prefix)} == names
-        if kind == "mxfp4":
-            assert {len(tensors[prefix + name]) for name in names} == {4}

@@ -22,7 +22,7 @@ from moevolve.workers.checkpoints import shards
 from moevolve.workers.contract.card import ExportCard, ExportError
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export import folder, source
+from moevolve.workers.export import source
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
@@ -250,12 +250,3 @@ def test_a_byte_that_the_disk_changes_is_noticed(
     with pytest.raises(ExportError, match=r"tensor \S+ in model.safetensors isn't what the source has"):
         write_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out", CARD)
     assert [each.name for each in tmp_path.iterdir()] == ["out.unverified"]
-
-
-def test_a_full_disk_is_told_beforehand(
-    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    with pytest.raises(UserError, match="no room"):
-        write_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out", CARD)
-    assert list(tmp_path.iterdir()) == []

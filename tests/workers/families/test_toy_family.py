@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +17,10 @@ from toy_moe import SCALE, ToyConfig, ToyForCausalLM
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.checkpoints.native import import_native
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.messages import EvaluationRequest
-from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
@@ -33,9 +28,6 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
-from moevolve.workers.profiling.costs import model_costs
-from moevolve.workers.profiling.outline import outline_model
-from moevolve.workers.worker import EvaluationWorker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -176,16 +168,6 @@ def test_it_is_described(toy: Configs) -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_what_it_takes_is_counted(toy: Configs) -> None:
-    layer = outline_model(toy("toy_moe")).layers[1]
-    assert (layer.router, layer.expert) == (2 * EXPERTS * HIDDEN, 2 * 3 * HIDDEN * WIDTH)
-    resident = ResidentModel.load(toy("toy_dense"))
-    costs = model_costs(resident.model, context=8)
-    assert outline_model(toy("toy_dense")).token_flops == costs.linear_flops
-    assert costs.parameters == costs.active_parameters == sum(each.numel() for each in resident.model.parameters())
-
-
-@pytest.mark.usefixtures("registered")
 def test_it_is_loaded_as_it_says(toy: Configs) -> None:
     moe, dense = ResidentModel.load(toy("toy_moe")), ResidentModel.load(toy("toy_dense"))
     assert type(moe.model) is ToyForCausalLM and type(dense.model) is ToyDenseForCausalLM
@@ -205,18 +187,6 @@ def test_experts_are_edited(kind: str, toy: Configs, tokens: Tensor) -> None:
     assert_close(found, plain_logits(toy("toy_moe"), edit_of(kind), tokens))
     assert float((found - before).abs().max()) > 1e-3
     assert torch.equal(logits(model, IdentityEdit(), tokens), before)
-
-
-def half_heads() -> HeadMasks:
-    """An edit that keeps half of the dimensions of every head."""
-    width = HIDDEN // HEADS
-    return HeadMasks(
-        pairs=np.arange(width // 2)[None].repeat(LAYERS, axis=0) < width // 4,
-        active=np.full(LAYERS, width // 2),
-        value_bias=np.arange(width)[None].repeat(LAYERS, axis=0),
-        value_router=np.zeros((LAYERS, width, 2)),
-        directions=np.zeros((LAYERS, 2, HIDDEN)),
-    )
 
 
 def masked(heads: HeadMasks | None = None) -> ToMoeEdit:
@@ -239,24 +209,6 @@ def test_dense_networks_are_edited(toy: Configs, tokens: Tensor) -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_worker_scores_it(toy: Configs) -> None:
-    words = [[5, 9, 30], [8, 8], [12, 6, 44, 70]]
-    examples = tuple(Example(" ".join(f"w{token}" for token in ids), ("w20",), ("w20", "w21")) for ids in words)
-    split = PreparedSplit("words", "search", "rank", "accuracy", Matching(), 1, " ", examples)
-    worker = EvaluationWorker(toy("toy_moe"), EngineConfig())
-    for kind in ("prune", "merged"):
-        reply = worker.evaluate(EvaluationRequest(edit_of(kind), (split.ref,)), (split,))
-        assert reply.failure is None
-        expected = []
-        for ids in words:
-            last = plain_logits(toy("toy_moe"), edit_of(kind), torch.tensor([[1, *ids]]))[0, -1]
-            expected.append(last.double().log_softmax(dim=-1))
-        result = reply.results[split.fingerprint]
-        assert result.gold_logprob == pytest.approx(np.mean([float(row[20]) for row in expected]), abs=1e-5)
-        assert result.outcomes.tolist() == [float(row[20] >= row[21]) for row in expected]
-
-
-@pytest.mark.usefixtures("registered")
 def test_it_is_exported(toy: Configs, tokens: Tensor, tmp_path: Path) -> None:
     edit = edit_of_kind(LAYERS, EXPERTS, "both", active=1, space="logits")
     report = export_model(toy("toy_moe"), edit, tmp_path / "out", CARD)
@@ -266,41 +218,3 @@ def test_it_is_exported(toy: Configs, tokens: Tensor, tmp_path: Path) -> None:
     with torch.no_grad():
         alone = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(tokens).logits
     assert_close(alone, logits(ResidentModel.load(toy("toy_moe")), edit, tokens))
-
-
-@pytest.mark.usefixtures("registered")
-def test_it_is_exported_with_code_of_its_own(
-    toy: Configs, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for made in (ToyConfig, ToyForCausalLM):  # the code imports what it builds on from there
-        monkeypatch.setattr(sys.modules["transformers"], made.__name__, made, raising=False)
-    report = export_model(toy("toy_moe"), edit_of("both"), tmp_path / "out", CARD)
-    assert report.form == "native" and report.agreement.holds
-    alone = import_native(tmp_path / "out").from_pretrained(tmp_path / "out").eval()
-    with torch.no_grad():
-        assert_close(alone(tokens).logits, plain_logits(toy("toy_moe"), edit_of("both"), tokens))
-
-
-@pytest.mark.usefixtures("registered")
-def test_what_it_is_not_for_is_refused(toy: Configs) -> None:
-    with pytest.raises(UserError, match="ToMoE edits need dense feed-forward networks of a family"):
-        ResidentModel.load(toy("toy_moe")).apply(masked())
-    dense = ResidentModel.load(toy("toy_dense"))
-    with pytest.raises(UserError, match="EEP edits need MoE layers, and this model is dense"):
-        dense.apply(edit_of("prune"))
-    with pytest.raises(UserError, match="heads of model type 'toy_dense' can't be masked"):
-        dense.apply(masked(half_heads()))
-    assert isinstance(dense.applied, IdentityEdit)
-
-
-@pytest.mark.usefixtures("registered")
-def test_it_says_itself_what_more_it_is_for(
-    toy: Configs, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(FAMILIES, "toy_dense", replace(TOY_DENSE, masks_heads=True, becomes_mixtral=True))
-    model = ResidentModel.load(toy("toy_dense"))
-    whole, halved = logits(model, masked(), tokens), logits(model, masked(half_heads()), tokens)
-    assert float((whole - halved).abs().max()) > 1e-3
-    report = export_model(model, masked(), tmp_path / "out", CARD)
-    assert report.form == "stock" and report.agreement.holds
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "mixtral"

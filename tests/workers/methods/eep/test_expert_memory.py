@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from edit_checks import logits
@@ -17,14 +16,12 @@ from repair_samples import rows_of, sequences_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep import expert_memory
-from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, kept_layers
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -126,19 +123,6 @@ def test_candidates_of_any_size_run_where_they_do_not_all_fit(
             assert torch.equal(logits(model, edit, tokens), logits(other, edit, tokens))
 
 
-def test_fewer_active_experts_of_all_are_streamed_like_the_full_model(
-    model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor
-) -> None:
-    model = hosted(model_config, monkeypatch, 2.0)
-    eye = np.repeat(np.eye(6, dtype=np.float32)[None], 3, axis=0)
-    with model.edited(EepEdit(eye, eye, 1)), counting(model) as counted, torch.inference_mode():
-        assert taken(model) == LAYER, "the first layer has its experts, the others wait for a pass"
-        for _ in range(3):
-            model.model(tokens)
-        assert taken(model) == 2 * LAYER
-    assert counted == [0, 3, 3]
-
-
 def test_room_follows_what_a_layer_runs_on(
     model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor
 ) -> None:
@@ -187,17 +171,6 @@ def test_what_was_free_and_is_not_makes_layers_take_turns(
     monkeypatch.setattr(expert_memory.ExpertSpec, "allocate", short)
     for _ in range(3):
         assert torch.equal(logits(model, IdentityEdit(), tokens), expected)
-
-
-def test_no_room_for_one_layer(model_config: Configs, monkeypatch: pytest.MonkeyPatch, tokens: Tensor) -> None:
-    model = hosted(model_config, monkeypatch, 3.0)
-
-    def none(content: expert_memory.ExpertSpec, device: torch.device) -> dict[str, Tensor]:
-        raise torch.OutOfMemoryError("there is none")
-
-    monkeypatch.setattr(expert_memory.ExpertSpec, "allocate", none)
-    with pytest.raises(UserError, match="no room on cpu for 6 experts of layer 0"):
-        logits(model, IdentityEdit(), tokens)
 
 
 class Layer:

@@ -184,21 +184,3 @@ def test_layers_with_active_experts_of_their_own_are_exported_and_counted(
             assert costs.parameters - costs.active_parameters == idle
         assert len(set(sizes)) == (layers if family == "mixtral" else 1)
     assert_same_elsewhere(expected, outsider(list(expected), tokens))
-
-
-def test_a_repaired_model_that_skips_is_exported(model_config: Configs, resident: Any, tmp_path: Path) -> None:
-    rows = rows_of(sequences_of([30] * 10))
-    skipping = replace(edit_of_kind(3, 6, "prune"), skip_rows=rows)
-    recipe = RepairRecipe((0.1,), neurons=NeuronRecipe(candidates=1.0))
-    edit, model = RepairedEdit(skipping, recipe, rows), resident("mixtral")
-    with model.edited(edit):
-        first = [layer.gate.plan.skip_below for layer in model.layers]
-    with model.edited(skipping):
-        before = [layer.gate.plan.skip_below for layer in model.layers]
-    assert all(0 < each < 1 for each in first) and first != before, "fitted rows have thresholds of their own"
-    with model.edited(edit):  # layers that were kept from the first time
-        assert [layer.gate.plan.skip_below for layer in model.layers] == first
-    report = export_model(model, edit, tmp_path / "out", CARD)
-    assert report.form == "native" and report.agreement.holds
-    found = json.loads((tmp_path / "out" / "config.json").read_text())["skip_below"]
-    assert found == first

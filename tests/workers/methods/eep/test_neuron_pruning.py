@@ -71,16 +71,6 @@ def test_remaining_features_have_the_solution_of_a_fit_without_the_others(seed: 
     assert solution.numpy() == pytest.approx(fitted(features[:, stay.numpy()], target, 0.5)[0], rel=1e-6, abs=1e-8)
 
 
-def test_of_features_that_do_the_same_one_stays() -> None:
-    rng = np.random.default_rng(1)
-    features = rng.normal(size=(60, 8))
-    target = features @ rng.normal(size=(8, 4))
-    twice = np.hstack((features, features))
-    found = prune_features(*system(twice, target, 1e-6), 8)
-    assert found is not None
-    assert sorted(each % 8 for each in found[0].tolist()) == list(range(8))
-
-
 def test_what_cannot_be_solved_is_left_alone() -> None:
     assert prune_features(torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64), 2) is None
 

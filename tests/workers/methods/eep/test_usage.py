@@ -64,18 +64,6 @@ def test_experts_of_moe_layers_are_counted(
     assert isinstance(model.applied, IdentityEdit)
 
 
-def test_new_experts_with_the_same_weights_are_told_apart(resident: Callable[[str], ResidentModel]) -> None:
-    eye = np.eye(6, dtype=np.float32)
-    edit = EepEdit(np.stack([eye[[0, 1, 2]]] * 3), np.stack([eye[[4, 4, 5]]] * 3), 2)
-    model = resident("mixtral")
-    found = analyse_usage(model, edit, SEQUENCES)
-    inputs = inputs_of(model, edit)
-    for position, layer in enumerate(found.routed):
-        route = plain_routing(edit, model.layers[position].router_weight.double().numpy(), position, True)
-        check_routed(layer, [route(token) for token in inputs[position].numpy()])
-        assert layer.origins == (4, 4, 5) and layer.counts.sum() == 2 * TOKENS
-
-
 def test_a_skipped_second_expert_is_not_counted(
     resident: Callable[[str], ResidentModel], make_edit: Callable[..., EepEdit]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import number_by_first
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm, nearest_experts
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
-from moevolve.workers.methods.shared import input_statistics
 from moevolve.workers.model.resident import ResidentModel
 
 RECIPE = FactorLlmRecipe(
@@ -108,22 +106,6 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
             np.testing.assert_allclose(logits.T, expected / spread, rtol=0, atol=2e-3)
 
 
-def test_routers_of_different_layers_start_at_different_places(resident: Any) -> None:
-    model, routers = resident("llama"), 3
-    alone = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
-    start = calibrate_factorllm(model, SEQUENCES, replace(RECIPE, routers=routers)).arrays
-    for layer in range(LAYERS):
-        x, _ = seen(model, layer)
-        logits = np.einsum("rnh,th->rtn", start["router_weight"][layer], x) + start["router_bias"][layer][:, None]
-        chosen = np.zeros(logits.shape, dtype=bool)
-        np.put_along_axis(chosen, np.argsort(-logits, axis=2)[:, :, :2], True, axis=2)
-        for one, two in combinations(chosen, 2):
-            assert (one != two).any(axis=1).mean() > 0.1
-    # The down layer's slices give what whole experts give.
-    for name in ("router_weight", "router_bias"):
-        np.testing.assert_allclose(start[name][:, -1], alone[name][:, 0], rtol=1e-4, atol=1e-5)
-
-
 def test_routers_see_which_slices_of_their_own_layer_matter(resident: Any) -> None:
     """Gate and up projections whose slices respond to different directions of the inputs."""
     model = resident("llama")
@@ -186,13 +168,6 @@ def test_divisions_are_equal_and_the_same_every_time(partition: Any, resident: A
     }
     if partition == "contiguous":
         assert (first.arrays["experts"] == np.repeat(np.arange(6), 8)).all()
-
-
-def test_passes_over_fewer_layers_measure_the_same(resident: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = replace(RECIPE, partition="coactivation")
-    whole = calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes()
-    monkeypatch.setattr(input_statistics, "STATISTICS_MEMORY", 1)
-    assert calibrate_factorllm(resident("opt"), SEQUENCES, recipe).to_bytes() == whole
 
 
 def test_neurons_that_fire_together_come_together(resident: Any) -> None:

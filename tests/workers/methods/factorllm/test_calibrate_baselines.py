@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -130,19 +129,3 @@ def test_clusters_are_balanced_and_have_a_representative(seed: int, shared: int,
         distances = np.abs(marks[:, members] - marks[:, members].mean(axis=1, keepdims=True)).sum(axis=0)
         assert representative in members
         assert distances[members == representative][0] == pytest.approx(distances.min())
-
-
-def test_neurons_that_fire_together_are_one_expert() -> None:
-    """Three groups of neurons, each activated by different tokens, and neurons that all tokens activate."""
-    groups = np.repeat([0, 1, 2], 4)
-    marks = np.concatenate([np.ones((60, 4)), (np.arange(60)[:, None] % 3 == groups).astype(float)], axis=1)
-    order = np.random.default_rng(0).permutation(16)
-    counts = (marks.T @ marks)[np.ix_(order, order)]
-    # Equal rates and equal neurons: the first centres must be of different groups for this to be found.
-    first = [int(np.flatnonzero((order >= 4) & (groups[order - 4] == group) & (order >= 4))[0]) for group in range(3)]
-    counts[first, first] += 1e-6
-    labels, _ = partition_neurons(counts, 4, 1)
-    assert set(order[labels == 0]) == {0, 1, 2, 3}
-    for one, two in combinations(range(16), 2):
-        if order[one] >= 4 and order[two] >= 4:
-            assert (labels[one] == labels[two]) == (groups[order[one] - 4] == groups[order[two] - 4])

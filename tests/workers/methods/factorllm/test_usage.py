@@ -25,13 +25,3 @@ def test_experts_of_divided_networks_are_counted(resident: Callable[[str], Resid
         check_routed(layer, [dict.fromkeys(np.argsort(-token)[:2].tolist(), 2.0) for token in logits])
         assert layer.neurons == (12, 48, 48) and layer.layer == index
     assert found.tokens == TOKENS
-
-
-def test_an_inlined_network_is_watched_too(resident: Callable[[str], ResidentModel]) -> None:
-    rng = np.random.default_rng(4)
-    order = np.stack([rng.permutation(48) for _ in range(3)])
-    edit = FactorLlmEdit(order, rng.standard_normal((3, 2, 4, 32)), rng.standard_normal((3, 2, 4)), 3)
-    found = analyse_usage(resident("opt"), edit, SEQUENCES)
-    assert [layer.layer for layer in found.routed] == [0, 1, 2]
-    # Two routers of three experts each agree on two or three.
-    assert all(2 * TOKENS <= layer.counts.sum() <= 3 * TOKENS for layer in found.routed)

@@ -55,9 +55,3 @@ def test_exports_load_and_agree_without_moevolve(
         assert f"{report.parameters:,} ({full:,} before)" in card and f"| variant | {variant} |" in card
 
     assert_same_elsewhere(expected, outsider(list(expected), tokens))
-
-
-def test_exports_from_bfloat16(model_config: Configs, tmp_path: Path) -> None:
-    resident = ResidentModel.load(model_config("llama", dtype="bfloat16"))
-    edit = make(resident, "II", "*.self_attn.*")
-    assert export_model(resident, edit, tmp_path / "out", CARD).agreement.holds

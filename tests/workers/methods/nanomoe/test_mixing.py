@@ -110,26 +110,6 @@ def test_no_step_makes_the_error_larger(variant: Variant, blocks: int, rank: int
     assert all(after <= before + 1e-7 for before, after in pairwise(errors)), errors
 
 
-@pytest.mark.parametrize(("blocks", "rank"), [(1, 8), (2, 5), (4, 1)])
-def test_plain_low_rank_is_fitted_to_itself(blocks: int, rank: int) -> None:
-    weight = random(8, 12)
-    u, v = split_factors(*low_rank_factors(weight, rank), blocks)
-    ones = torch.ones(blocks, blocks, dtype=torch.float64)
-    torch.testing.assert_close(fit_factors(weight, u, v, ones), (u, v))
-
-
-def test_what_a_form_can_express_is_found() -> None:
-    """A weight of exactly this form is recovered from factors and parameters near the true ones."""
-    variant, blocks, rank = "III", 2, 2
-    truth = random(blocks, 6, rank, seed=1), random(blocks, rank, 6, seed=2), parameters(variant, blocks, rank, 3)
-    weight = oracles.block_mix_weight(*truth)
-    u, v, mixing = (part + 0.05 * random(*part.shape, seed=9) for part in truth)
-    for _ in range(150):
-        u, v = fit_factors(weight, u, v, mixing)
-        mixing = fit_mixing(weight, u, v, mixing)
-    assert error(weight, u, v, mixing) < 1e-3
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_balancing_keeps_the_product(variant: Variant) -> None:
     u, v = random(4, 3, 5, seed=1), random(4, 5, 2, seed=2)
@@ -206,16 +186,6 @@ def test_mixing_comes_to_the_least_squares_solution_for_outputs() -> None:
     for _ in range(400):
         found = fit_mixing(weight, u, v, found, metric)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_refining_comes_to_the_best_of_a_rank_for_outputs() -> None:
-    weight, metric, mixing = random(9, 14), Metric.of(moments(14)), unmixed("I", 2, 2)
-    weight = weight[:8]
-    u, v = random(2, 4, 2, seed=3), random(2, 2, 7, seed=4)
-    for _ in range(300):
-        u, v = fit_factors(weight, u, v, mixing, metric)
-    rest = torch.linalg.svdvals(weight @ root_of(metric))[2:]
-    assert output_error(weight, u, v, mixing, metric) == pytest.approx(float(rest.square().sum()), rel=1e-3)
 
 
 def decaying(outputs: int, inputs: int, power: float) -> Tensor:

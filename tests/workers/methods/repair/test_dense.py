@@ -23,7 +23,6 @@ from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
 from moevolve.workers.methods.repair.ridge import FitOutcome
-from moevolve.workers.methods.shared.outputs import NeuronRecipe
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.resident import ResidentModel
 
@@ -183,35 +182,6 @@ def test_a_first_attention_is_the_one_fitted_by_hand(resident: Residents) -> Non
     np.testing.assert_allclose(fitted - loaded, change.T, atol=2e-4 * np.abs(change).max())
 
 
-@pytest.mark.parametrize("name", ["divided, parallel", "heads"])
-def test_kept_layers_are_what_a_fresh_worker_gives(name: str, resident: Residents, model_config: Configs) -> None:
-    family, base = EDITS[name]
-    model, edit = resident(family), repaired(base, target="local")
-    first, again = (logits(model, edit, UNSEEN) for _ in range(2))
-    other = (
-        replace(base, router_bias=base.router_bias + 1)
-        if isinstance(base, FactorLlmEdit)
-        else replace(base, router=base.router[::-1])
-    )
-    logits(model, repaired(other, target="local"), UNSEEN)
-    fresh = ResidentModel.load(model_config(family))
-    assert torch.equal(first, again) and torch.equal(logits(fresh, edit, UNSEEN), first)
-    assert torch.equal(logits(fresh, base, UNSEEN), logits(model, base, UNSEEN))
-
-
-@pytest.mark.parametrize("name", ["masked, plain", "heads with biases"])
-def test_exports_have_the_fitted_weights(name: str, resident: Residents, tmp_path: Path) -> None:
-    family, base = EDITS[name]
-    model = resident(family)
-    reports = [
-        export_model(model, edit, tmp_path / kind, ExportCard("A model", "someone/base", "f00d"))
-        for kind, edit in (("base", base), ("repaired", repaired(base)))
-    ]
-    assert len({(report.form, report.parameters, report.experts, report.active) for report in reports}) == 1
-    parts = 6 if "heads" in name else 3
-    assert f" of {parts} |" in (tmp_path / "repaired" / "README.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("base", [divided(1, 1.0), masked()], ids=["divided", "masked"])
 def test_stock_forms_stay_stock(base: Any, resident: Residents, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
@@ -223,13 +193,6 @@ def test_stock_forms_stay_stock(base: Any, resident: Residents, tmp_path: Path) 
     with torch.no_grad():
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(UNSEEN).logits
     assert_close(found, logits(model, edit, UNSEEN), 2e-5)
-
-
-def test_bfloat16(model_config: Configs) -> None:
-    model = ResidentModel.load(model_config("llama", dtype="bfloat16"))
-    for base in (divided(), masked(heads=True)):
-        plain, cut, fitted = (logits(model, each, UNSEEN).float() for each in (None, base, repaired(base)))
-        assert float((fitted - plain).square().sum()) < float((cut - plain).square().sum())
 
 
 def test_networks_whose_output_is_normalised_are_refused(
@@ -246,12 +209,6 @@ def test_networks_whose_output_is_normalised_are_refused(
         with pytest.raises(UserError, match=r"do_layer_norm_before: false.* can't be repaired"):
             post_norm.apply(repaired(base))
         assert torch.equal(logits(post_norm, None, UNSEEN), plain)
-
-
-def test_neurons_are_exchanged_between_experts_of_mixtures_only(resident: Residents) -> None:
-    edit = repaired(divided())
-    with pytest.raises(UserError, match="only experts of a mixture"):
-        resident("llama").apply(replace(edit, recipe=RepairRecipe(neurons=NeuronRecipe())))
 
 
 def test_layers_of_masked_networks_are_told_apart() -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ridge_samples import MEMORY, Blocks, Problem, problem
 from torch.profiler import ProfilerActivity, profile
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.repair import ridge
 from moevolve.workers.methods.repair.ridge import fit_bytes, fit_ridge
-from moevolve.workers.methods.shared.outputs import FeatureBlock
 
 
 @settings(max_examples=30, deadline=None)
@@ -49,19 +45,6 @@ def test_a_fit_is_the_solution_of_the_normal_equations(
     np.testing.assert_allclose(case.change(fit), expected, rtol=0, atol=2e-4 * max(1.0, np.abs(expected).max()))
 
 
-def test_both_forms_give_the_same_change() -> None:
-    case = problem(3, 40, (12, 9, 14), 4, 0.6)
-    primal = case.fit((0.05,))
-    # Columns of zeros change nothing but the mean of the squares, by which the ridge_lambda is scaled.
-    wide = Problem(Blocks(case.features.parts, 50), np.pad(case.phi, ((0, 0), (0, 15))), case.residual, case.checked)
-    dual = wide.fit((0.05 * 50 / 35,))
-    assert primal is not None and primal.weights is not None and primal.duals is None
-    assert dual is not None and dual.duals is not None and dual.weights is None
-    np.testing.assert_allclose(wide.change(dual)[:35], case.change(primal), atol=1e-5)
-    assert dual.outcome.after == pytest.approx(primal.outcome.after, rel=1e-5)
-    assert not dual.duals[torch.from_numpy(case.checked)].any(), "checked tokens aren't fitted"
-
-
 @pytest.mark.parametrize("tokens", [90, 30])
 def test_squares_are_weighted_by_token(tokens: int) -> None:
     case = problem(8, tokens, (25, 15), 3, 0.7, noise=2.0)
@@ -81,16 +64,6 @@ def test_squares_are_weighted_by_token(tokens: int) -> None:
     assert case.system(weights).held_out_error() == pytest.approx(before, rel=1e-5)
     unweighted = case.fit((0.1,))
     assert unweighted is not None and np.abs(case.change(unweighted) - expected).max() > 0.05
-
-
-@pytest.mark.parametrize("tokens", [90, 30])
-def test_products_in_pieces_are_whole_ones(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = problem(5, tokens, (20, 20), 3, 0.8)
-    whole = case.fit((0.1,))
-    monkeypatch.setattr(ridge, "_ROWS", 7)
-    pieces = case.fit((0.1,))
-    assert whole is not None and pieces is not None
-    np.testing.assert_allclose(case.change(pieces), case.change(whole), atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [90, 30])
@@ -141,20 +114,6 @@ def test_too_little_memory_is_the_users_to_allow(tokens: int) -> None:
     assert case.fit((0.1,), enough) is not None
     with pytest.raises(UserError, match=rf"fitting 40 features on {tokens} tokens takes .* memory_mb is 0"):
         case.fit((0.1,), enough - 16)
-
-
-def test_blocks_get_what_is_left_of_the_memory() -> None:
-    given: list[int] = []
-
-    class Watched(Blocks):
-        def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-            given.append(memory)
-            return super().blocks(memory)
-
-    case = problem(7, 30, (40,), 3, 1.0)
-    replace(case, features=Watched(case.features.parts, 40)).fit((0.1,))
-    room = MEMORY - fit_bytes(40, 30, 3)
-    assert given == [room - room // 2]
 
 
 def peak_of(case: Problem, ridge_lambdas: Sequence[float]) -> int:
