@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from edit_checks import Residents, addresses, assert_close, logits
-from family_samples import SAMPLES, make_family_edit, plain_family_logits, stock_family_logits
+from family_samples import SAMPLES, make_family_edit
+from plain_families import plain_family_logits, stock_family_logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from edit_checks import Residents, assert_close, logits, write_source
-from family_samples import (
-    COMMON,
-    DEEPSEEK_V3,
-    RECENT,
-    UNREPAIRABLE,
-    edit_of_kind,
-    plain_family_logits,
-    randomise,
-    sample_rows,
-    stock_family_logits,
-)
+from family_samples import COMMON, DEEPSEEK_V3, RECENT, UNREPAIRABLE, edit_of_kind, randomise, sample_rows
+from plain_families import plain_family_logits, stock_family_logits
 from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 from torch import Tensor

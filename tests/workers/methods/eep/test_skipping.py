@@ -13,6 +13,7 @@ from edit_checks import Residents, assert_close, logits
 from family_samples import sample_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_families import plain_thresholds
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
@@ -24,7 +25,6 @@ from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.model.resident import ResidentModel
 
 Edits = Callable[..., EepEdit]
-PlainThresholds = Callable[[Path, EepEdit], list[float]]
 WITHIN = 2**-17 + 1e-5
 """Tolerance of a median: half a bin, and rounding to float32."""
 
@@ -48,7 +48,6 @@ def test_thresholds_are_medians_of_the_edited_model(
     resident: Residents,
     make_edit: Edits,
     plain_logits: Callable[..., Tensor],
-    plain_thresholds: PlainThresholds,
     checkpoint: Callable[[str], Path],
     tokens: Tensor,
 ) -> None:

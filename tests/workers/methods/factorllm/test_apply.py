@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_edits import LAYERS, divided
 from edit_checks import assert_close, logits
 from torch import Tensor, nn
 
@@ -19,17 +20,6 @@ from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
 FAMILIES = ("llama", "opt")
-LAYERS, HIDDEN, WIDTH, EXPERTS = 3, 32, 48, 6
-
-
-def edit_of(
-    active: int = 2, routers: int = 1, scale: float = 1.0, seed: int = 0, experts: int = EXPERTS
-) -> FactorLlmEdit:
-    rng = np.random.default_rng(seed)
-    parts = [np.sort(rng.permutation(WIDTH).reshape(experts, -1), axis=1).ravel() for _ in range(LAYERS)]
-    weight = rng.standard_normal((LAYERS, routers, experts, HIDDEN)).astype(np.float32)
-    bias = rng.standard_normal((LAYERS, routers, experts)).astype(np.float32)
-    return FactorLlmEdit(np.stack(parts), weight, bias, active, scale)
 
 
 class PlainFactored(nn.Module):
@@ -86,7 +76,7 @@ def plain_logits(directory: Path, edit: FactorLlmEdit, ids: Tensor) -> Tensor:
 def test_an_edit_is_the_equation(
     family: str, active: int, routers: int, scale: float, resident: Any, checkpoint: Any, tokens: Tensor
 ) -> None:
-    edit = edit_of(active, routers, scale)
+    edit = divided(active, routers, scale)
     model = resident(family)
     found = logits(model, edit, tokens)
     assert_close(found, plain_logits(checkpoint(family), edit, tokens))
@@ -98,7 +88,7 @@ def test_all_experts_active_are_the_dense_model(
     family: str, experts: int, routers: int, resident: Any, tokens: Tensor
 ) -> None:
     model = resident(family)
-    edit = edit_of(active=experts, routers=routers, experts=experts)
+    edit = divided(active=experts, routers=routers, experts=experts)
     assert_close(logits(model, edit, tokens), logits(model, None, tokens))
 
 
@@ -107,7 +97,7 @@ def test_weights_are_permuted_within_their_own_memory(resident: Any) -> None:
     layer = model.dense_layers[1]
     pointers = [each.weight.data_ptr() for each in (layer.up, layer.down)]
     original = layer.up.weight.clone(), layer.down.weight.clone()
-    edit = edit_of(seed=8)
+    edit = divided(seed=8)
     with model.edited(edit):
         assert [each.weight.data_ptr() for each in (layer.up, layer.down)] == pointers
         order = torch.from_numpy(edit.order[1]).long()
@@ -116,7 +106,7 @@ def test_weights_are_permuted_within_their_own_memory(resident: Any) -> None:
 
 
 def test_misfits_are_named(resident: Any, model_config: Configs) -> None:
-    good = edit_of()
+    good = divided()
     for wrong in (
         FactorLlmEdit(good.order[:2], good.router_weight[:2], good.router_bias[:2], 2),
         FactorLlmEdit(good.order, good.router_weight[..., :16], good.router_bias, 2),
@@ -129,7 +119,7 @@ def test_misfits_are_named(resident: Any, model_config: Configs) -> None:
 
 
 def test_senseless_edits_are_refused() -> None:
-    good = edit_of()
+    good = divided()
     twice = good.order.copy()
     twice[0, 0] = twice[0, 1]
     for order, weight, bias, active, message in (
@@ -145,6 +135,6 @@ def test_senseless_edits_are_refused() -> None:
 
 
 def test_the_hash_tells_edits_apart() -> None:
-    edits = [edit_of(), edit_of(seed=1), edit_of(active=3), edit_of(scale=2.0), edit_of(routers=3)]
+    edits = [divided(), divided(seed=1), divided(active=3), divided(scale=2.0), divided(routers=3)]
     assert len({edit.phenotype_hash for edit in edits}) == len(edits)
-    assert edit_of().phenotype_hash == edits[0].phenotype_hash
+    assert divided().phenotype_hash == edits[0].phenotype_hash

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_edits import HIDDEN, LAYERS, WIDTH, seen_by_network
 from numpy.typing import NDArray
 
 from moevolve.workers.contract.edits import Calibration, Tokens
@@ -15,7 +16,6 @@ from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import number_by_first
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm, nearest_experts
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
-from moevolve.workers.model.resident import ResidentModel
 
 RECIPE = FactorLlmRecipe(
     experts=6,
@@ -28,27 +28,9 @@ RECIPE = FactorLlmRecipe(
     ridge=1e-3,
     tokens=512,
 )
-LAYERS, HIDDEN, WIDTH = 3, 32, 48
 SEQUENCES: list[Tokens] = [
     tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(24)
 ]
-
-
-def seen(model: ResidentModel, layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Inputs and activations of one network over all sequences, recorded by separate hooks."""
-    network = model.dense_layers[layer]
-    found: dict[str, list[torch.Tensor]] = {"up": [], "down": []}
-    handles = [
-        network.up.register_forward_hook(lambda m, args, out: found["up"].append(args[0].reshape(-1, HIDDEN))),
-        network.down.register_forward_hook(lambda m, args, out: found["down"].append(args[0].reshape(-1, WIDTH))),
-    ]
-    with torch.inference_mode():
-        for tokens in SEQUENCES:
-            model.model(torch.tensor([tokens]))
-    for handle in handles:
-        handle.remove()
-    inputs, activations = (torch.cat(each).double().numpy() for each in found.values())
-    return inputs, activations
 
 
 def plain_labels(
@@ -91,7 +73,7 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
     start = calibrate_factorllm(model, SEQUENCES, recipe).arrays
     assert start["router_weight"].shape == (LAYERS, routers, 6, HIDDEN)
     for layer in range(LAYERS):
-        x, h = seen(model, layer)
+        x, h = seen_by_network(model, layer, SEQUENCES)
         found = start["router_weight"][layer] @ x.T + start["router_bias"][layer][..., None]
         # Ridge by augmented least squares, with the intercept in a column that isn't penalised.
         centred = x - x.mean(axis=0) if bias else x
@@ -109,7 +91,7 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
 def test_routers_see_which_slices_of_their_own_layer_matter(resident: Any) -> None:
     """Gate and up projections whose slices respond to different directions of the inputs."""
     model = resident("llama")
-    network, (x, _) = model.dense_layers[0], seen(model, 0)
+    network, (x, _) = model.dense_layers[0], seen_by_network(model, 0, SEQUENCES)
     saved = {name: tensor.clone() for name, tensor in network.decoder_layer.state_dict().items()}
     mean = x.mean(axis=0) / np.linalg.norm(x.mean(axis=0))
     across = (x - x.mean(axis=0)) @ (np.eye(HIDDEN) - np.outer(mean, mean))
@@ -144,7 +126,7 @@ def test_labels_take_the_scale_of_outputs_into_account() -> None:
 def test_directions_vary_by_one_and_are_uncorrelated(resident: Any) -> None:
     model = resident("llama")
     start = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays
-    x, _ = seen(model, 2)
+    x, _ = seen_by_network(model, 2, SEQUENCES)
     products = x @ start["directions"][2].T - start["offsets"][2]
     np.testing.assert_allclose(products.T @ products / len(x), np.eye(5), atol=1e-3)
     np.testing.assert_allclose(products.mean(axis=0), 0, atol=1e-3)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from dense_edits import LAYERS, divided
 from edit_checks import assert_same_elsewhere, computed
 from safetensors import safe_open
 from torch import Tensor
@@ -20,26 +20,16 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
-from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
-LAYERS, HIDDEN, WIDTH, EXPERTS = 3, 32, 48, 6
 CARD = ExportCard("A divided model", "someone/base", "f00d")
 
 
-def edit_of(active: int = 2, routers: int = 1, scale: float = 1.0, bias: bool = True) -> FactorLlmEdit:
-    rng = np.random.default_rng(4)
-    parts = [np.sort(rng.permutation(WIDTH).reshape(EXPERTS, -1), axis=1).ravel() for _ in range(LAYERS)]
-    weight = rng.standard_normal((LAYERS, routers, EXPERTS, HIDDEN)).astype(np.float32)
-    biases = rng.standard_normal((LAYERS, routers, EXPERTS)).astype(np.float32) * bias
-    return FactorLlmEdit(np.stack(parts), weight, biases, active, scale)
-
-
 CASES = {
-    "llama-top1-stock": edit_of(1, bias=False),
-    "llama-routers-native": edit_of(4, routers=3),
-    "opt-routers-native": edit_of(4, routers=2, scale=1.5),
+    "llama-top1-stock": divided(1, bias=0),
+    "llama-routers-native": divided(4, routers=3),
+    "opt-routers-native": divided(4, routers=2, scale=1.5),
 }
 
 
@@ -53,7 +43,7 @@ def test_exports_load_and_agree_without_moevolve(
         resident = residents[family]
         expected[tmp_path / name] = computed(resident, edit, tokens)
         report = export_model(resident, edit, tmp_path / name, CARD)
-        assert (report.form, report.experts, report.active) == (form, EXPERTS, edit.active)
+        assert (report.form, report.experts, report.active) == (form, 6, edit.active)
         assert report.agreement.holds and report.agreement.positions > 50
         assert isinstance(resident.applied, IdentityEdit)
         added = LAYERS * (edit.router_weight[0].size + (edit.router_bias[0].size if form == "native" else 0))

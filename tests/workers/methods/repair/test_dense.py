@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_edits import LAYERS, WIDTH, divided, head_masks, masked
 from edit_checks import Residents, assert_close, digest, logits
 from repair_samples import Floats, rows_of, sequences_of
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from moevolve.workers.model.resident import ResidentModel
 Configs = Callable[..., ModelConfig]
 Seen = list[dict[str, Floats]]
 
-LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM = 3, 32, 48, 4, 8
+EXPERTS = 4
 LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47, 40, 17, 50, 33)
 SEQUENCES = sequences_of(LENGTHS)
 CHECKED = np.repeat([each % 8 == 7 for each in range(len(LENGTHS))], LENGTHS)
@@ -37,27 +38,7 @@ KEPT_OUT = SEQUENCES[7::8]
 """The sequences of the tokens that are `CHECKED`."""
 UNSEEN = torch.tensor(sequences_of([40] * 6, seed=9))
 STRENGTH = 0.1
-
-
-def divided(active: int = 2, scale: float = 1.5, routers: int = 1) -> FactorLlmEdit:
-    rng = np.random.default_rng(0)
-    order = np.stack([rng.permutation(WIDTH) for _ in range(LAYERS)])
-    shape = (LAYERS, routers, EXPERTS)
-    return FactorLlmEdit(order, rng.standard_normal((*shape, HIDDEN)), rng.standard_normal(shape), active, scale)
-
-
-def masked(heads: bool = False, widths: tuple[int, ...] = (20, WIDTH, 33), experts: int = EXPERTS) -> ToMoeEdit:
-    rng = np.random.default_rng(1)
-    kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(experts)] for width in widths])
-    masks = HeadMasks(
-        rng.permuted(np.tile([True, True, True, False], (LAYERS, 1)), axis=1),
-        np.array([5, 8, 3]),
-        rng.standard_normal((LAYERS, HEAD_DIM)),
-        rng.standard_normal((LAYERS, HEAD_DIM, 2)),
-        rng.standard_normal((LAYERS, 2, HIDDEN)),
-    )
-    router = rng.standard_normal((LAYERS, experts, 5))
-    return ToMoeEdit(kept, router, rng.standard_normal((LAYERS, 5, HIDDEN)), masks if heads else None)
+WIDTHS, HEADS = (20, WIDTH, 33), head_masks((3, 3, 3), (5, 8, 3))
 
 
 def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (STRENGTH, 1.0), target: Target = "global") -> RepairedEdit:
@@ -98,10 +79,10 @@ def streams_of(model: Any, sequences: Sequence[tuple[int, ...]] = SEQUENCES) -> 
 
 
 EDITS: dict[str, tuple[str, Any]] = {
-    "divided, parallel": ("phi", divided(routers=2, active=3)),
-    "masked, plain": ("opt", masked()),
-    "heads": ("llama", masked(heads=True)),
-    "heads with biases": ("qwen2", masked(heads=True)),
+    "divided, parallel": ("phi", divided(3, 2, 1.5, experts=EXPERTS)),
+    "masked, plain": ("opt", masked(WIDTHS)),
+    "heads": ("llama", masked(WIDTHS, HEADS)),
+    "heads with biases": ("qwen2", masked(WIDTHS, HEADS)),
 }
 
 
@@ -153,7 +134,11 @@ def ridge(phi: Floats, residual: Floats) -> Floats:
     return np.linalg.solve(fitted.T @ fitted + scale * np.eye(phi.shape[1]), fitted.T @ residual[~CHECKED])
 
 
-@pytest.mark.parametrize(("base", "target"), [(divided(), "global"), (masked(), "local")], ids=["divided", "masked"])
+@pytest.mark.parametrize(
+    ("base", "target"),
+    [(divided(scale=1.5, experts=EXPERTS), "global"), (masked(WIDTHS), "local")],
+    ids=["divided", "masked"],
+)
 def test_a_first_network_is_the_one_fitted_by_hand(base: Any, target: Target, resident: Residents) -> None:
     """No error comes before the first layer, so both targets are the same."""
     model = resident("llama")
@@ -170,7 +155,7 @@ def test_a_first_network_is_the_one_fitted_by_hand(base: Any, target: Target, re
 
 
 def test_a_first_attention_is_the_one_fitted_by_hand(resident: Residents) -> None:
-    model, base = resident("llama"), masked(heads=True)
+    model, base = resident("llama"), masked(WIDTHS, HEADS)
     layer: Any = model.model.get_decoder().layers[0]
     reference, loaded = streams_of(model.model)[0], layer.self_attn.o_proj.weight.detach().double().numpy()
     with model.edited(base):
@@ -182,12 +167,10 @@ def test_a_first_attention_is_the_one_fitted_by_hand(resident: Residents) -> Non
     np.testing.assert_allclose(fitted - loaded, change.T, atol=2e-4 * np.abs(change).max())
 
 
-@pytest.mark.parametrize("base", [divided(1, 1.0), masked()], ids=["divided", "masked"])
+@pytest.mark.parametrize("base", [divided(1, experts=EXPERTS, bias=0), masked(WIDTHS)], ids=["divided", "masked"])
 def test_stock_forms_stay_stock(base: Any, resident: Residents, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    if isinstance(base, FactorLlmEdit):
-        base = replace(base, router_bias=np.zeros_like(base.router_bias))
     model, edit = resident("llama"), repaired(base)
     assert export_model(model, edit, tmp_path / "out", ExportCard("A model", "someone/base", "f00d")).form == "stock"
     with torch.no_grad():
@@ -204,7 +187,7 @@ def test_networks_whose_output_is_normalised_are_refused(
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(checkpoint("opt")).save_pretrained(tmp_path)
     post_norm = ResidentModel.load(replace(model_config("opt"), path=str(tmp_path)))
-    for base in (divided(), masked()):
+    for base in (divided(scale=1.5, experts=EXPERTS), masked(WIDTHS)):
         plain = logits(post_norm, None, UNSEEN)
         with pytest.raises(UserError, match=r"do_layer_norm_before: false.* can't be repaired"):
             post_norm.apply(repaired(base))
@@ -212,7 +195,7 @@ def test_networks_whose_output_is_normalised_are_refused(
 
 
 def test_layers_of_masked_networks_are_told_apart() -> None:
-    base = masked(heads=True)
+    base = masked(WIDTHS, HEADS)
     assert isinstance(base.heads, HeadMasks)
     changed: Sequence[ToMoeEdit] = [
         replace(base, router=np.concatenate([base.router[:2], base.router[2:] + 1])),
@@ -230,7 +213,7 @@ def test_a_local_target_is_the_unedited_network_on_the_same_input(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    base: Any = masked(heads=True) if name == "heads" else divided()
+    base: Any = masked(WIDTHS, HEADS) if name == "heads" else divided(scale=1.5, experts=EXPERTS)
     plain = AutoModelForCausalLM.from_pretrained(checkpoint("llama")).eval()
     model = resident("llama")
     with model.edited(repaired(base, target="local")):

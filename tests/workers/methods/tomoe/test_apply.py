@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_edits import HEAD_DIM, HIDDEN, LAYERS, WIDTH, head_masks, masked
 from edit_checks import assert_close, logits
 from torch import Tensor, nn
 
@@ -19,26 +20,7 @@ from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 Configs = Callable[..., ModelConfig]
 FAMILIES = ("llama", "opt")
-LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM, COMPONENTS = 3, 32, 48, 4, 8, 5
-
-
-def heads_of(pairs: tuple[int, ...] = (2, 1, 4), active: tuple[int, ...] = (5, 8, 1), seed: int = 1) -> HeadMasks:
-    rng = np.random.default_rng(seed)
-    kept = np.stack([rng.permutation(HEAD_DIM // 2) < count for count in pairs])
-    return HeadMasks(
-        kept,
-        np.array(active),
-        rng.standard_normal((LAYERS, HEAD_DIM)),
-        rng.standard_normal((LAYERS, HEAD_DIM, 2)),
-        rng.standard_normal((LAYERS, 2, HIDDEN)),
-    )
-
-
-def edit_of(widths: tuple[int, ...] = (20, 7, 33), heads: HeadMasks | None = None, seed: int = 0) -> ToMoeEdit:
-    rng = np.random.default_rng(seed)
-    kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(EXPERTS)] for width in widths])
-    router = rng.standard_normal((LAYERS, EXPERTS, COMPONENTS))
-    return ToMoeEdit(kept, router, rng.standard_normal((LAYERS, COMPONENTS, HIDDEN)), heads)
+EXPERTS = 4
 
 
 class SlicedNetwork(nn.Module):
@@ -134,8 +116,8 @@ def sliced_logits(directory: Path, edit: ToMoeEdit, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_masked_networks_are_sliced_ones(family: str, resident: Any, checkpoint: Any, tokens: Tensor) -> None:
     model = resident(family)
-    found = logits(model, edit_of(), tokens)
-    assert_close(found, sliced_logits(checkpoint(family), edit_of(), tokens))
+    found = logits(model, masked(), tokens)
+    assert_close(found, sliced_logits(checkpoint(family), masked(), tokens))
     assert float((found - logits(model, None, tokens)).abs().max()) > 0.1
 
 
@@ -146,22 +128,22 @@ def test_masked_networks_are_sliced_ones(family: str, resident: Any, checkpoint:
 def test_masked_heads_are_sliced_ones(
     family: str, pairs: tuple[int, ...], active: tuple[int, ...], resident: Any, checkpoint: Any, tokens: Tensor
 ) -> None:
-    edit = edit_of(heads=heads_of(pairs, active))
+    edit = masked(heads=head_masks(pairs, active))
     found = logits(resident(family), edit, tokens)
     assert_close(found, sliced_logits(checkpoint(family), edit, tokens))
-    assert float((found - logits(resident(family), edit_of(), tokens)).abs().max()) > 0.01
+    assert float((found - logits(resident(family), masked(), tokens)).abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_full_masks_are_the_unedited_model(family: str, resident: Any, tokens: Tensor) -> None:
     model = resident(family)
-    heads = heads_of((4, 4, 4), (8, 8, 8)) if family == "llama" else None
-    assert torch.equal(logits(model, edit_of((WIDTH,) * 3, heads), tokens), logits(model, None, tokens))
+    heads = head_masks((4, 4, 4), (8, 8, 8)) if family == "llama" else None
+    assert torch.equal(logits(model, masked((WIDTH,) * 3, heads), tokens), logits(model, None, tokens))
 
 
 def test_cached_steps_are_one_pass(resident: Any, tokens: Tensor) -> None:
     model = resident("llama")
-    with torch.inference_mode(), model.edited(edit_of(heads=heads_of())):
+    with torch.inference_mode(), model.edited(masked(heads=head_masks())):
         whole = model.model(tokens).logits
         first = model.model(tokens[:, :7], use_cache=True)
         cache, parts = first.past_key_values, [first.logits]
@@ -171,20 +153,20 @@ def test_cached_steps_are_one_pass(resident: Any, tokens: Tensor) -> None:
 
 
 def test_edits_of_other_models_are_refused(resident: Any) -> None:
-    edit = edit_of()
+    edit = masked()
     with pytest.raises(UserError, match="3 networks of 24 neurons on 32 inputs, the model has 3 of 48 on 32"):
         resident("llama").apply(replace(edit, kept=np.ones((LAYERS, EXPERTS, 24), dtype=np.bool_)))
     with pytest.raises(UserError, match=r"'opt' can't be masked; set genome.attention: false"):
-        resident("opt").apply(edit_of(heads=heads_of()))
+        resident("opt").apply(masked(heads=head_masks()))
     small = HeadMasks(np.ones((3, 2)), np.ones(3), np.ones((3, 4)), np.ones((3, 4, 1)), np.ones((3, 1, HIDDEN)))
     with pytest.raises(UserError, match="heads of 4 dimensions, the model's have 8"):
-        resident("llama").apply(edit_of(heads=small))
+        resident("llama").apply(masked(heads=small))
     with pytest.raises(UserError, match="need dense feed-forward networks"):
         resident("mixtral").apply(edit)
 
 
 def test_arrays_that_disagree_are_refused() -> None:
-    edit, heads = edit_of(), heads_of()
+    edit, heads = masked(), head_masks()
     uneven = edit.kept.copy()
     uneven[0, 0] = True
     with pytest.raises(UserError, match="equally many"):
@@ -198,9 +180,9 @@ def test_arrays_that_disagree_are_refused() -> None:
 
 
 def test_the_hash_is_of_all_that_matters() -> None:
-    edit = edit_of(heads=heads_of())
+    edit = masked(heads=head_masks())
     assert edit.heads is not None
-    same = ToMoeEdit(edit.kept.copy(), edit.router + 0, edit.directions, heads_of())
+    same = ToMoeEdit(edit.kept.copy(), edit.router + 0, edit.directions, head_masks())
     flipped = edit.heads.pairs.copy()
     flipped[0] = ~flipped[0]
     others = (

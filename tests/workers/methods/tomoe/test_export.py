@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from dense_edits import HEAD_DIM, HIDDEN, WIDTH, head_masks, masked
 from edit_checks import assert_same_elsewhere, computed
 from safetensors import safe_open
 from torch import Tensor
@@ -25,39 +25,22 @@ from moevolve.workers.methods.tomoe.export import ToMoeExporter
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
-LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM = 3, 32, 48, 4, 8
+EXPERTS = 4
 CARD = ExportCard("A masked model", "someone/base", "f00d")
-
-
-def heads_of(pairs: tuple[int, ...] = (2, 1, 4), active: tuple[int, ...] = (5, 8, 1)) -> HeadMasks:
-    rng = np.random.default_rng(1)
-    return HeadMasks(
-        np.stack([rng.permutation(HEAD_DIM // 2) < count for count in pairs]),
-        np.array(active),
-        rng.standard_normal((LAYERS, HEAD_DIM)),
-        rng.standard_normal((LAYERS, HEAD_DIM, 2)),
-        rng.standard_normal((LAYERS, 2, HIDDEN)),
-    )
 
 
 def still_heads(*layers: int) -> HeadMasks:
     """In some layers the scores of values don't depend on the token."""
-    heads = heads_of(active=(5, 3, 1))
+    heads = head_masks(active=(5, 3, 1))
     heads.value_router[list(layers)] = 0
     return heads
 
 
-def edit_of(widths: tuple[int, ...] = (20, 7, 33), heads: HeadMasks | None = None) -> ToMoeEdit:
-    rng = np.random.default_rng(0)
-    kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(EXPERTS)] for width in widths])
-    return ToMoeEdit(kept, rng.standard_normal((LAYERS, EXPERTS, 5)), rng.standard_normal((LAYERS, 5, HIDDEN)), heads)
-
-
 CASES = {
-    "llama-whole-stock": edit_of((12, 48, 12), heads_of((4, 4, 4), (8, 8, 8))),
-    "llama-some-native": edit_of((48, 7, 48), heads_of((4, 2, 4), (8, 8, 2))),
-    "qwen2-still-native": edit_of(heads=still_heads(1)),
-    "opt-some-native": edit_of((48, 1, 20)),
+    "llama-whole-stock": masked((12, 48, 12), head_masks((4, 4, 4), (8, 8, 8))),
+    "llama-some-native": masked((48, 7, 48), head_masks((4, 2, 4), (8, 8, 2))),
+    "qwen2-still-native": masked(heads=still_heads(1)),
+    "opt-some-native": masked((48, 1, 20)),
 }
 
 
@@ -97,7 +80,7 @@ def test_exports_load_and_agree_without_moevolve(
 
 def test_the_stock_form_is_a_mixtral_whose_narrow_layers_are_filled_up(model_config: Any, tmp_path: Path) -> None:
     model = model_config("llama")
-    stock = export_model(model, edit_of(), tmp_path / "out", CARD)
+    stock = export_model(model, masked(), tmp_path / "out", CARD)
     assert stock.form == "stock" and stock.agreement.holds
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["model_type"], config["architectures"]) == ("mixtral", ["MixtralForCausalLM"])
@@ -106,17 +89,17 @@ def test_the_stock_form_is_a_mixtral_whose_narrow_layers_are_filled_up(model_con
     assert "Llama whose feed-forward networks run the neurons of one of 4 overlapping experts per token" in card
     assert "| neurons per expert | 7 to 33 of 48 |" in card and "A stock Mixtral checkpoint" in card
     # The native form, which can be asked for, stores shared neurons once, while a Mixtral's experts repeat them.
-    native = export_model(model, edit_of(), tmp_path / "native", CARD, "native")
+    native = export_model(model, masked(), tmp_path / "native", CARD, "native")
     assert native.form == "native" and native.agreement.holds and native.parameters < stock.parameters
-    assert native.parameters == parameters(describe_model(model).parameters, edit_of(), "llama", "native")
+    assert native.parameters == parameters(describe_model(model).parameters, masked(), "llama", "native")
     with pytest.raises(UserError, match="--form stock: dimensions of its heads are masked"):
-        export_model(model, edit_of(heads=heads_of()), tmp_path / "other", CARD, "stock")
+        export_model(model, masked(heads=head_masks()), tmp_path / "other", CARD, "stock")
     assert not (tmp_path / "other").exists()
 
 
 def test_sixteen_bits_keep_their_routers_whole(model_config: Any, tmp_path: Path) -> None:
     resident = ResidentModel.load(model_config("llama", dtype="bfloat16"))
-    report = export_model(resident, edit_of(heads=heads_of()), tmp_path / "out", CARD)
+    report = export_model(resident, masked(heads=head_masks()), tmp_path / "out", CARD)
     assert report.form == "native" and report.agreement.holds
     assert "| value dimensions per token | 1 to 8 of 8 |" in (tmp_path / "out" / "README.md").read_text()
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
@@ -129,12 +112,12 @@ def test_sixteen_bits_keep_their_routers_whole(model_config: Any, tmp_path: Path
 
 def test_forms(model_config: Any) -> None:
     exporter, resident = ToMoeExporter(), ResidentModel.load(model_config("llama"))
-    assert exporter.obstacle(resident, edit_of()) is None
+    assert exporter.obstacle(resident, masked()) is None
     half = ResidentModel.load(model_config("llama", dtype="bfloat16"))
-    assert "routes in the model's dtype, bfloat16" in str(exporter.obstacle(half, edit_of()))
-    router = edit_of().router.copy()
+    assert "routes in the model's dtype, bfloat16" in str(exporter.obstacle(half, masked()))
+    router = masked().router.copy()
     router[1, 2] = router[1, 3]
-    assert "experts tie" in str(exporter.obstacle(resident, replace(edit_of(), router=router)))
-    kept = edit_of().kept.copy()
+    assert "experts tie" in str(exporter.obstacle(resident, replace(masked(), router=router)))
+    kept = masked().kept.copy()
     kept[1, 2] = kept[1, 3]
-    assert exporter.obstacle(resident, replace(edit_of(), router=router, kept=kept)) is None
+    assert exporter.obstacle(resident, replace(masked(), router=router, kept=kept)) is None
