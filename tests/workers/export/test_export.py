@@ -100,14 +100,6 @@ def test_a_taken_target_is_refused_and_untouched(model_config: Configs, make_edi
     assert (tmp_path / "taken" / "note").read_text() == "mine"
 
 
-def test_an_empty_target_is_taken(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    report = export_model(model_config("mixtral"), make_edit("mixtral", "prune"), tmp_path / "empty", CARD)
-    assert report.directory == tmp_path / "empty"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty"]
-    assert len({file.stat().st_mode for file in report.directory.iterdir()}) == 1
-
-
 def test_a_full_disk_is_told_beforehand(
     model_config: Configs, make_edit: Edits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

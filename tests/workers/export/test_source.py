@@ -190,32 +190,16 @@ def test_layers_for_multi_token_prediction(
     ResidentModel.load(replace(config, path=str(tmp_path / "out")))
 
 
-def damaged(config: ModelConfig, how: str) -> str:
-    """Damage a checkpoint; returns what the message must say."""
-    file = Path(config.path) / "model.safetensors"
-    if how == "truncated":
-        file.write_bytes(file.read_bytes()[:-1000])
-        return "ends early"
-    if how == "index":
-        names = load_file(file)
-        places = dict.fromkeys(names, "model-00001-of-00001.safetensors")
-        (file.parent / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-        return "there is no such file"
-    tensors = load_file(file)
-    name = "model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"
-    tensors[name] = tensors[name][:-1].contiguous()
-    save_file(tensors, file, {"format": "pt"})
-    return f"tensor {name} is F32"
-
-
-@pytest.mark.parametrize("how", ["truncated", "index", "scales"])
 def test_a_damaged_checkpoint_is_named_and_nothing_is_left(
-    how: str, make_copy: Callable[[str], ModelConfig], tmp_path: Path
+    make_copy: Callable[[str], ModelConfig], tmp_path: Path
 ) -> None:
     config = make_copy("fp8")
-    message = damaged(config, how)
+    file, name = Path(config.path) / "model.safetensors", "model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"
+    tensors = load_file(file)
+    tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, file, {"format": "pt"})
     (tmp_path / "new").mkdir()
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"tensor {name} is F32"):
         write_source(config, edit_of_kind(2, 6, "prune", 4, 2), tmp_path / "new" / "out", CARD)
     assert list((tmp_path / "new").iterdir()) == []
 

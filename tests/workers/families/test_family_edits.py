@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from edit_checks import Residents, addresses, assert_close, logits
+from edit_checks import Residents, assert_close, logits
 from family_samples import SAMPLES, make_family_edit
 from plain_families import plain_family_logits, stock_family_logits
 from torch import Tensor
@@ -70,44 +70,11 @@ def test_numbers_retained_and_active(
     assert float((found - logits(model, even, tokens)).abs().max()) > 1e-3
 
 
-@TWO
-@pytest.mark.parametrize("originals", ["device", "host"])
-def test_revert_is_exact_and_history_leaves_no_trace(
-    variant: str, originals: str, resident: Residents, tokens: Tensor
-) -> None:
-    model = resident(variant, originals=originals)
-    before = logits(model, IdentityEdit(), tokens)
-    weights = [t.clone() for t in model.model.state_dict().values()] if originals == "device" else []
-    edit = make_family_edit(variant, "both", space="logits", seed=1)
-    alone = logits(model, edit, tokens)
-    for kind in ("merged", "prune", "both"):
-        model.apply(make_family_edit(variant, kind, SAMPLES[variant].experts, 1, space="logits", seed=2))
-    model.apply(edit)
-    with torch.inference_mode():
-        assert torch.equal(model.model(tokens).logits, alone)
-    model.revert()
-    assert torch.equal(logits(model, IdentityEdit(), tokens), before)
-    if originals == "device":
-        after = model.model.state_dict().values()
-        assert all(torch.equal(a, b) for a, b in zip(weights, after, strict=True))
-    else:
-        assert_close(logits(resident(variant), IdentityEdit(), tokens), before)
-        assert_close(alone, logits(resident(variant), edit, tokens))
-
-
-@TWO
-def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(variant: str, resident: Residents) -> None:
-    model = resident(variant)
-    full = addresses(model)
-    assert len(full) == len(SAMPLES[variant].moe_layers) * (4 if variant == "gpt_oss" else 2)
-    with model.edited(make_family_edit(variant, "prune")):
-        assert addresses(model) == full
-    with model.edited(make_family_edit(variant, "merged")):
-        merged = addresses(model)
-        assert not set(merged) & set(full)
-    with model.edited(make_family_edit(variant, "merged", seed=5)):
-        assert addresses(model) == merged
-    assert addresses(model) == full
+def test_host_originals_give_the_same_logits(resident: Residents, tokens: Tensor) -> None:
+    host, device = resident("gpt_oss", originals="host"), resident("gpt_oss")
+    for kind in ("prune", "both"):
+        edit = make_family_edit("gpt_oss", kind, space="logits")
+        assert_close(logits(host, edit, tokens), logits(device, edit, tokens))
 
 
 @TWO

@@ -85,26 +85,6 @@ def test_experts_implementations_agree(
         assert_close(logits(other, edit, tokens), logits(model, edit, tokens))
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("mixtral", "bfloat16"), ("qwen2_moe", "float16")])
-def test_sixteen_bit_models_keep_their_dtype(
-    family: str, dtype: str, resident: Residents, make_edit: Edits, tokens: Tensor
-) -> None:
-    model = resident(family, dtype=dtype)
-    for kind in ("prune", "both"):
-        for space in ("probs", "logits"):
-            found = logits(model, make_edit(family, kind, space=space), tokens)
-            assert found.dtype == getattr(torch, dtype)
-            assert torch.isfinite(found).all()
-
-
-def test_two_new_experts_may_be_the_same_original(
-    resident: Residents, plain_logits: PlainLogits, checkpoint: Checkpoints, tokens: Tensor
-) -> None:
-    twice = np.eye(6, dtype=np.float32)[[[2, 2, 5], [0, 1, 1], [3, 3, 3]]]
-    edit = EepEdit(twice, twice, 2)
-    assert_close(logits(resident("mixtral"), edit, tokens), plain_logits(checkpoint("mixtral"), edit, tokens))
-
-
 @pytest.mark.filterwarnings("error")
 def test_read_only_arrays_are_taken(resident: Residents, make_edit: Edits, tokens: Tensor) -> None:
     """Ray delivers arrays as read-only."""

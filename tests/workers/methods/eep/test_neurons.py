@@ -106,14 +106,6 @@ def test_a_kept_expert_without_tokens_takes_the_first_neurons_and_as_many_as_the
     assert not set(apart[0].tolist()) & set(apart[1].tolist()) and apart.shape == (2, WIDTH)
 
 
-def test_as_many_kept_as_original_experts_share_all_neurons_out(resident: Residents) -> None:
-    neurons, generator = neurons_of(resident("mixtral")), torch.Generator().manual_seed(4)
-    hidden, original = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
-    with torch.inference_mode():
-        found = choose_neurons(neurons, hidden, original, original, EXPERTS, WIDTH, NeuronRecipe(shared=False), 1 << 30)
-    assert sorted(found.flatten().tolist()) == list(range(EXPERTS * WIDTH))
-
-
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_no_neuron_is_assigned_to_two_kept_experts(data: st.DataObject) -> None:

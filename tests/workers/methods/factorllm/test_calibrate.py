@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense_edits import HIDDEN, LAYERS, WIDTH, seen_by_network
+from dense_edits import HIDDEN, LAYERS, seen_by_network
 from numpy.typing import NDArray
 
 from moevolve.workers.contract.edits import Calibration, Tokens
@@ -86,32 +86,6 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
             expected = columns @ solution
             spread = np.sqrt((expected.var(axis=0) if bias else (expected**2).mean(axis=0)).mean())
             np.testing.assert_allclose(logits.T, expected / spread, rtol=0, atol=2e-3)
-
-
-def test_routers_see_which_slices_of_their_own_layer_matter(resident: Any) -> None:
-    """Gate and up projections whose slices respond to different directions of the inputs."""
-    model = resident("llama")
-    network, (x, _) = model.dense_layers[0], seen_by_network(model, 0, SEQUENCES)
-    saved = {name: tensor.clone() for name, tensor in network.decoder_layer.state_dict().items()}
-    mean = x.mean(axis=0) / np.linalg.norm(x.mean(axis=0))
-    across = (x - x.mean(axis=0)) @ (np.eye(HIDDEN) - np.outer(mean, mean))
-    u, v = np.linalg.svd(across, full_matrices=False)[2][:2]
-    # Of two slices the gate's first is the larger where u @ x > 0, the up layer's first where (mean @ x) (v @ x) > 0.
-    gate = np.repeat([u, -u], WIDTH // 2, axis=0)
-    up = np.repeat([mean + v, mean - v], WIDTH // 2, axis=0)
-    try:
-        network.gate.weight.data.copy_(torch.from_numpy(gate))
-        network.up.weight.data.copy_(torch.from_numpy(up))
-        recipe = replace(RECIPE, experts=2, active=1, routers=3, partition="contiguous")
-        start = calibrate_factorllm(model, SEQUENCES, recipe).arrays
-    finally:
-        network.decoder_layer.load_state_dict(saved)
-    logits = np.einsum("rnh,th->rtn", start["router_weight"][0], x) + start["router_bias"][0][:, None]
-    first = logits[:, :, 0] > logits[:, :, 1]
-    labels = x @ u > 0, (x @ mean) * (x @ v) > 0
-    for router, (own, other) in enumerate([labels, labels[::-1]]):
-        agreed = (first[router] == own).mean(), (first[router] == other).mean()
-        assert agreed[0] > 0.7 and agreed[0] > agreed[1] + 0.15, agreed
 
 
 def test_labels_take_the_scale_of_outputs_into_account() -> None:

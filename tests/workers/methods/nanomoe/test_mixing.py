@@ -41,17 +41,6 @@ def error(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> float:
     return float((weight - oracles.block_mix_weight(u, v, mixing)).norm() / weight.norm())
 
 
-@pytest.mark.parametrize(("shape", "rank"), [((9, 14), 5), ((14, 9), 1), ((8, 8), 8)])
-def test_low_rank_factors_are_the_best(shape: tuple[int, int], rank: int) -> None:
-    weight = random(*shape)
-    u, v = low_rank_factors(weight.float(), rank)
-    assert u.dtype == v.dtype == torch.float64 and u.shape == (shape[0], rank) and v.shape == (rank, shape[1])
-    rest = torch.linalg.svdvals(weight)[rank:]
-    assert float((weight - u @ v).norm()) == pytest.approx(float(rest.norm()), rel=1e-5, abs=1e-6)
-    assert (u.gather(0, u.abs().argmax(dim=0, keepdim=True)) > 0).all()
-    torch.testing.assert_close(u.norm(dim=0), v.norm(dim=1))
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_refining_solves_for_each_factor(variant: Variant) -> None:
     """V, then U, against one least-squares problem over all their entries that ignores the blocks."""
@@ -172,20 +161,6 @@ def test_no_round_makes_outputs_worse(variant: Variant) -> None:
     assert errors[-1] < errors[0]
     plain = output_error(weight, *fit_layer(weight, 2, 3, start, 5), metric)
     assert errors[-1] < plain
-
-
-def test_mixing_comes_to_the_least_squares_solution_for_outputs() -> None:
-    """Scalars and diagonals are a linear problem in all their entries."""
-    variant = "II"
-    weight, metric, mixing = random(12, 15), Metric.of(moments(15)), parameters(variant, 3, 2, 5)
-    u, v = random(3, 4, 2, seed=1), random(3, 2, 5, seed=2)
-    units = torch.eye(mixing.numel(), dtype=torch.float64).view(-1, *mixing.shape)
-    design = torch.stack([(oracles.block_mix_weight(u, v, unit) @ root_of(metric)).flatten() for unit in units], dim=1)
-    expected = torch.linalg.lstsq(design, (weight @ root_of(metric)).flatten()[:, None]).solution.view(mixing.shape)
-    found = mixing
-    for _ in range(400):
-        found = fit_mixing(weight, u, v, found, metric)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def decaying(outputs: int, inputs: int, power: float) -> Tensor:

@@ -134,14 +134,6 @@ def test_layers_behind_another_are_not_taken_over(resident: Residents) -> None:
     assert all(not set(edits[0].layer_hashes) & set(other.layer_hashes) for other in others)
 
 
-def test_originals_on_the_host(resident: Residents) -> None:
-    hosted = resident("mixtral", originals="host")
-    edit = repaired(edit_of_kind(3, 6, "both"), (0.1, 1.0), "local")
-    plain = logits(hosted, None, UNSEEN)
-    assert_close(logits(hosted, edit, UNSEEN), logits(resident("mixtral"), edit, UNSEEN))
-    assert torch.equal(logits(hosted, None, UNSEEN), plain)
-
-
 def test_bfloat16_is_fitted_in_float32_and_rounded_once(
     model_config: Callable[..., ModelConfig], resident: Residents
 ) -> None:

@@ -97,16 +97,6 @@ def with_widths(edit: RepairedEdit, widths: tuple[int, ...]) -> RepairedEdit:
     return replace(edit, base=replace(base_of(edit), widths=widths), recipe=recipe)
 
 
-@pytest.mark.parametrize(("family", "kind"), [("deepseek_v2", "prune"), ("ernie4_5_moe", "both")])
-def test_exports(family: str, kind: str, resident: Residents, tmp_path: Path) -> None:
-    model = resident(family)
-    edit = repaired(model, kind, "local")
-    found = export_model(model, edit, tmp_path / "repaired", CARD)
-    assert found.agreement.holds
-    assert (found.form, found.parameters) == plain_form(model, base_of(edit))
-    assert (found.experts, found.active) == (base_of(edit).retained, 2)
-
-
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss", "nemotron_h"])
 def test_narrower_experts_are_stock_where_a_config_can_say_so(family: str, resident: Residents, tmp_path: Path) -> None:
     model = resident(family)

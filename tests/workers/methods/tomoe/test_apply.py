@@ -183,22 +183,14 @@ def test_the_hash_is_of_all_that_matters() -> None:
     edit = masked(heads=head_masks())
     assert edit.heads is not None
     same = ToMoeEdit(edit.kept.copy(), edit.router + 0, edit.directions, head_masks())
-    flipped = edit.heads.pairs.copy()
-    flipped[0] = ~flipped[0]
+    heads = edit.heads
     others = (
         replace(edit, heads=None),
         replace(edit, kept=edit.kept[:, ::-1]),
-        replace(edit, router=edit.router * 2),
-        replace(edit, directions=edit.directions * 2),
+        *(replace(edit, **{name: getattr(edit, name) * 2}) for name in ("router", "directions")),
         *(
-            replace(edit, heads=replace(edit.heads, **{name: value}))
-            for name, value in {
-                "pairs": flipped,
-                "active": edit.heads.active[::-1],
-                "value_bias": edit.heads.value_bias * 2,
-                "value_router": edit.heads.value_router * 2,
-                "directions": edit.heads.directions * 2,
-            }.items()
+            replace(edit, heads=replace(heads, **{name: getattr(heads, name)[::-1]}))
+            for name in ("pairs", "active", "value_bias", "value_router", "directions")
         ),
     )
     assert same.phenotype_hash == edit.phenotype_hash
