@@ -36,7 +36,7 @@ DIFFERENT = (
     "deepseek_v2",
     "deepseek_v3-grouped",
     "gpt_oss",
-    "granitemoehybrid",
+    "granitemoeshared",
     "ernie4_5_moe",
     "lfm2_moe",
     "nemotron_h",
