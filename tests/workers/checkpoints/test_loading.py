@@ -16,7 +16,6 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.loading import load_model, own_dtype
-from moevolve.workers.contract.facts import active_parameters, parameters_after
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.layers import check_router, find_moe_layers
 from moevolve.workers.model.describe import describe_model
@@ -40,29 +39,6 @@ def test_loads_for_inference(family: str, model_config: Configs, tokens: Tensor)
     assert {parameter.dtype for parameter in matrices.values()} == {torch.bfloat16}
     assert (model.config._experts_implementation, model.config._attn_implementation) == ("eager", "eager")
     assert tokenizer("the quick brown fox")["input_ids"]
-
-
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-def test_layout_and_facts(family: str, model_config: Configs, checkpoint: Checkpoints) -> None:
-    facts = describe_model(model_config(family))
-    model, _ = load_model(model_config(family))
-    layers = find_moe_layers(model, family)
-    assert facts.family == family
-    assert (
-        facts.moe_layers == tuple(layer.index for layer in layers) == ((0, 2) if family == "qwen2_moe" else (0, 1, 2))
-    )
-    assert (facts.experts, facts.active, facts.dtype_bytes) == (6, 2, 4)
-    assert facts.renormalise is (family in ("mixtral", "qwen3_moe"))
-    assert all(layer.renormalise is facts.renormalise for layer in layers)
-    stored = sum(p.numel() for p in model.parameters())
-    assert facts.parameters == stored
-    assert facts.expert_parameters == 3 * 24 * 32
-    assert facts.router_parameters_per_expert == 32
-    assert parameters_after(facts, 6) == stored
-    assert parameters_after(facts, 4) == stored - 2 * len(layers) * (3 * 24 * 32 + 32)
-    assert parameters_after(facts, 4, native=True) == stored - 2 * len(layers) * 3 * 24 * 32 + len(layers) * 4 * 6
-    assert active_parameters(facts, 4, 2) == parameters_after(facts, 4) - len(layers) * 2 * 3 * 24 * 32
-    assert active_parameters(facts, 4, 4) == parameters_after(facts, 4)
 
 
 def test_describing_loads_no_weights(checkpoint: Checkpoints, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,15 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from edit_checks import Found, assert_same_elsewhere, computed
+from edit_checks import Found
 from family_samples import edit_of_kind
 from live_bytes import LiveBytes
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints import shards
 from moevolve.workers.contract.card import Agreement, ExportCard, ExportError, ExportScore
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.methods import Blueprint
@@ -47,29 +44,6 @@ CARD = ExportCard(
     lineage=("trial#9 (swap)", "trial#3 (random)"),
     scores=(ExportScore("rte", "dev", 0.75, 200, 0.69, 0.81), ExportScore("rte", "search", 0.8, 300)),
 )
-
-
-def test_large_exports_are_sharded(
-    model_config: Configs,
-    make_edit: Edits,
-    tokens: Tensor,
-    outsider: Outsider,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(shards, "MAX_SHARD_BYTES", 20_000)
-    resident, expected = ResidentModel.load(model_config("mixtral")), {}
-    for kind, form in (("both", "native"),):
-        edit, directory = make_edit("mixtral", kind, retained=5), tmp_path / f"{kind}-{form}"
-        expected[directory] = computed(resident, edit, tokens)
-        report = export_model(resident, edit, directory, CARD)
-        files = sorted(file.name for file in report.directory.glob("*.safetensors"))
-        assert len(files) > 4 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
-        index = json.loads((report.directory / "model.safetensors.index.json").read_text())
-        assert sorted(set(index["weight_map"].values())) == files
-        with safe_open(report.directory / files[-1], "pt") as file:
-            assert file.metadata() == {"format": "pt"}
-    assert_same_elsewhere(expected, outsider(list(expected), tokens))
 
 
 def test_the_card_tells_where_the_model_comes_from(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:

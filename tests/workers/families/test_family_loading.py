@@ -50,21 +50,6 @@ def test_layout_and_facts(variant: str, model_config: Configs) -> None:
     assert active_parameters(facts, 4, 2) == parameters_after(facts, 4) - depth * 2 * sample.expert_parameters
 
 
-def test_routing_rules_and_notes(model_config: Configs) -> None:
-    v3, v2 = describe_model(model_config("deepseek_v3-grouped")), describe_model(model_config("deepseek_v2-grouped"))
-    assert (v3.rule.groups.count, v3.rule.groups.chosen, v3.rule.groups.best, v3.rule.scale) == (2, 1, 2, 2.5)
-    assert (v2.rule.groups.count, v2.rule.groups.chosen, v2.rule.groups.best, v2.rule.scale) == (4, 2, 1, 1.5)
-    assert describe_model(model_config("deepseek_v3-unscaled")).rule.groups.count == 1
-    assert describe_model(model_config("deepseek_v2")).rule.groups.count == 1
-    assert v3.notes == (
-        "experts are scored by sigmoids and chosen with a correction bias",
-        "a token chooses from 1 of 2 groups of experts: every group keeps as many",
-        "1 of 3 layers are dense",
-        "a shared expert beside the routed ones stays, and repairs fit its output projection",
-    )
-    assert describe_model(model_config("gpt_oss")).notes == ("the top-k is taken of the logits, before the softmax",)
-
-
 def _change(directory: Path, **settings: Any) -> ModelConfig:
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))

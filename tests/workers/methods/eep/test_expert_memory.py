@@ -11,7 +11,6 @@ import pytest
 import torch
 from edit_checks import logits
 from family_samples import edit_of_kind
-from real_size.meter import MeteredDevice
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,15 +21,13 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep import expert_memory
-from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, kept_layers
+from moevolve.workers.methods.eep.expert_memory import kept_layers
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
 LAYER = 6 * 3 * 32 * 24 * 4
 """Bytes of all experts of one of the three layers."""
-LENT = 512 * 512 * 4
-"""Bytes of an expert's matrix."""
 
 
 class CountingReads(TorchDispatchMode):
@@ -171,28 +168,6 @@ def test_what_was_free_and_is_not_makes_layers_take_turns(
     monkeypatch.setattr(expert_memory.ExpertSpec, "allocate", short)
     for _ in range(3):
         assert torch.equal(logits(model, IdentityEdit(), tokens), expected)
-
-
-class Layer:
-    """A memory user that holds its tensors, as a module does."""
-
-    def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
-        self.tensors: dict[str, Tensor] = {}
-
-    def evict(self) -> None:
-        self.tensors = {}
-
-
-def test_a_layer_gives_back_what_it_was_lent_before_it_gets_memory_of_its_own() -> None:
-    large, small = (ExpertSpec({"down_proj": (count, 512, 512)}, torch.float32, None) for count in (7, 4))
-    with MeteredDevice(13 * LENT).installed() as device:
-        found = ExpertMemory(torch.device("cuda"), 2, 0)
-        layers = Layer(0), Layer(1)
-        layers[1].tensors = found.load(layers[1], large)
-        for layer in layers:
-            layer.tensors = found.load(layer, small)
-        assert device.live == found.nbytes == 8 * LENT
 
 
 def test_how_many_layers_keep_theirs() -> None:

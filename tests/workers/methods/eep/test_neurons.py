@@ -11,13 +11,11 @@ import pytest
 import torch
 from edit_checks import Residents, digest, logits
 from family_samples import edit_of_kind
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons, top_exclusive
+from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 
@@ -104,25 +102,6 @@ def test_a_kept_expert_without_tokens_takes_the_first_neurons_and_as_many_as_the
         shared = choose_neurons(neurons, hidden, original, edited, 2, WIDTH, NeuronRecipe(shared=True), 1 << 30)
     assert shared[1].tolist() == list(range(WIDTH)) and shared[0].tolist() == apart[0].tolist()
     assert not set(apart[0].tolist()) & set(apart[1].tolist()) and apart.shape == (2, WIDTH)
-
-
-@settings(max_examples=80, deadline=None)
-@given(data=st.data())
-def test_no_neuron_is_assigned_to_two_kept_experts(data: st.DataObject) -> None:
-    retained, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
-    neurons = data.draw(st.integers(retained * width, 20))
-    values = data.draw(st.lists(st.integers(0, 5), min_size=retained * neurons, max_size=retained * neurons))
-    importance = torch.tensor(values, dtype=torch.float64).view(retained, neurons)
-    found = top_exclusive(importance, width)
-    assert found.shape == (retained, width) and len(set(found.flatten().tolist())) == retained * width
-    assert torch.equal(found, found.sort(dim=1).values)
-    owners = {neuron: kept for kept, row in enumerate(found.tolist()) for neuron in row}
-    for kept, row in enumerate(found.tolist()):
-        worst = min(float(importance[kept, neuron]) for neuron in row)
-        for neuron in range(neurons):
-            if owners.get(neuron) != kept and importance[kept, neuron] > worst:
-                # A more important neuron went to a kept expert for which it is as important.
-                assert neuron in owners and importance[owners[neuron], neuron] >= importance[kept, neuron]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

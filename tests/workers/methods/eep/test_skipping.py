@@ -21,7 +21,6 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.router import EditableRouter
 from moevolve.workers.methods.eep.skipping import RatioHistogram
-from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.model.resident import ResidentModel
 
 Edits = Callable[..., EepEdit]
@@ -105,13 +104,3 @@ def test_the_median_of_any_weights(pairs: list[tuple[float, float]]) -> None:
         ratios.add(part)
     expected = [min(max(b / a, 0.0), 1.0) if a > 0 else 0.0 for a, b in weights.double().tolist()]
     assert abs(ratios.median() - np.median(expected)) <= WITHIN
-
-
-def test_batches_hold_every_token_once() -> None:
-    rows = sample_rows(3, (3, 70, 5, 5, 1, 4100, 64))
-    found = np.zeros(len(rows.tokens), dtype=np.int64)
-    for batch in padded_batches(rows.sequences, torch.device("cpu")):
-        assert batch.ids.numel() <= 4096 or len(batch.ids) == 1
-        np.testing.assert_array_equal(batch.ids.flatten()[batch.real].numpy(), rows.tokens[batch.places.numpy()])
-        found[batch.places.numpy()] += 1
-    assert (found == 1).all()

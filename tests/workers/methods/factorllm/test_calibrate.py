@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import number_by_first
-from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm, nearest_experts
+from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
 
 RECIPE = FactorLlmRecipe(
@@ -86,15 +86,6 @@ def test_routers_are_the_ridge_regression_of_the_nearest_experts(
             expected = columns @ solution
             spread = np.sqrt((expected.var(axis=0) if bias else (expected**2).mean(axis=0)).mean())
             np.testing.assert_allclose(logits.T, expected / spread, rtol=0, atol=2e-3)
-
-
-def test_labels_take_the_scale_of_outputs_into_account() -> None:
-    # The whole output is 4; experts give 1, 3, 0 and 0: the second is nearest, then the first.
-    activations, down = torch.tensor([[1.0, 3.0, 0.0, 0.0]]), torch.ones(1, 4)
-    recipe = replace(RECIPE, experts=4, active=1)
-    assert nearest_experts(activations, down, recipe).tolist() == [[0, 1, 0, 0]]
-    # Four times as large they are 4, 12, 0 and 0: the first is nearest.
-    assert nearest_experts(activations, down, replace(recipe, output_scale=4.0)).tolist() == [[1, 0, 0, 0]]
 
 
 def test_directions_vary_by_one_and_are_uncorrelated(resident: Any) -> None:

@@ -138,9 +138,3 @@ def test_a_fit_takes_no_more_memory_than_it_says(tokens: int, widths: tuple[int,
     case = problem(8, tokens, widths, hidden, 0.6)
     stated = fit_bytes(sum(widths), tokens, hidden)
     assert 0.4 * stated < peak_of(case, (0.01, 0.1, 1.0)) <= stated
-
-
-def test_features_are_kept_where_there_is_room() -> None:
-    for tokens, memory in ((90, MEMORY), (30, MEMORY), (30, math.ceil(fit_bytes(40, 30, 3) * 8 / 7) + 8)):
-        fit = problem(6, tokens, (40,), 3, 1.0).fit((0.1,), memory)
-        assert fit is not None and len(fit.blocks) == (memory == MEMORY)

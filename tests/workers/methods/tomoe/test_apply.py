@@ -165,20 +165,6 @@ def test_edits_of_other_models_are_refused(resident: Any) -> None:
         resident("mixtral").apply(edit)
 
 
-def test_arrays_that_disagree_are_refused() -> None:
-    edit, heads = masked(), head_masks()
-    uneven = edit.kept.copy()
-    uneven[0, 0] = True
-    with pytest.raises(UserError, match="equally many"):
-        replace(edit, kept=uneven)
-    with pytest.raises(UserError, match="disagree"):
-        replace(edit, router=edit.router[:, :2])
-    with pytest.raises(UserError, match="pairs has shape"):
-        replace(heads, pairs=heads.pairs[:, :2])
-    with pytest.raises(UserError, match="1 to 8 values"):
-        replace(heads, active=np.array([0, 8, 8]))
-
-
 def test_the_hash_is_of_all_that_matters() -> None:
     edit = masked(heads=head_masks())
     assert edit.heads is not None
