@@ -45,7 +45,7 @@ class PlainBlock(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         weights = {name.removesuffix("weight"): each for name, each in self.original.named_parameters()}
-        names = ("gate.", "router.", "gate.wg.", "router.gate.", "router.proj.")
+        names = ("gate.", "router.", "gate.wg.", "router.gate.", "router.proj.", "chooser.")
         found = [weights[name] for name in names if name in weights]
         assert len(found) == 1
         return found[0].double() @ hidden
