@@ -274,6 +274,8 @@ class Sample:
 
 _EXPERT = 3 * 24 * 32
 SAMPLES = {
+    "mixtral": Sample("mixtral", 6, (0, 1, 2), _EXPERT, 32, rescales=True, folds=True),
+    "qwen2_moe": Sample("qwen2_moe", 6, (0, 2), _EXPERT, 32, rescales=False, folds=False),
     "deepseek_v2": Sample("deepseek_v2", 6, (1, 2), _EXPERT, 32, rescales=False, folds=False),
     "deepseek_v2-grouped": Sample("deepseek_v2", 8, (1, 2), _EXPERT, 32, rescales=False, folds=False),
     "deepseek_v3": Sample("deepseek_v3", 6, (1, 2), _EXPERT, 32, rescales=True, folds=True),

@@ -1,4 +1,4 @@
-"""Edits on DeepSeek-V2 and -V3, GLM-4-MoE and GPT-OSS against their equations and physically smaller models."""
+"""Edits on Mixtral, Qwen2-MoE, DeepSeek-V2 and -V3, GLM-4-MoE and GPT-OSS against their equations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_edited_logits_are_those_of_the_equations(
     assert torch.equal(logits(resident(variant), IdentityEdit(), tokens), stock)
 
 
-@pytest.mark.parametrize("variant", ["deepseek_v2-grouped", "deepseek_v3-grouped", "gpt_oss"])
+@pytest.mark.parametrize("variant", ["mixtral", "deepseek_v2-grouped", "deepseek_v3-grouped", "gpt_oss"])
 def test_numbers_retained_and_active(
     variant: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
 ) -> None:

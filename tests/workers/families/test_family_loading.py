@@ -1,4 +1,4 @@
-"""Layout and facts of DeepSeek-V2 and -V3, GLM-4-MoE and GPT-OSS, and loading of their quantised checkpoints."""
+"""Layout and facts of families of every kind of router, and what can't be loaded of them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Edits on resident models against plain equations, physically smaller models, and the unedited model."""
+"""Edits of experts: memory, implementations and hashes. Their equations are in test_family_edits."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,49 +12,9 @@ from edit_checks import Residents, addresses, assert_close, logits
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit, one_hot_layers
 
-Checkpoints = Callable[[str], Path]
-Configs = Callable[..., ModelConfig]
 Edits = Callable[..., EepEdit]
-PlainLogits = Callable[..., Tensor]
-
-FAMILIES = ("mixtral", "qwen2_moe")
-"""One whose routing weights are rescaled, and one whose aren't; Qwen3-MoE and OLMoE are routed like them."""
-
-
-@pytest.mark.parametrize(("family", "kind"), [*itertools.product(FAMILIES, ("crossed", "mixed")), ("olmoe", "both")])
-@pytest.mark.parametrize("space", ["probs", "logits"])
-def test_edited_logits_are_the_papers(
-    family: str,
-    kind: str,
-    space: str,
-    resident: Residents,
-    make_edit: Edits,
-    plain_logits: PlainLogits,
-    checkpoint: Checkpoints,
-    tokens: Tensor,
-) -> None:
-    edit = make_edit(family, kind, space=space)
-    assert_close(logits(resident(family), edit, tokens), plain_logits(checkpoint(family), edit, tokens))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("retained", "active"), [(6, 1), (3, 3), (1, 1)])
-def test_any_number_retained_and_active(
-    family: str,
-    retained: int,
-    active: int,
-    resident: Residents,
-    make_edit: Edits,
-    plain_logits: PlainLogits,
-    checkpoint: Checkpoints,
-    tokens: Tensor,
-) -> None:
-    for kind in ("prune", "both"):
-        edit = make_edit(family, kind, retained, active)
-        assert_close(logits(resident(family), edit, tokens), plain_logits(checkpoint(family), edit, tokens))
 
 
 def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(resident: Residents, make_edit: Edits) -> None:
