@@ -1,4 +1,4 @@
-"""Exports of DeepSeek-V2 and -V3, GLM-4-MoE and GPT-OSS are exact, and stock if the family can express the edit."""
+"""Exports of families with every kind of router are exact, and stock if the family can express the edit."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
+from moevolve.workers.families.base import ExpertFamily
+from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
@@ -32,12 +34,17 @@ CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial
 
 
 KINDS = {
+    "mixtral": ("prune", "mixed", "logits"),
+    "qwen2_moe": ("mixed", "merged"),
     "deepseek_v2-grouped": ("prune", "logits"),
     "deepseek_v3-grouped": ("prune", "mixed"),
     "deepseek_v3-unscaled": ("prune",),
     "gpt_oss": ("merged", "full"),
 }
 """Edits by variant. The others are like those that have groups, without them."""
+
+
+EXPERT_FIELDS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def cases(variant: str) -> dict[str, Edit]:
@@ -65,10 +72,11 @@ def export_all(variant: str, config: ModelConfig, tokens: Tensor, folder: Path) 
         assert report.parameters == parameters_after(facts, retained, native=report.form == "native")
         assert report.agreement.holds
         settings = json.loads((directory / "config.json").read_text())
-        field = "num_local_experts" if variant == "gpt_oss" else "n_routed_experts"
-        assert settings[field] == retained
+        family = FAMILIES[sample.model_type]
+        assert isinstance(family, ExpertFamily) and settings[family.experts_field] == retained
+        assert {settings[name] for name in EXPERT_FIELDS if name in settings} == {retained}
         assert settings["num_experts_per_tok"] == (edit.active if isinstance(edit, EepEdit) else 2)
-        assert "num_experts" not in settings and settings.get("num_nextn_predict_layers", 0) == 0
+        assert settings.get("num_nextn_predict_layers", 0) == 0
         # Groups that limit nothing become one, so that 4 experts need not be divisible by three.
         limited = {"deepseek_v3-grouped": (2, 1), "deepseek_v3-unscaled": (1, 1)}.get(variant)
         assert limited is None or (settings["n_group"], settings["topk_group"]) == limited

@@ -10,18 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from edit_checks import Computed, Found, assert_same_elsewhere, computed
 from family_samples import edit_of_kind, sample_rows
 from repair_samples import rows_of, sequences_of
-from safetensors.torch import load_file
 from torch import Tensor
 
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.checkpoints.native import import_native
 from moevolve.workers.contract.card import ExportCard
-from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.measuring import analyse_usage
@@ -29,7 +25,6 @@ from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.export import form_obstacle
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
-from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import model_costs
 
@@ -37,48 +32,7 @@ Configs = Callable[..., ModelConfig]
 Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 
-KINDS = {"mixtral": ("prune", "mixed", "logits"), "qwen2_moe": ("both", "merged")}
-"""Edits by family; other families' routing is like that of one of them, or tried in test_family_exports."""
 CARD = ExportCard(title="A small model", base_model="someone/base", base_fingerprint="f00d")
-
-
-def export_all(
-    family: str, model_config: Configs, make_edit: Edits, tokens: Tensor, folder: Path
-) -> dict[Path, Computed]:
-    """Export every kind of edit of one family: directories by name, with what the edited resident computes."""
-    resident = ResidentModel.load(model_config(family))
-    facts = describe_model(model_config(family))
-    form = "stock" if facts.renormalise else "native"
-    cases = {
-        f"prune-{form}": make_edit(family, "prune"),
-        "both-native": make_edit(family, "both", active=1),
-        f"merged-{form}": make_edit(family, "merged", active=1),
-        "mixed-native": make_edit(family, "mixed"),
-        "logits-stock": make_edit(family, "both", retained=3, active=3, space="logits"),
-    }
-    expected: dict[Path, Computed] = {}
-    for name, edit in cases.items():
-        if name.split("-")[0] not in KINDS[family]:
-            continue
-        directory = folder / f"{family}-{name}"
-        expected[directory] = computed(resident, edit, tokens)
-        report = export_model(resident, edit, directory, CARD)
-        assert report.form == name.split("-")[1]
-        assert report.parameters == parameters_after(facts, edit.retained, native=report.form == "native")
-        assert report.agreement.holds
-        assert report.agreement.positions > 50
-        assert isinstance(resident.applied, IdentityEdit)
-    return expected
-
-
-def test_exports_load_and_agree_without_moevolve(
-    model_config: Configs, make_edit: Edits, tokens: Tensor, outsider: Outsider, tmp_path: Path
-) -> None:
-    expected: dict[Path, Computed] = {}
-    for family in KINDS:
-        expected |= export_all(family, model_config, make_edit, tokens, tmp_path)
-    found = outsider(list(expected), tokens)
-    assert_same_elsewhere(expected, found)
 
 
 def test_a_native_export_never_loads_as_something_else(model_config: Configs, make_edit: Edits, tmp_path: Path) -> None:
@@ -89,17 +43,6 @@ def test_a_native_export_never_loads_as_something_else(model_config: Configs, ma
     assert report.form == "native" and report.agreement.holds, "it can be asked for"
     with pytest.raises(ValueError, match="trust_remote_code"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False)
-
-
-@pytest.mark.parametrize(("settings", "kind"), [({"dtype": "bfloat16"}, "both"), ({"originals": "host"}, "prune")])
-def test_exports_from_other_residents(
-    settings: dict[str, str], kind: str, model_config: Configs, make_edit: Edits, tmp_path: Path
-) -> None:
-    report = export_model(model_config("olmoe", **settings), make_edit("olmoe", kind), tmp_path / "out", CARD)
-    assert report.agreement.holds
-    for name, tensor in load_file(report.directory / "model.safetensors").items():
-        wide = name.endswith("router_mapping") or settings.get("dtype") is None
-        assert tensor.dtype == (torch.float32 if wide else torch.bfloat16), name
 
 
 def test_forms() -> None:
