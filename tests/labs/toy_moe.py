@@ -21,10 +21,12 @@ SCALE = 1.5
 
 
 class ToyConfig(MixtralConfig):
-    """Counts the experts once more, as text."""
+    """Counts the experts once more, as text; the other fields are for `plain_families`."""
 
     model_type = "toy_moe"
     chosen: str = ""
+    norm_topk_prob: bool = False
+    moe_routed_scaling_factor: float = SCALE
 
 
 class ToyTopKRouter(MixtralTopKRouter):

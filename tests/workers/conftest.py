@@ -1,20 +1,17 @@
-"""Tiny random checkpoints of every family, and a plain reference implementation of edited MoE blocks."""
+"""Tiny random checkpoints of every family, and models and edits on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from edit_checks import Residents
 from family_samples import COMMON, edit_of_kind, randomise
 from family_samples import SETTINGS as MORE_SETTINGS
-from numpy.typing import NDArray
+from plain_families import plain_family_logits
 from tiny_models import word_tokenizer
 from torch import Tensor, nn
 
@@ -97,108 +94,10 @@ def tokens() -> Tensor:
     return torch.randint(0, VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(3))
 
 
-class PlainMoE(nn.Module):
-    """An edited MoE block straight from the paper's equations: one token, one expert at a time, in float64."""
-
-    def __init__(
-        self,
-        block: Any,
-        mapping: NDArray[np.float32],
-        merging: NDArray[np.float32],
-        edit: EepEdit,
-        rescale: bool,
-        skip_below: float | None,
-    ) -> None:
-        super().__init__()
-        self.original = block
-        self.mapping = torch.tensor(mapping, dtype=torch.float64)
-        coefficients = torch.tensor(merging, dtype=torch.float64)
-        self.gate_up = torch.einsum("ij,jab->iab", coefficients, block.experts.gate_up_proj.double())
-        self.down = torch.einsum("ij,jab->iab", coefficients, block.experts.down_proj.double())
-        self.edit, self.rescale, self.skip_below = edit, rescale, skip_below
-        self.ratios: list[float] = []
-
-    def token(self, hidden: Tensor) -> Tensor:
-        logits = self.original.gate.weight.double() @ hidden
-        if self.edit.router_space == "logits":
-            scores = torch.softmax(self.mapping @ logits, dim=0)
-        else:
-            scores = self.mapping @ torch.softmax(logits, dim=0)
-        chosen = torch.argsort(scores, descending=True)[: self.edit.active]
-        if self.edit.active == 2:
-            first, second = (float(each) for each in scores[chosen])
-            self.ratios.append(min(max(second / first, 0.0), 1.0) if first > 0 else 0.0)
-        if self.skip_below is not None and scores[chosen[1]] < self.skip_below * scores[chosen[0]]:
-            chosen = chosen[:1]
-        weights = scores[chosen]
-        if self.rescale:
-            weights = weights / weights.sum() if weights.sum() > 1e-6 else torch.full_like(weights, 1 / len(weights))
-        total = torch.zeros_like(hidden)
-        for weight, expert in zip(weights, chosen, strict=True):
-            gate, up = (self.gate_up[expert] @ hidden).chunk(2)
-            total += weight * (self.down[expert] @ (torch.nn.functional.silu(gate) * up))
-        return total
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-        out = torch.stack([self.token(row.double()) for row in flat]).to(flat.dtype)
-        if hasattr(self.original, "shared_expert"):
-            share = torch.sigmoid(self.original.shared_expert_gate(flat))
-            out = out + share * self.original.shared_expert(flat)
-        return out.reshape(hidden_states.shape)
-
-
-Logits = Callable[..., Tensor]
-
-
-@lru_cache(maxsize=2)
-def loaded_plain(directory: Path) -> tuple[Any, list[tuple[Any, Any]]]:
-    """A checkpoint, and its MoE layers with their blocks."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory).eval()
-    return model, [(layer, layer.mlp) for layer in model.model.layers if hasattr(layer.mlp, "experts")]
-
-
-def plain_model(
-    directory: Path, edit: EepEdit, thresholds: Sequence[float] | None = None
-) -> tuple[Any, list[PlainMoE]]:
-    """A checkpoint with `PlainMoE` blocks until it is asked for again; returns the model and the blocks."""
-    model, sparse = loaded_plain(directory)
-    rescale = bool(getattr(model.config, "norm_topk_prob", True))
-    blocks = []
-    for i, (layer, block) in enumerate(sparse):
-        skip = None if thresholds is None else float(thresholds[i])
-        own = replace(edit, active=edit.active_by_layer[i])
-        layer.mlp = PlainMoE(block, edit.router_mapping[i], edit.expert_merging[i], own, rescale, skip)
-        blocks.append(layer.mlp)
-    return model, blocks
-
-
 @pytest.fixture(scope="session")
-def plain_logits() -> Logits:
-    """Compute the logits of an edited checkpoint with `PlainMoE` blocks and given thresholds of dynamic skipping."""
-
-    @torch.no_grad()
-    def compute(directory: Path, edit: EepEdit, ids: Tensor, thresholds: Sequence[float] | None = None) -> Tensor:
-        return plain_model(directory, edit, thresholds)[0](ids).logits
-
-    return compute
-
-
-@pytest.fixture(scope="session")
-def plain_thresholds() -> Callable[[Path, EepEdit], list[float]]:
-    """Compute NAEE's thresholds (Sec. 3.3), the medians of all ratios, of an edited checkpoint in float64."""
-
-    @torch.no_grad()
-    def compute(directory: Path, edit: EepEdit) -> list[float]:
-        assert edit.skip_rows is not None
-        model, blocks = plain_model(directory, edit)
-        for tokens in edit.skip_rows.sequences:
-            model(torch.tensor([tokens]))
-        return [float(np.median(block.ratios)) for block in blocks]
-
-    return compute
+def plain_logits() -> Callable[..., Tensor]:
+    """See `plain_family_logits`."""
+    return plain_family_logits
 
 
 @pytest.fixture(scope="session")

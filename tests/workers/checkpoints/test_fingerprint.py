@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints import fingerprint
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint, pinned_revision
 from moevolve.workers.contract.settings import ModelConfig
 
@@ -34,7 +36,15 @@ def change(file: Path, **settings: Any) -> None:
     file.write_text(json.dumps(content | settings))
 
 
+def change_a_weight(at: Path) -> None:
+    weights = load_file(at / "model.safetensors")
+    weights["model.norm.weight"][-1] += 1
+    save_file(weights, at / "model.safetensors", metadata={"format": "pt"})
+
+
 EDITS: dict[str, Callable[[Path], None]] = {
+    "a weight": change_a_weight,
+    "architecture": lambda at: change(at / "config.json", num_experts_per_tok=1),
     "end token": lambda at: change(at / "generation_config.json", eos_token_id=[2, 5]),
     "no generation config": lambda at: (at / "generation_config.json").unlink(),
     "normaliser": lambda at: change(at / "tokenizer.json", normalizer={"type": "Lowercase"}),
@@ -53,6 +63,14 @@ def test_whatever_can_change_a_score_changes_it(folder: Path, edit: str) -> None
     before = of(folder)
     EDITS[edit](folder)
     assert of(folder) != before
+
+
+def test_of_large_files_the_edges_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = of(folder)
+    monkeypatch.setattr(fingerprint, "WHOLE_HASH_LIMIT", 0)
+    edges = of(folder)
+    change_a_weight(folder)
+    assert len({whole, edges, of(folder)}) == 3
 
 
 def test_what_a_file_says_counts_not_how_it_is_written(folder: Path) -> None:

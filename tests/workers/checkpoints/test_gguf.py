@@ -42,19 +42,19 @@ def write(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_pa
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_every_architecture_loads_its_numbers(family: str, write: Write) -> None:
-    same_numbers(*write(family))
+    same_numbers(*write(family), dtypes=("float32",))
 
 
-@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q4_0, Type.Q4_K])
+@pytest.mark.parametrize("kind", [Type.F16, Type.Q4_K])
 def test_other_types(kind: Type, write: Write) -> None:
     settings = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2} if kind == Type.Q4_K else {}
-    same_numbers(*write("qwen3_moe", kind, **settings))
+    same_numbers(*write("qwen3_moe", kind, **settings), dtypes=("bfloat16",))
 
 
 def test_a_model_in_several_files(write: Write) -> None:
     packed, plain = write("qwen3_moe", files=3)
     assert len(gguf_parts(Path(packed.path))) == 3
-    same_numbers(packed, plain)
+    same_numbers(packed, plain, dtypes=("float32",))
     last = packed.path.replace("00001-of", "00003-of")
     assert model_fingerprint(replace(packed, path=last)) == model_fingerprint(packed)
     Path(last).unlink()
@@ -65,7 +65,7 @@ def test_a_model_in_several_files(write: Write) -> None:
 ALONE = {"vocab_size": 260, "pad_token_id": None, "bos_token_id": None, "eos_token_id": 259}
 
 
-@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["olmoe", "qwen2_moe"])
 def test_a_file_alone_is_a_checkpoint(family: str, tiny_model: MakeModel, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

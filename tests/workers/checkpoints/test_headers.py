@@ -56,62 +56,39 @@ def edited_header(file: Path, change: Callable[[dict[str, dict[str, object]]], o
     file.write_bytes(struct.pack("<Q", len(encoded)) + encoded + content[8 + size :])
 
 
-def shape_of_half(folder: Path) -> None:
-    edited_header(folder / "a.safetensors", lambda header: header["half"].update(shape=[2, 4]))
-
-
-def dtype_of_half(folder: Path) -> None:
-    edited_header(folder / "a.safetensors", lambda header: header["half"].update(dtype="BF12"))
-
-
-def no_offsets(folder: Path) -> None:
-    edited_header(folder / "a.safetensors", lambda header: header["half"].pop("data_offsets"))
-
-
-def shortened(folder: Path) -> None:
-    file = folder / "b.safetensors"
-    file.write_bytes(file.read_bytes()[:-3])
-
-
-def within_the_header(folder: Path) -> None:
-    file = folder / "b.safetensors"
-    file.write_bytes(file.read_bytes()[:30])
-
-
-def no_file(folder: Path) -> None:
-    (folder / "b.safetensors").unlink()
-
-
-def other_file(folder: Path) -> None:
+def edited_index(folder: Path, change: Callable[[dict[str, dict[str, str]]], object]) -> None:
     index = json.loads((folder / INDEX).read_text())
-    index["weight_map"]["half"] = "b.safetensors"
+    change(index)
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def no_weight_map(folder: Path) -> None:
-    (folder / INDEX).write_text("{}")
+def shortened(file: Path, end: int) -> None:
+    file.write_bytes(file.read_bytes()[:end])
 
 
-def twice(folder: Path) -> None:
-    save_file({"half": TENSORS["half"], "whole": TENSORS["whole"]}, folder / "a.safetensors")
+FIRST, SECOND = "a.safetensors", "b.safetensors"
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    r"tensor half takes 12 bytes, and its shape \[2, 4\] of BF16 takes 16": lambda at: edited_header(
+        at / FIRST, lambda header: header["half"].update(shape=[2, 4])
+    ),
+    "half is of dtype BF12": lambda at: edited_header(at / FIRST, lambda header: header["half"].update(dtype="BF12")),
+    "the entry of tensor half in its header is invalid": lambda at: edited_header(
+        at / FIRST, lambda header: header["half"].pop("data_offsets")
+    ),
+    r"b.safetensors ends early: tensor \w+ goes up to byte \d+, the file": lambda at: shortened(at / SECOND, -3),
+    "b.safetensors has no valid safetensors header": lambda at: shortened(at / SECOND, 30),
+    "index.json names b.safetensors, and there is no such file": lambda at: (at / SECOND).unlink(),
+    "says that tensor half is in b.safetensors, and it isn't": lambda at: edited_index(
+        at, lambda index: index["weight_map"].update(half=SECOND)
+    ),
+    "no valid weight_map": lambda at: edited_index(at, dict.clear),
+    "tensor whole is both in": lambda at: save_file({name: TENSORS[name] for name in ("half", "whole")}, at / FIRST),
+}
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (shape_of_half, r"tensor half takes 12 bytes, and its shape \[2, 4\] of BF16 takes 16"),
-        (dtype_of_half, "half is of dtype BF12"),
-        (no_offsets, "the entry of tensor half in its header is invalid"),
-        (shortened, r"b.safetensors ends early: tensor \w+ goes up to byte \d+, the file has \d+"),
-        (within_the_header, "b.safetensors has no valid safetensors header"),
-        (no_file, "index.json names b.safetensors, and there is no such file"),
-        (other_file, "says that tensor half is in b.safetensors, and it isn't"),
-        (no_weight_map, "no valid weight_map"),
-        (twice, "tensor whole is both in"),
-    ],
-)
-def test_a_fault_is_named_in_one_line(sharded: Path, damage: Callable[[Path], None], message: str) -> None:
-    damage(sharded)
+@pytest.mark.parametrize("message", DAMAGES)
+def test_a_fault_is_named_in_one_line(sharded: Path, message: str) -> None:
+    DAMAGES[message](sharded)
     with pytest.raises(UserError, match=message) as caught:
         stored_tensors(sharded)
     assert "\n" not in str(caught.value)

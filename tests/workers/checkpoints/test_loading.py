@@ -15,13 +15,9 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints import fingerprint
-from moevolve.workers.checkpoints.fingerprint import model_fingerprint
 from moevolve.workers.checkpoints.loading import load_model, own_dtype
-from moevolve.workers.contract.facts import active_parameters, parameters_after
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.layers import check_router, find_moe_layers
-from moevolve.workers.families.registry import FAMILIES, expert_family
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.outline import outline_model
@@ -30,7 +26,7 @@ Checkpoints = Callable[[str], Path]
 Configs = Callable[..., ModelConfig]
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if expert_family(name)])
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "hunyuan_v1_moe", "qwen3_next", "gpt_oss"])
 def test_loads_for_inference(family: str, model_config: Configs, tokens: Tensor) -> None:
     config = model_config(family, dtype="bfloat16", experts_implementation="eager", attn_implementation="eager")
     model, tokenizer = load_model(config)
@@ -45,56 +41,10 @@ def test_loads_for_inference(family: str, model_config: Configs, tokens: Tensor)
     assert tokenizer("the quick brown fox")["input_ids"]
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
-def test_layout_and_facts(family: str, model_config: Configs, checkpoint: Checkpoints) -> None:
-    facts = describe_model(model_config(family))
-    model, _ = load_model(model_config(family))
-    layers = find_moe_layers(model, family)
-    assert facts.family == family
-    assert (
-        facts.moe_layers == tuple(layer.index for layer in layers) == ((0, 2) if family == "qwen2_moe" else (0, 1, 2))
-    )
-    assert (facts.experts, facts.active, facts.dtype_bytes) == (6, 2, 4)
-    assert facts.renormalise is (family in ("mixtral", "qwen3_moe"))
-    assert all(layer.renormalise is facts.renormalise for layer in layers)
-    stored = sum(p.numel() for p in model.parameters())
-    assert facts.parameters == stored
-    assert facts.expert_parameters == 3 * 24 * 32
-    assert facts.router_parameters_per_expert == 32
-    assert parameters_after(facts, 6) == stored
-    assert parameters_after(facts, 4) == stored - 2 * len(layers) * (3 * 24 * 32 + 32)
-    assert parameters_after(facts, 4, native=True) == stored - 2 * len(layers) * 3 * 24 * 32 + len(layers) * 4 * 6
-    assert active_parameters(facts, 4, 2) == parameters_after(facts, 4) - len(layers) * 2 * 3 * 24 * 32
-    assert active_parameters(facts, 4, 4) == parameters_after(facts, 4)
-
-
-def test_tied_embeddings_count_once(checkpoint: Checkpoints, model_config: Configs) -> None:
-    from safetensors import safe_open
-
-    with safe_open(checkpoint("mixtral") / "model.safetensors", "pt") as file:
-        stored = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-    assert describe_model(model_config("mixtral")).parameters == stored
-
-
 def test_describing_loads_no_weights(checkpoint: Checkpoints, tmp_path: Path) -> None:
     directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
     (directory / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     assert describe_model(ModelConfig(str(directory))).experts == 6
-
-
-def test_a_dense_model_has_nothing_to_prune(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    directory = shutil.copytree(checkpoint("qwen2_moe"), tmp_path / "dense")
-    settings = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(settings | {"mlp_only_layers": [0, 1, 2]}))
-    with pytest.raises(UserError, match=r"dense.*none of its 3 layers \(model type qwen2_moe\)"):
-        describe_model(ModelConfig(str(directory)))
-
-
-def test_an_unsupported_family_is_named_with_the_supported(tmp_path: Path) -> None:
-    settings = {"model_type": "gpt_neox", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match=r"'gpt_neox' is not supported.*mixtral.*qwen2_moe.*qwen3_moe.*olmoe.*llama"):
-        describe_model(ModelConfig(str(tmp_path)))
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
@@ -103,18 +53,6 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
             describe_model(ModelConfig(path))
         with pytest.raises(UserError, match="no such directory"):
             ResidentModel.load(ModelConfig(path))
-
-
-def test_a_directory_without_config_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no config\.json"):
-        ResidentModel.load(ModelConfig(str(tmp_path)))
-
-
-def test_a_broken_config_is_named(checkpoint: Checkpoints, tmp_path: Path) -> None:
-    directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
-    (directory / "config.json").write_text("{")
-    with pytest.raises(UserError, match="config"):
-        describe_model(ModelConfig(str(directory)))
 
 
 def test_pickled_weights_are_never_loaded(checkpoint: Checkpoints, tmp_path: Path) -> None:
@@ -141,38 +79,6 @@ def test_remote_code_needs_consent(checkpoint: Checkpoints, tmp_path: Path) -> N
 def test_cuda_without_a_device_is_refused(model_config: Configs) -> None:
     with pytest.raises(UserError, match="no CUDA device"):
         ResidentModel.load(replace(model_config("mixtral"), device="cuda"))
-
-
-def test_host_originals_and_device_map_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="exclude each other"):
-        ModelConfig("anywhere", originals="host", device_map="auto")
-
-
-def test_fingerprint_is_of_weights_and_architecture(
-    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from safetensors.torch import load_file, save_file
-
-    directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
-    config = ModelConfig(str(directory))
-    whole = model_fingerprint(config)
-    assert whole == model_fingerprint(ModelConfig(str(checkpoint("mixtral"))))
-    assert whole == model_fingerprint(replace(config, dtype="bfloat16"))
-    settings = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(settings | {"transformers_version": "99", "_name_or_path": "x"}))
-    assert model_fingerprint(config) == whole
-    monkeypatch.setattr(fingerprint, "WHOLE_HASH_LIMIT", 0)
-    edges = model_fingerprint(config)
-    assert edges not in (whole, "")
-    weights = load_file(directory / "model.safetensors")
-    weights["model.norm.weight"][-1] += 1
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    assert model_fingerprint(config) != edges
-    monkeypatch.undo()
-    changed = model_fingerprint(config)
-    assert changed != whole
-    (directory / "config.json").write_text(json.dumps(settings | {"num_experts_per_tok": 1}))
-    assert model_fingerprint(config) != changed
 
 
 def test_importing_the_facts_is_cheap() -> None:
@@ -218,7 +124,7 @@ def test_a_checkpoint_that_says_no_dtype_asks_for_one(checkpoint: Checkpoints, t
     assert describe_model(replace(config, dtype="float16")).dtype == "float16"
 
 
-@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
 def test_routers_that_answer_otherwise_are_refused(
     family: str, model_config: Configs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ Checkpoints = Callable[[str], ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 STORED = ("fused", "gguf", "gguf fused")
-KINDS = ("mixtral", "gpt_oss", "qwen3_5_moe_text", "fp8", "mxfp4", "int4", "nvfp4", "gptq", *STORED)
+KINDS = ("mixtral", "fp8", "mxfp4", "gptq", *STORED)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_candidates_compute_the_same(kind: str, config: Checkpoints, tokens: Ten
     found = config(kind)
     host, disk = (ResidentModel.load(replace(found, originals=place)) for place in ("host", "disk"))  # type: ignore[arg-type]
     layers = len(host.layers)
-    for how in (None, "crossed", "mixed", None):
+    for how in ("mixed", None):
         edit = IdentityEdit() if how is None else edit_of_kind(layers, host.layers[0].count, how, space="logits")
         assert torch.equal(logits(disk, edit, tokens), logits(host, edit, tokens))
     for name, tensor in host.original_experts(0).items():

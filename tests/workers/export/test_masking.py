@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from moevolve.workers.model.describe import describe_model
 Configs = Callable[..., ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
-BIASED = ("deepseek_v3-grouped", "deepseek_v3-unscaled", "glm4_moe", "minimax_m2", "gpt_oss")
+BIASED = ("deepseek_v3-grouped", "minimax_m2", "gpt_oss")
 
 
 def pruned(config: ModelConfig, each: int, active: int = 2) -> EepEdit:
@@ -131,16 +130,3 @@ def test_what_no_bias_can_mask_is_refused(model_config: Configs, tmp_path: Path)
         with pytest.raises(UserError, match=message):
             export_mask(grouped, wrong, tmp_path / "out", CARD)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bias_in_bfloat16_is_masked(model_config: Configs, tmp_path: Path) -> None:
-    made = model_config("gpt_oss")
-    config = replace(made, path=str(shutil.copytree(made.path, tmp_path / "made")))
-    file = Path(config.path) / "model.safetensors"
-    save_file({name: each.bfloat16() for name, each in load_file(file).items()}, file, {"format": "pt"})
-    edit = pruned(config, 4)
-    export_mask(config, edit, tmp_path / "mask", CARD)
-    tensors, source = load_file(tmp_path / "mask" / "mask.safetensors"), load_file(file)
-    for name, tensor in tensors.items():
-        changed = tensor != source[name]
-        assert tensor.dtype == torch.bfloat16 and changed.sum() == 2 and (tensor[changed] < -9900).all()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from edit_checks import Found, assert_close, assert_same_elsewhere, computed, logits, write_source
 from family_samples import edit_of_kind
-from packed_checkpoints import LINEAR_FORMATS, checkpoint_in_format
+from packed_checkpoints import checkpoint_in_format
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,12 +21,10 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints import shards
 from moevolve.workers.contract.card import ExportCard, ExportError
 from moevolve.workers.contract.edits import Edit, IdentityEdit
-from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export import folder, source
+from moevolve.workers.export import source
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
@@ -38,7 +36,8 @@ Outsider = Callable[[list[Path], Tensor], Found]
 Checkpoints = Callable[[str], ModelConfig]
 
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
-FORMATS = ("fp8", "mxfp4", "qwen2_moe", "sharded", *LINEAR_FORMATS)
+FORMATS = ("fp8", "mxfp4", "sharded", "gptq")
+"""Shared experts, fused ones, several files, and linear layers one by one; test_pruning has all formats' names."""
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +52,12 @@ def checkpoints(
 
     def write(kind: str) -> ModelConfig:
         place = tmp_path_factory.mktemp(kind)
-        if kind in ("fp8", "mxfp4", *LINEAR_FORMATS):
+        if kind != "sharded":
             return checkpoint_in_format(kind, tiny_model, tiny_tokenizer, place)
-        if kind == "sharded":
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(shards, "MAX_SHARD_BYTES", 20_000)
-                export_model(model_config("mixtral"), IdentityEdit(), place / "mixtral", CARD)
-            return ModelConfig(str(place / "mixtral"), device="cpu")
-        return model_config(kind)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shards, "MAX_SHARD_BYTES", 20_000)
+            export_model(model_config("mixtral"), IdentityEdit(), place / "mixtral", CARD)
+        return ModelConfig(str(place / "mixtral"), device="cpu")
 
     def get(kind: str) -> ModelConfig:
         if kind not in made:
@@ -72,7 +69,7 @@ def checkpoints(
 
 def shape_of(kind: str) -> tuple[int, int]:
     """MoE layers and experts of a format's checkpoint."""
-    return (2 if kind in ("fp8", "qwen2_moe") else 3), 6
+    return (2 if kind == "fp8" else 3), 6
 
 
 def weights(directory: Path) -> dict[str, bytes]:
@@ -100,16 +97,14 @@ def test_a_pruned_checkpoint_computes_what_the_search_measured(
     kind: str, checkpoints: Checkpoints, tokens: Tensor, tmp_path: Path
 ) -> None:
     config = replace(checkpoints(kind), dtype="float32")
-    resident, facts = ResidentModel.load(config), describe_model(config)
     # Rows of routers in another order than in the source, and experts in a third one.
     edit = edit_of_kind(*shape_of(kind), "crossed", 4, 1, "logits")
-    expected = logits(resident, edit, tokens)
+    expected = logits(ResidentModel.load(config), edit, tokens)
     report = write_source(config, edit, tmp_path / "out", CARD)
     exported = ResidentModel.load(replace(config, path=str(tmp_path / "out")))
     assert_close(logits(exported, None, tokens), expected, 1e-5)
-    assert (report.experts, report.active) == (4, 1)
     parameters = sum(each.numel() for each in exported.model.parameters())
-    assert report.parameters == parameters == parameters_after(facts, 4)
+    assert (report.experts, report.active, report.parameters) == (4, 1, parameters)
     assert report.size_bytes < sum(file.stat().st_size for file in Path(config.path).iterdir())
     card = (report.directory / "README.md").read_text()
     assert f"{report.parameters:,}" in card and "| checkpoint form | source |" in card and "byte for byte" in card
@@ -119,10 +114,9 @@ def test_transformers_alone_loads_it(
     checkpoints: Checkpoints, outsider: Outsider, tokens: Tensor, tmp_path: Path
 ) -> None:
     expected = {}
-    for kind in ("qwen2_moe", "sharded"):
-        directory, edit = tmp_path / f"{kind}-stock", edit_of_kind(*shape_of(kind), "prune", 4, 2, "logits")
-        expected[directory] = computed(ResidentModel.load(checkpoints(kind)), edit, tokens)
-        write_source(checkpoints(kind), edit, directory, CARD)
+    directory, edit = tmp_path / "sharded-stock", edit_of_kind(3, 6, "prune", 4, 2, "logits")
+    expected[directory] = computed(ResidentModel.load(checkpoints("sharded")), edit, tokens)
+    write_source(checkpoints("sharded"), edit, directory, CARD)
     assert_same_elsewhere(expected, outsider(list(expected), tokens))
     # It unpacks MXFP4 to bfloat16, whose rounding depends on how a product is computed.
     edit = edit_of_kind(*shape_of("mxfp4"), "prune", 4, 2, "logits")
@@ -196,32 +190,16 @@ def test_layers_for_multi_token_prediction(
     ResidentModel.load(replace(config, path=str(tmp_path / "out")))
 
 
-def damaged(config: ModelConfig, how: str) -> str:
-    """Damage a checkpoint; returns what the message must say."""
-    file = Path(config.path) / "model.safetensors"
-    if how == "truncated":
-        file.write_bytes(file.read_bytes()[:-1000])
-        return "ends early"
-    if how == "index":
-        names = load_file(file)
-        places = dict.fromkeys(names, "model-00001-of-00001.safetensors")
-        (file.parent / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-        return "there is no such file"
-    tensors = load_file(file)
-    name = "model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"
-    tensors[name] = tensors[name][:-1].contiguous()
-    save_file(tensors, file, {"format": "pt"})
-    return f"tensor {name} is F32"
-
-
-@pytest.mark.parametrize("how", ["truncated", "index", "scales"])
 def test_a_damaged_checkpoint_is_named_and_nothing_is_left(
-    how: str, make_copy: Callable[[str], ModelConfig], tmp_path: Path
+    make_copy: Callable[[str], ModelConfig], tmp_path: Path
 ) -> None:
     config = make_copy("fp8")
-    message = damaged(config, how)
+    file, name = Path(config.path) / "model.safetensors", "model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"
+    tensors = load_file(file)
+    tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, file, {"format": "pt"})
     (tmp_path / "new").mkdir()
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"tensor {name} is F32"):
         write_source(config, edit_of_kind(2, 6, "prune", 4, 2), tmp_path / "new" / "out", CARD)
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -256,12 +234,3 @@ def test_a_byte_that_the_disk_changes_is_noticed(
     with pytest.raises(ExportError, match=r"tensor \S+ in model.safetensors isn't what the source has"):
         write_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out", CARD)
     assert [each.name for each in tmp_path.iterdir()] == ["out.unverified"]
-
-
-def test_a_full_disk_is_told_beforehand(
-    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    with pytest.raises(UserError, match="no room"):
-        write_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out", CARD)
-    assert list(tmp_path.iterdir()) == []

@@ -8,21 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from edit_checks import Residents, assert_close, logits, write_source
-from family_samples import (
-    COMMON,
-    DEEPSEEK_V3,
-    GLM,
-    RECENT,
-    UNREPAIRABLE,
-    edit_of_kind,
-    plain_family_logits,
-    randomise,
-    sample_rows,
-)
+from family_samples import COMMON, DEEPSEEK_V3, RECENT, UNREPAIRABLE, edit_of_kind, randomise, sample_rows
+from plain_families import plain_family_logits, stock_family_logits
 from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 from torch import Tensor
@@ -37,7 +27,7 @@ from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
-from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
+from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
@@ -53,19 +43,47 @@ EXPERTS = 6
 TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h", "beam", "flint")
 """Families of which two layers have experts, without a setting of that name."""
 
-OWN_ROUTERS = (
+OWN_MIXERS = (
     "qwen3_next",
-    "cohere2_moe",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "exaone_moe",
+    "mimo_v2_flash",
+    "granitemoehybrid",
+    "jamba",
+    "lfm2_moe",
+    "afmoe",
+    "gemma4_text",
+    "nemotron_h",
+    "kimi_linear",
+    "bailing_hybrid",
+    "beam",
+    "flint",
+    "hy_v4",
+)
+"""Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others have plain attention."""
+
+OWN_NAMES = (
+    "qwen3_next",
     "minimax_m2",
     "exaone_moe",
-    "lfm2_moe",
+    "laguna",
+    "granitemoehybrid",
     "jamba",
-    "granitemoe",
+    "lfm2_moe",
     "ernie4_5_moe",
     "hunyuan_v1_moe",
+    "phimoe",
     "afmoe",
+    "gemma4_text",
     "nemotron_h",
+    "granitemoe_swa",
+    "kolibri1",
+    "hy_v4",
 )
+"""Families whose files name or place experts, routers or config fields otherwise; all others are like one of these."""
+
+OWN_ROUTERS = ("qwen3_next", "minimax_m2", "jamba", "ernie4_5_moe", "hunyuan_v1_moe", "afmoe", "nemotron_h")
 """Families whose native routers differ in rule, names or place; those of all others are like one of these."""
 
 families = pytest.mark.parametrize("family", RECENT)
@@ -78,45 +96,37 @@ def depth(family: str) -> int:
 
 
 @families
-def test_facts(family: str, model_config: Configs, resident: Residents) -> None:
-    facts, model = describe_model(model_config(family)), resident(family).model
-    assert (facts.family, len(facts.moe_layers)) == (family.split("-", maxsplit=1)[0], depth(family))
+def test_facts_and_logits_are_those_of_the_equations(
+    family: str, model_config: Configs, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
+) -> None:
+    facts, model, layers = describe_model(model_config(family)), resident(family), depth(family)
+    assert (facts.family, len(facts.moe_layers)) == (family.split("-", maxsplit=1)[0], layers)
     expert = {"nemotron_h": 2 * 24 * 32, "nemotron_h-latent": 2 * 24 * 16}.get(family, 3 * 24 * 32)
     assert (facts.experts, facts.active, facts.expert_parameters) == (EXPERTS, 2, expert)
-    assert facts.neuron_parameters == expert // 24
+    assert (
+        facts.neuron_parameters == expert // 24
+        and getattr(model.model.config, model.layers[0].family.width_field) == 24
+    )
     assert (facts.unrepairable is not None) == (family in UNREPAIRABLE)
-    assert facts.parameters == parameters_after(facts, EXPERTS) == sum(each.numel() for each in model.parameters())
-
-
-@families
-def test_logits_are_those_of_the_equations(
-    family: str, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model, layers = resident(family), depth(family)
-    # Parameters with gradients run other kernels of convolutions.
-    with torch.no_grad():
-        stock = AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval().requires_grad_(False)(tokens).logits
-    assert torch.equal(logits(model, IdentityEdit(), tokens), stock)
-    eye = np.repeat(np.eye(EXPERTS, dtype=np.float32)[None], layers, axis=0)
-    assert_close(plain_family_logits(checkpoint(family), EepEdit(eye, eye, 2), tokens), stock)
-    # Kinds, and both spaces of their routers; all pairs of them are tried in test_family_edits.
-    scored = "probs" if model.layers[0].rule.has_scores else "logits"
-    for kind, space in (("prune", "probs"), ("crossed", "logits"), ("mapped", scored), ("merged", "logits")):
+    assert (
+        facts.parameters == parameters_after(facts, EXPERTS) == sum(each.numel() for each in model.model.parameters())
+    )
+    # Kinds of edits, and both spaces of their routers; all pairs of them are tried in test_family_edits.
+    scored, ids = "probs" if model.layers[0].rule.has_scores else "logits", tokens[:1, :7]
+    for kind, space in (("crossed", "logits"), ("mixed", scored)):
         edit = edit_of_kind(layers, EXPERTS, kind, space=space)
-        assert_close(logits(model, edit, tokens), plain_family_logits(checkpoint(family), edit, tokens))
-    assert torch.equal(logits(model, IdentityEdit(), tokens), stock)
+        assert_close(logits(model, edit, ids), plain_family_logits(checkpoint(family), edit, ids))
+    assert torch.equal(logits(model, IdentityEdit(), ids), stock_family_logits(checkpoint(family), ids))
 
 
-@families
+@pytest.mark.parametrize("family", OWN_MIXERS)
 def test_scores_are_those_of_single_prompts(
     family: str, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Answers are decoded, and gold answers scored, for many prompts at once as `transformers` does for one."""
-    prompts = [[i, i + 7, 2 * i, *[9, 30, 31][: i % 4]] for i in range(6, 10)]
+    prompts = [[i, i + 7, 2 * i, *[9, 30, 31][: i % 4]] for i in (6, 7, 8)]
     examples = tuple(Example(words(prompt), (words([prompt[0] + 4]),), ()) for prompt in prompts)
-    split = PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", examples)
+    split = PreparedSplit("words", "search", "generate", "accuracy", Matching(), 2, " ", examples)
     model = resident(family)
     engine = GenerationEngine(model.model, tiny_tokenizer, EngineConfig(), Shortcuts())
     golds, texts = [], []
@@ -126,7 +136,7 @@ def test_scores_are_those_of_single_prompts(
             ids = torch.tensor([[1, *prompt]])
             golds.append(float(model.model(ids).logits[0, -1].log_softmax(-1)[prompt[0] + 4]))
             answer = model.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=0
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False, pad_token_id=0
             )
             texts.append(words(answer[0, ids.shape[1] :].tolist()))
     assert list(made.texts) == texts
@@ -158,7 +168,7 @@ def test_layers_that_read_an_earlier_choice_are_not_started_from(
     assert reuse.saved > 0
 
 
-@pytest.mark.parametrize("family", UNREPAIRABLE)
+@pytest.mark.parametrize("family", ["afmoe", "nemotron_h-latent", "hy_v4", "glm_moe_dsa-shared"])
 def test_what_no_fit_of_experts_repairs_is_refused(family: str, resident: Residents) -> None:
     model = resident(family)
     edit = RepairedEdit(edit_of_kind(depth(family), EXPERTS, "prune"), RepairRecipe((0.1,)), sample_rows())
@@ -168,7 +178,7 @@ def test_what_no_fit_of_experts_repairs_is_refused(family: str, resident: Reside
         model.apply(edit)
 
 
-@pytest.mark.parametrize("family", ["nemotron_h", "nemotron_h-latent", "afmoe"])
+@pytest.mark.parametrize("family", ["nemotron_h-latent", "afmoe"])
 def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residents, tokens: Tensor) -> None:
     """Saliency (REAP) from what the experts' modules get, and the distances of their mean outputs."""
     model, given = resident(family), []
@@ -188,30 +198,12 @@ def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residen
     assert found.arrays["output_distances"].shape == (len(experts), EXPERTS, EXPERTS)
 
 
-@pytest.mark.parametrize("family", ["granitemoehybrid", "granitemoe_swa", "laguna", "lfm2_moe", "flint", "axk2"])
-def test_what_a_repair_changes_arrives_in_the_stream(family: str, resident: Residents, tokens: Tensor) -> None:
-    model, streams = resident(family), []
-    layer = model.model.model.layers[model.layers[0].index]
-    handle = layer.register_forward_hook(lambda _, __, output: streams.append(output.flatten(0, 1)))
-    with handle, torch.no_grad(), model.edited(edit_of_kind(depth(family), EXPERTS, "prune")):
-        output = model._applicator(EepEdit).outputs()[0]
-        with output.recording() as records:
-            model.model(tokens)
-        wanted = streams[0].clone()
-        for block in output.features(records[0]).blocks(1 << 30):
-            change = torch.randn(block.values.shape[1], wanted.shape[1], generator=torch.Generator().manual_seed(5))
-            wanted[block.tokens] += block.values @ output.add(block.columns, change)
-        model.model(tokens)
-        assert float((streams[1] - streams[0]).abs().max()) > 0.1
-        assert_close(streams[1], wanted)
-
-
 def words(ids: list[int]) -> str:
     """Decode tokens without special ones."""
     return " ".join(f"w{i}" for i in ids if i > 3)
 
 
-@families
+@pytest.mark.parametrize("family", OWN_NAMES)
 def test_exports_load_with_transformers(
     family: str, model_config: Configs, resident: Residents, tokens: Tensor, tmp_path: Path
 ) -> None:
@@ -239,18 +231,12 @@ QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_head
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
 QWEN3 = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": EXPERTS, "head_dim": 8}
 WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "qwen3_5_moe": (RECENT["qwen3_5_moe_text"] | {"mtp_num_hidden_layers": 1}, QWEN_VISION, "num_experts"),
     "qwen3_vl_moe": (
         QWEN3 | MROPE,
         QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
         "num_experts",
     ),
     "qwen3_omni_moe": (QWEN3 | MROPE | {"norm_topk_prob": True}, {}, "num_experts"),
-    "glm4v_moe": (
-        GLM | {"rope_parameters": MROPE["rope_parameters"] | {"partial_rotary_factor": 1.0}},
-        QWEN_VISION,
-        "n_routed_experts",
-    ),
     "kimi_k25": (
         DEEPSEEK_V3 | {"model_type": "deepseek_v3"},
         {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -304,7 +290,8 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
 
     assert_close(logits(resident, IdentityEdit(), tokens), seen(whole))
     pruned_logits = logits(resident, edit, tokens)
-    assert_close(logits(ResidentModel.load(replace(source, originals="disk")), edit, tokens), pruned_logits)
+    if model_type == "qwen3_vl_moe":  # which stores transposed experts
+        assert_close(logits(ResidentModel.load(replace(source, originals="disk")), edit, tokens), pruned_logits)
     write_source(source, edit, tmp_path / "pruned", CARD)
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
     assert settings["model_type"] == model_type
@@ -317,5 +304,6 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
     before = {name: each for name, each in whole.state_dict().items() if "vis" in name}
     after = pruned.state_dict()
     assert before and all(torch.equal(each, after[name]) for name, each in before.items())
-    assert export_model(resident, edit, tmp_path / "stock", CARD).form == "stock"
-    assert_close(seen(AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()), pruned_logits)
+    if model_type == "qwen3_omni_moe":
+        assert export_model(resident, edit, tmp_path / "stock", CARD).form == "stock"
+        assert_close(seen(AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()), pruned_logits)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,48 +11,29 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import assert_close, logits
-from family_samples import edit_of_kind
+from family_samples import COMMON, edit_of_kind
+from plain_families import plain_family_logits
 from torch import Tensor, nn
 from toy_moe import SCALE, ToyConfig, ToyForCausalLM
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.checkpoints.native import import_native
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.messages import EvaluationRequest
-from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
-from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
+from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
-from moevolve.workers.profiling.costs import model_costs
-from moevolve.workers.profiling.outline import outline_model
-from moevolve.workers.worker import EvaluationWorker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-HIDDEN, WIDTH, LAYERS, EXPERTS, HEADS, VOCABULARY = 32, 24, 3, 6, 4, 97
+HIDDEN, WIDTH, LAYERS, EXPERTS = 32, 24, 3, 6
 CARD = ExportCard("A toy", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "intermediate_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": HEADS // 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 class ToyDenseConfig(LlamaConfig):
@@ -100,10 +79,10 @@ Configs = Callable[[str], ModelConfig]
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Configs:
     """A random checkpoint of each of the two families."""
-    folder = tmp_path_factory.mktemp("toys")
+    folder, settings = tmp_path_factory.mktemp("toys"), COMMON | {"intermediate_size": WIDTH}
     configs = {
-        "toy_moe": ToyConfig(num_local_experts=EXPERTS, num_experts_per_tok=2, **COMMON),
-        "toy_dense": ToyDenseConfig(**COMMON),
+        "toy_moe": ToyConfig(num_local_experts=EXPERTS, **settings),
+        "toy_dense": ToyDenseConfig(**settings),
     }
     for name, config in configs.items():
         with torch.random.fork_rng():
@@ -117,43 +96,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedToke
     return lambda name: ModelConfig(str(folder / name), device="cpu")
 
 
-class PlainBlock(nn.Module):
-    """An edited toy block, one token at a time in float64."""
-
-    def __init__(self, block: Any, edit: EepEdit, layer: int) -> None:
-        super().__init__()
-        self.router = block.chooser.weight.double()
-        self.mapping = torch.tensor(edit.router_mapping[layer], dtype=torch.float64)
-        coefficients = torch.tensor(edit.expert_merging[layer], dtype=torch.float64)
-        self.gate_up = torch.einsum("ij,jab->iab", coefficients, block.experts.gate_up_proj.double())
-        self.down = torch.einsum("ij,jab->iab", coefficients, block.experts.down_proj.double())
-        self.active = edit.active
-
-    def token(self, hidden: Tensor) -> Tensor:
-        scores = self.mapping @ torch.softmax(self.router @ hidden, dim=0)
-        total = torch.zeros_like(hidden)
-        for expert in torch.argsort(scores, descending=True)[: self.active]:
-            gate, up = (self.gate_up[expert] @ hidden).chunk(2)
-            total += SCALE * scores[expert] * (self.down[expert] @ (nn.functional.silu(gate) * up))
-        return total
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        rows = [self.token(row) for row in hidden_states.reshape(-1, hidden_states.shape[-1]).double()]
-        return torch.stack(rows).to(hidden_states.dtype).reshape(hidden_states.shape)
-
-
-@torch.no_grad()
-def plain_logits(config: ModelConfig, edit: EepEdit, ids: Tensor) -> Tensor:
-    model = AutoModelForCausalLM.from_pretrained(config.path).eval()
-    for i, layer in enumerate(model.model.layers):
-        layer.mlp = PlainBlock(layer.mlp, edit, i)
-    return model(ids).logits
-
-
-def edit_of(kind: str) -> EepEdit:
-    return edit_of_kind(LAYERS, EXPERTS, kind)
-
-
 def test_without_its_line_it_is_refused(toy: Configs) -> None:
     for name in ("toy_moe", "toy_dense"):
         with pytest.raises(
@@ -163,144 +105,42 @@ def test_without_its_line_it_is_refused(toy: Configs) -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_it_is_described(toy: Configs) -> None:
+def test_experts_are_described_edited_and_exported(toy: Configs, tokens: Tensor, tmp_path: Path) -> None:
     facts = describe_model(toy("toy_moe"))
-    expert = 3 * HIDDEN * WIDTH
     assert (facts.family, facts.experts, facts.active, facts.moe_layers) == ("toy_moe", EXPERTS, 2, (0, 1, 2))
-    assert (facts.expert_parameters, facts.router_parameters_per_expert) == (expert, HIDDEN)
-    assert facts.rule == RoutingRule(renormalise=False, scale=SCALE)
+    assert (facts.expert_parameters, facts.router_parameters_per_expert) == (3 * HIDDEN * WIDTH, HIDDEN)
     assert facts.notes == ("the family does not rescale the top-k routing weights to sum 1",)
-    dense = describe_model(toy("toy_dense"))
-    assert (dense.family, dense.experts, dense.moe_layers) == ("toy_dense", 0, ())
-    assert dense.dense is not None and (dense.dense.width, dense.dense.gated) == (WIDTH, True)
-
-
-@pytest.mark.usefixtures("registered")
-def test_what_it_takes_is_counted(toy: Configs) -> None:
-    layer = outline_model(toy("toy_moe")).layers[1]
-    assert (layer.router, layer.expert) == (2 * EXPERTS * HIDDEN, 2 * 3 * HIDDEN * WIDTH)
-    resident = ResidentModel.load(toy("toy_dense"))
-    costs = model_costs(resident.model, context=8)
-    assert outline_model(toy("toy_dense")).token_flops == costs.linear_flops
-    assert costs.parameters == costs.active_parameters == sum(each.numel() for each in resident.model.parameters())
-
-
-@pytest.mark.usefixtures("registered")
-def test_it_is_loaded_as_it_says(toy: Configs) -> None:
-    moe, dense = ResidentModel.load(toy("toy_moe")), ResidentModel.load(toy("toy_dense"))
-    assert type(moe.model) is ToyForCausalLM and type(dense.model) is ToyDenseForCausalLM
-    assert moe.model.config._attn_implementation == "eager"
-    assert dense.model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize("kind", ["prune", "merged", "both"])
-def test_experts_are_edited(kind: str, toy: Configs, tokens: Tensor) -> None:
     model = ResidentModel.load(toy("toy_moe"))
-    before = logits(model, IdentityEdit(), tokens)
-    stock = AutoModelForCausalLM.from_pretrained(toy("toy_moe").path, attn_implementation="eager").eval()
-    with torch.no_grad():
-        assert torch.equal(before, stock(tokens).logits)
-    found = logits(model, edit_of(kind), tokens)
-    assert_close(found, plain_logits(toy("toy_moe"), edit_of(kind), tokens))
+    assert type(model.model) is ToyForCausalLM and model.model.config._attn_implementation == "eager"
+    before, edit = logits(model, IdentityEdit(), tokens), edit_of_kind(LAYERS, EXPERTS, "both")
+    found = logits(model, edit, tokens)
+    assert_close(found, plain_family_logits(toy("toy_moe").path, edit, tokens))
     assert float((found - before).abs().max()) > 1e-3
     assert torch.equal(logits(model, IdentityEdit(), tokens), before)
-
-
-def half_heads() -> HeadMasks:
-    """An edit that keeps half of the dimensions of every head."""
-    width = HIDDEN // HEADS
-    return HeadMasks(
-        pairs=np.arange(width // 2)[None].repeat(LAYERS, axis=0) < width // 4,
-        active=np.full(LAYERS, width // 2),
-        value_bias=np.arange(width)[None].repeat(LAYERS, axis=0),
-        value_router=np.zeros((LAYERS, width, 2)),
-        directions=np.zeros((LAYERS, 2, HIDDEN)),
-    )
-
-
-def masked(heads: HeadMasks | None = None) -> ToMoeEdit:
-    """An edit with one expert, which is the first half of the neurons."""
-    kept = np.zeros((LAYERS, 1, WIDTH), dtype=np.bool_)
-    kept[:, :, : WIDTH // 2] = True
-    return ToMoeEdit(kept, np.zeros((LAYERS, 1, 2)), np.zeros((LAYERS, 2, HIDDEN)), heads)
-
-
-@pytest.mark.usefixtures("registered")
-def test_dense_networks_are_edited(toy: Configs, tokens: Tensor) -> None:
-    model = ResidentModel.load(toy("toy_dense"))
-    before = logits(model, IdentityEdit(), tokens)
-    plain = AutoModelForCausalLM.from_pretrained(toy("toy_dense").path).eval()
-    for layer in plain.model.layers:
-        layer.mlp.down_proj.weight.data[:, WIDTH // 2 :] = 0
-    with torch.no_grad():
-        assert_close(logits(model, masked(), tokens), plain(tokens).logits)
-    assert torch.equal(logits(model, IdentityEdit(), tokens), before)
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_worker_scores_it(toy: Configs) -> None:
-    words = [[5, 9, 30], [8, 8], [12, 6, 44, 70]]
-    examples = tuple(Example(" ".join(f"w{token}" for token in ids), ("w20",), ("w20", "w21")) for ids in words)
-    split = PreparedSplit("words", "search", "rank", "accuracy", Matching(), 1, " ", examples)
-    worker = EvaluationWorker(toy("toy_moe"), EngineConfig())
-    for kind in ("prune", "merged"):
-        reply = worker.evaluate(EvaluationRequest(edit_of(kind), (split.ref,)), (split,))
-        assert reply.failure is None
-        expected = []
-        for ids in words:
-            last = plain_logits(toy("toy_moe"), edit_of(kind), torch.tensor([[1, *ids]]))[0, -1]
-            expected.append(last.double().log_softmax(dim=-1))
-        result = reply.results[split.fingerprint]
-        assert result.gold_logprob == pytest.approx(np.mean([float(row[20]) for row in expected]), abs=1e-5)
-        assert result.outcomes.tolist() == [float(row[20] >= row[21]) for row in expected]
-
-
-@pytest.mark.usefixtures("registered")
-def test_it_is_exported(toy: Configs, tokens: Tensor, tmp_path: Path) -> None:
     edit = edit_of_kind(LAYERS, EXPERTS, "both", active=1, space="logits")
-    report = export_model(toy("toy_moe"), edit, tmp_path / "out", CARD)
+    report = export_model(model, edit, tmp_path / "out", CARD)
     assert report.form == "stock" and report.agreement.holds
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (settings["num_local_experts"], settings["num_experts_per_tok"], settings["chosen"]) == (4, 1, "1 of 4")
     with torch.no_grad():
         alone = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(tokens).logits
-    assert_close(alone, logits(ResidentModel.load(toy("toy_moe")), edit, tokens))
+    assert_close(alone, logits(model, edit, tokens))
 
 
 @pytest.mark.usefixtures("registered")
-def test_it_is_exported_with_code_of_its_own(
-    toy: Configs, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for made in (ToyConfig, ToyForCausalLM):  # the code imports what it builds on from there
-        monkeypatch.setattr(sys.modules["transformers"], made.__name__, made, raising=False)
-    report = export_model(toy("toy_moe"), edit_of("both"), tmp_path / "out", CARD)
-    assert report.form == "native" and report.agreement.holds
-    alone = import_native(tmp_path / "out").from_pretrained(tmp_path / "out").eval()
-    with torch.no_grad():
-        assert_close(alone(tokens).logits, plain_logits(toy("toy_moe"), edit_of("both"), tokens))
-
-
-@pytest.mark.usefixtures("registered")
-def test_what_it_is_not_for_is_refused(toy: Configs) -> None:
-    with pytest.raises(UserError, match="ToMoE edits need dense feed-forward networks of a family"):
-        ResidentModel.load(toy("toy_moe")).apply(masked())
-    dense = ResidentModel.load(toy("toy_dense"))
-    with pytest.raises(UserError, match="EEP edits need MoE layers, and this model is dense"):
-        dense.apply(edit_of("prune"))
-    with pytest.raises(UserError, match="heads of model type 'toy_dense' can't be masked"):
-        dense.apply(masked(half_heads()))
-    assert isinstance(dense.applied, IdentityEdit)
-
-
-@pytest.mark.usefixtures("registered")
-def test_it_says_itself_what_more_it_is_for(
-    toy: Configs, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(FAMILIES, "toy_dense", replace(TOY_DENSE, masks_heads=True, becomes_mixtral=True))
+def test_dense_networks_are_described_and_edited(toy: Configs, tokens: Tensor) -> None:
+    facts = describe_model(toy("toy_dense"))
+    assert (facts.family, facts.experts, facts.moe_layers) == ("toy_dense", 0, ())
+    assert facts.dense is not None and (facts.dense.width, facts.dense.gated) == (WIDTH, True)
     model = ResidentModel.load(toy("toy_dense"))
-    whole, halved = logits(model, masked(), tokens), logits(model, masked(half_heads()), tokens)
-    assert float((whole - halved).abs().max()) > 1e-3
-    report = export_model(model, masked(), tmp_path / "out", CARD)
-    assert report.form == "stock" and report.agreement.holds
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "mixtral"
+    assert type(model.model) is ToyDenseForCausalLM and model.model.config._attn_implementation == "sdpa"
+    before = logits(model, IdentityEdit(), tokens)
+    # One expert, which is the first half of the neurons.
+    kept = np.arange(WIDTH)[None, None].repeat(LAYERS, axis=0) < WIDTH // 2
+    edit = ToMoeEdit(kept, np.zeros((LAYERS, 1, 2)), np.zeros((LAYERS, 2, HIDDEN)))
+    plain = AutoModelForCausalLM.from_pretrained(toy("toy_dense").path).eval()
+    for layer in plain.model.layers:
+        layer.mlp.down_proj.weight.data[:, WIDTH // 2 :] = 0
+    with torch.no_grad():
+        assert_close(logits(model, edit, tokens), plain(tokens).logits)
+    assert torch.equal(logits(model, IdentityEdit(), tokens), before)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from dense_edits import HEAD_DIM, LAYERS, divided, head_masks, masked
 from edit_checks import Residents, assert_close, digest, logits
 from family_samples import edit_of_kind
 from torch import Tensor
@@ -37,12 +38,11 @@ from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, F
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.registry import METHODS, experts_owner
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
-from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeRecipe
+from moevolve.workers.methods.tomoe.edit import ToMoeEdit, ToMoeRecipe
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import model_costs
 
-RNG = np.random.default_rng(8)
-LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM = 3, 32, 48, 4, 8
+EXPERTS = 4
 SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 4 + 3 * i).tolist()) for i in range(4)]
 TOKENS = sum(map(len, SEQUENCES))
 SPLIT = PreparedSplit(
@@ -80,26 +80,6 @@ class Sample:
     mixed: int = 0
 
 
-def divided(seed: int = 0, bias: float = 0.0) -> FactorLlmEdit:
-    rng = np.random.default_rng(seed)
-    order = np.stack([rng.permutation(WIDTH) for _ in range(LAYERS)])
-    shape = (LAYERS, 1, EXPERTS)
-    return FactorLlmEdit(order, rng.standard_normal((*shape, HIDDEN)), np.full(shape, bias), 2, 2.0)
-
-
-def masked(seed: int = 0, score: float = 0.5) -> ToMoeEdit:
-    rng = np.random.default_rng(seed)
-    kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(EXPERTS)] for width in (20, 7, 33)])
-    heads = HeadMasks(
-        rng.permuted(np.tile([True, True, False, False], (LAYERS, 1)), axis=1),
-        np.array([5, 8, 1]),
-        np.full((LAYERS, HEAD_DIM), score),
-        rng.standard_normal((LAYERS, HEAD_DIM, 2)),
-        rng.standard_normal((LAYERS, 2, HIDDEN)),
-    )
-    return ToMoeEdit(kept, rng.standard_normal((LAYERS, EXPERTS, 5)), rng.standard_normal((LAYERS, 5, HIDDEN)), heads)
-
-
 def mixed(seed: int = 0, step: float = 0.1) -> NanoMoeEdit:
     form, names = BlockForm("II", 4, 3), ("layers.0.mlp.up_proj", "layers.2.self_attn.q_proj")
     steps = np.random.default_rng(seed).normal(0, step, (len(names), *form.mixing_shape))
@@ -131,7 +111,7 @@ SAMPLES: dict[type, Sample] = {
     FactorLlmEdit: Sample(
         "llama",
         "mixtral",
-        (divided(), divided(1)),
+        (divided(scale=2.0), divided(seed=1, scale=2.0)),
         divided(bias=np.inf),
         (
             FactorLlmRecipe(EXPERTS, 2, 1, "kmeans", 2.0, True, 3, 1e-3, 60),
@@ -142,7 +122,12 @@ SAMPLES: dict[type, Sample] = {
     ),
     NanoMoeEdit: Sample("llama", "opt", (mixed(), mixed(1)), mixed(step=np.inf), mixed=2),
     ToMoeEdit: Sample(
-        "llama", "mixtral", (masked(), masked(1)), masked(score=np.nan), (ToMoeRecipe(True, 3, 20, 60),), routed=3
+        "llama",
+        "mixtral",
+        tuple(masked(heads=head_masks(), seed=seed) for seed in (0, 1)),
+        masked(heads=replace(head_masks(), value_bias=np.full((LAYERS, HEAD_DIM), np.nan))),
+        (ToMoeRecipe(True, 3, 20, 60),),
+        routed=3,
     ),
     RepairedEdit: Sample(
         "mixtral",
@@ -176,10 +161,15 @@ def test_edits_change_the_model_and_are_reverted_bit_for_bit(kind: type, residen
     assert torch.equal(logits(model, None, tokens), plain)
     assert digest(model) == before
     assert torch.equal(logits(model, sample.edits[0], tokens), first), "what ran before leaves no trace"
+    assert model.layer_keys() == ("",) * LAYERS
+    with model.edited(edit := sample.edits[0]):
+        keys = model.layer_keys()
+    assert keys == (edit.layer_hashes if isinstance(edit, LayeredEdit) else None)
+    assert keys is None or len(set(keys)) == LAYERS
 
 
 @KINDS
-def test_a_candidates_own_fault_leaves_the_model_unedited(kind: type, resident: Residents, tokens: Tensor) -> None:
+def test_edits_at_fault_or_of_other_models_are_refused(kind: type, resident: Residents, tokens: Tensor) -> None:
     sample = SAMPLES[kind]
     model = resident(sample.family)
     plain = logits(model, None, tokens)
@@ -189,49 +179,23 @@ def test_a_candidates_own_fault_leaves_the_model_unedited(kind: type, resident: 
             model.apply(sample.broken)
         assert isinstance(model.applied, IdentityEdit)
         assert torch.equal(logits(model, None, tokens), plain)
-
-
-@KINDS
-def test_another_model_is_refused(kind: type, resident: Residents) -> None:
-    sample = SAMPLES[kind]
-    model = resident(sample.other)
+    other = resident(sample.other)
     with pytest.raises(UserError):
-        model.apply(sample.edits[0])
-    assert isinstance(model.applied, IdentityEdit)
+        other.apply(sample.edits[0])
+    assert isinstance(other.applied, IdentityEdit)
 
 
 @KINDS
-def test_layers_of_equal_hashes_are_told_where_an_edit_tells_its_layers_apart(
-    kind: type, resident: Residents, tokens: Tensor
-) -> None:
+def test_checkpoints_compute_the_same_and_can_be_counted(kind: type, resident: Residents, tmp_path: Path) -> None:
     sample = SAMPLES[kind]
-    model, edit = resident(sample.family), sample.edits[0]
-    with model.edited(edit):
-        keys = model.layer_keys()
-    if isinstance(edit, LayeredEdit):
-        assert keys == edit.layer_hashes and len(set(keys)) == LAYERS
-    else:
-        assert keys is None
-    assert model.layer_keys() == ("",) * LAYERS
-
-
-@KINDS
-def test_checkpoints_compute_the_same_and_can_be_counted(
-    kind: type, model_config: Callable[..., ModelConfig], tmp_path: Path
-) -> None:
-    sample = SAMPLES[kind]
-    model = ResidentModel.load(model_config(sample.family))
-    for number, edit in enumerate(sample.edits):
-        directory = tmp_path / str(number)
-        report = export_model(model, edit, directory, ExportCard("A model", "someone/base", "f00d"))
-        assert report.agreement.holds
-        card = (directory / "README.md").read_text(encoding="utf-8")
-        assert edit.phenotype_hash in card and f"{report.parameters:,}" in card
-        if report.form == "native":
-            costs = model_costs(cast(Any, import_native(directory)).from_pretrained(directory), 10)
-            assert costs.parameters == report.parameters >= costs.active_parameters > 0
-        else:
-            assert number > 0, "the first has a native checkpoint"
+    model = resident(sample.family)
+    edit = sample.edits[0]
+    report = export_model(model, edit, tmp_path / "out", ExportCard("A model", "someone/base", "f00d"))
+    assert report.form == "native" and report.agreement.holds
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert edit.phenotype_hash in card and f"{report.parameters:,}" in card
+    costs = model_costs(cast(Any, import_native(tmp_path / "out")).from_pretrained(tmp_path / "out"), 10)
+    assert costs.parameters == report.parameters >= costs.active_parameters > 0
 
 
 @KINDS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edit_checks import Residents, assert_close, digest, logits
+from edit_checks import assert_close, digest, logits
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -173,14 +173,6 @@ def test_a_worker_scores_it(worker: Workers) -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_it_is_watched(worker: Workers) -> None:
-    assert not worker("llama").analyse(UsageRequest(ScaleEdit(0.5)), SPLIT).routed
-    found = worker("mixtral").analyse(UsageRequest(ScaleEdit(0.5)), SPLIT)
-    assert [layer.layer for layer in found.routed] == [0, 1, 2]
-    assert all(layer.counts.sum() == 2 * found.tokens for layer in found.routed)
-
-
-@pytest.mark.usefixtures("registered")
 def test_what_it_does_not_offer_is_refused(worker: Workers, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="edits of kind ScaleEdit can't be exported; export one of EepEdit"):
         export_model(worker("llama").resident, ScaleEdit(0.5), tmp_path / "out", ExportCard("", "", ""))
@@ -206,8 +198,3 @@ def test_what_it_offers_is_used(
     strange = type("Strange", (nn.Module,), {})()
     strange.matrix = nn.Parameter(torch.ones(2, 2))
     assert matrix_flops(strange, dense.resident.model.config) == 14
-
-
-def test_without_its_line_it_is_unknown(resident: Residents) -> None:
-    with pytest.raises(UserError, match="edits of kind ScaleEdit are unknown"):
-        resident("llama").apply(ScaleEdit(0.5))

@@ -1,11 +1,9 @@
-"""Edits on resident models against plain equations, physically smaller models, and the unedited model."""
+"""Edits of experts: memory, implementations and hashes. Their equations are in test_family_edits."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,134 +11,14 @@ import torch
 from edit_checks import Residents, addresses, assert_close, logits
 from torch import Tensor
 
-from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.settings import ModelConfig
+from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.eep.edit import EepEdit, one_hot_layers
 
-Checkpoints = Callable[[str], Path]
-Configs = Callable[..., ModelConfig]
 Edits = Callable[..., EepEdit]
-PlainLogits = Callable[..., Tensor]
-
-FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
-RESCALING = ("mixtral", "qwen3_moe")
-KINDS = ("prune", "crossed", "mapped", "merged", "both", "mixed")
 
 
-# The last two are routed like the first two.
-@pytest.mark.parametrize(
-    ("family", "kind"), [*itertools.product(FAMILIES[:2], KINDS), *((family, "mixed") for family in FAMILIES[2:])]
-)
-@pytest.mark.parametrize("space", ["probs", "logits"])
-def test_edited_logits_are_the_papers(
-    family: str,
-    kind: str,
-    space: str,
-    resident: Residents,
-    make_edit: Edits,
-    plain_logits: PlainLogits,
-    checkpoint: Checkpoints,
-    tokens: Tensor,
-) -> None:
-    edit = make_edit(family, kind, space=space)
-    assert_close(logits(resident(family), edit, tokens), plain_logits(checkpoint(family), edit, tokens))
-
-
-@pytest.mark.parametrize("family", FAMILIES[:2])
-@pytest.mark.parametrize(("retained", "active"), [(6, 2), (6, 1), (4, 1), (3, 3), (2, 1), (1, 1)])
-def test_any_number_retained_and_active(
-    family: str,
-    retained: int,
-    active: int,
-    resident: Residents,
-    make_edit: Edits,
-    plain_logits: PlainLogits,
-    checkpoint: Checkpoints,
-    tokens: Tensor,
-) -> None:
-    for kind in ("prune", "both"):
-        edit = make_edit(family, kind, retained, active)
-        assert_close(logits(resident(family), edit, tokens), plain_logits(checkpoint(family), edit, tokens))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_identity_matrices_change_nothing(
-    family: str, resident: Residents, moe_layers: Callable[[str], int], tokens: Tensor
-) -> None:
-    eye = np.repeat(np.eye(6, dtype=np.float32)[None], moe_layers(family), axis=0)
-    model = resident(family)
-    assert_close(logits(model, EepEdit(eye, eye, 2), tokens), logits(model, IdentityEdit(), tokens))
-
-
-@pytest.mark.parametrize("family", RESCALING)
-@pytest.mark.parametrize("kind", ["prune", "merged"])
-def test_equals_a_physically_smaller_model(
-    family: str, kind: str, resident: Residents, make_edit: Edits, checkpoint: Checkpoints, tokens: Tensor
-) -> None:
-    """A model of the family built with n' experts, its tensors picked or summed one by one."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    edit = make_edit(family, kind)
-    full = AutoModelForCausalLM.from_pretrained(checkpoint(family))
-    config = AutoConfig.from_pretrained(checkpoint(family))
-    config.num_experts = edit.retained
-    small = AutoModelForCausalLM.from_config(config).eval()
-    state = full.state_dict()
-    for layer in range(edit.layers):
-        prefix = f"model.layers.{layer}.mlp."
-        for name in ("experts.gate_up_proj", "experts.down_proj"):
-            tensor = state[prefix + name]
-            state[prefix + name] = torch.stack(
-                [sum(float(c) * tensor[j] for j, c in enumerate(row)) for row in edit.expert_merging[layer]]
-            )
-        kept = edit.router_mapping[layer].argmax(axis=1).tolist()
-        state[prefix + "gate.weight"] = torch.stack([state[prefix + "gate.weight"][j] for j in kept])
-    small.load_state_dict(state)
-    with torch.no_grad():
-        assert_close(logits(resident(family), edit, tokens), small(tokens).logits)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_router_spaces_agree_exactly_where_the_family_rescales(
-    family: str, resident: Residents, make_edit: Edits, tokens: Tensor
-) -> None:
-    model = resident(family)
-    probs = logits(model, make_edit(family, "crossed"), tokens)
-    mapped = logits(model, make_edit(family, "crossed", space="logits"), tokens)
-    if family in RESCALING:
-        assert torch.equal(probs, mapped)
-    else:
-        assert float((probs - mapped).abs().max()) > 1e-3
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("originals", ["device", "host"])
-def test_revert_is_exact_and_history_leaves_no_trace(
-    family: str, originals: str, resident: Residents, make_edit: Edits, tokens: Tensor
-) -> None:
-    model = resident(family, originals=originals)
-    before = logits(model, IdentityEdit(), tokens)
-    weights = [t.clone() for t in model.model.state_dict().values()] if originals == "device" else []
-    edit = make_edit(family, "both", seed=1)
-    alone = logits(model, edit, tokens)
-    for kind, retained in (("merged", 5), ("prune", 3), ("mixed", 2), ("both", 6)):
-        model.apply(make_edit(family, kind, retained, active=1, seed=2))
-    model.apply(edit)
-    with torch.inference_mode():
-        assert torch.equal(model.model(tokens).logits, alone)
-    model.revert()
-    assert torch.equal(logits(model, IdentityEdit(), tokens), before)
-    if originals == "device":
-        after = model.model.state_dict().values()
-        assert all(torch.equal(a, b) for a, b in zip(weights, after, strict=True))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(
-    family: str, resident: Residents, make_edit: Edits
-) -> None:
-    model = resident(family)
+def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(resident: Residents, make_edit: Edits) -> None:
+    family, model = "mixtral", resident("mixtral")
     full = addresses(model)
     with model.edited(make_edit(family, "prune")):
         assert addresses(model) == full
@@ -154,50 +32,15 @@ def test_pruning_copies_no_weights_and_merging_reuses_its_buffers(
     assert addresses(model) == full
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_host_originals_give_the_same_logits(
-    family: str, resident: Residents, make_edit: Edits, tokens: Tensor
-) -> None:
-    host, device = resident(family, originals="host"), resident(family)
-    for kind in KINDS:
-        edit = make_edit(family, kind)
-        assert_close(logits(host, edit, tokens), logits(device, edit, tokens))
-        with host.edited(edit):
-            assert all(layer.experts.gate_up_proj.shape[0] == edit.retained for layer in host.layers)
-    assert_close(logits(host, IdentityEdit(), tokens), logits(device, IdentityEdit(), tokens))
-    assert all(layer.experts.gate_up_proj.shape[0] == layer.count for layer in host.layers)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
 def test_experts_implementations_agree(
-    family: str, implementation: str, resident: Residents, make_edit: Edits, tokens: Tensor
+    implementation: str, resident: Residents, make_edit: Edits, tokens: Tensor
 ) -> None:
+    family = "qwen2_moe"
     other, model = resident(family, experts_implementation=implementation), resident(family)
     for kind in ("prune", "crossed", "mixed"):
         edit = make_edit(family, kind)
         assert_close(logits(other, edit, tokens), logits(model, edit, tokens))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sixteen_bit_models_keep_their_dtype(
-    family: str, dtype: str, resident: Residents, make_edit: Edits, tokens: Tensor
-) -> None:
-    model = resident(family, dtype=dtype)
-    for kind in ("prune", "both"):
-        for space in ("probs", "logits"):
-            found = logits(model, make_edit(family, kind, space=space), tokens)
-            assert found.dtype == getattr(torch, dtype)
-            assert torch.isfinite(found).all()
-
-
-def test_two_new_experts_may_be_the_same_original(
-    resident: Residents, plain_logits: PlainLogits, checkpoint: Checkpoints, tokens: Tensor
-) -> None:
-    twice = np.eye(6, dtype=np.float32)[[[2, 2, 5], [0, 1, 1], [3, 3, 3]]]
-    edit = EepEdit(twice, twice, 2)
-    assert_close(logits(resident("mixtral"), edit, tokens), plain_logits(checkpoint("mixtral"), edit, tokens))
 
 
 @pytest.mark.filterwarnings("error")
@@ -209,36 +52,6 @@ def test_read_only_arrays_are_taken(resident: Residents, make_edit: Edits, token
     for array in copies:
         array.flags.writeable = False
     assert torch.equal(logits(resident("mixtral"), EepEdit(*copies, edit.active), tokens), expected)
-
-
-def test_an_edit_of_another_model_is_refused(resident: Residents, make_edit: Edits, tokens: Tensor) -> None:
-    model = resident("mixtral")
-    before = logits(model, IdentityEdit(), tokens)
-    model.apply(make_edit("mixtral", "both"))
-    with pytest.raises(UserError, match=r"2 MoE layers of 6 experts, the model has 3 of 6"):
-        model.apply(make_edit("qwen2_moe", "prune"))
-    assert isinstance(model.applied, IdentityEdit)
-    assert torch.equal(logits(model, IdentityEdit(), tokens), before)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_candidate_that_is_not_finite_is_its_own_fault(
-    value: float, resident: Residents, make_edit: Edits, tokens: Tensor
-) -> None:
-    model = resident("mixtral")
-    edit = make_edit("mixtral", "both")
-    edit.expert_merging[1, 0, 0] = value
-    with pytest.raises(CandidateError, match="not finite"), model.edited(edit):
-        pass
-    assert isinstance(model.applied, IdentityEdit)
-
-
-def test_an_error_inside_the_block_reverts(resident: Residents, make_edit: Edits, tokens: Tensor) -> None:
-    model = resident("olmoe")
-    before = logits(model, IdentityEdit(), tokens)
-    with pytest.raises(KeyError), model.edited(make_edit("olmoe", "both")):
-        raise KeyError
-    assert torch.equal(logits(model, IdentityEdit(), tokens), before)
 
 
 @pytest.mark.parametrize(

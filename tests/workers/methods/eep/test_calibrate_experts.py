@@ -13,7 +13,7 @@ import torch
 from plain_experts import Token, change, plain_tokens
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.contract.edits import ALL_TOKENS, Calibration
+from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
@@ -21,7 +21,7 @@ from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS = 6
 ALL = ("importance", "mean_outputs", "pairs", "saliency", "usage")
-SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(9)]
+SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(8)]
 TOKENS = sum(map(len, SEQUENCES))
 FAMILIES = ("mixtral", "qwen2_moe")
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -50,7 +50,7 @@ def measured(model: ResidentModel, subsets: SubsetRecipe | None = None) -> dict[
         return dict(calibrate_experts(model, SEQUENCES, ExpertsRecipe(ALL, subsets, 1000)).arrays)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_moe", "olmoe"])
+@families
 def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plain: Any) -> None:
     found = measured(resident(family))
     for layer, tokens in enumerate(plain(family)):
@@ -79,27 +79,9 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
         np.testing.assert_allclose(found["output_distances"][layer], distances, rtol=1e-4, atol=1e-7)
 
 
-@families
-def test_all_rows_measure_what_their_parts_add_up_to(family: str, resident: Any) -> None:
-    """Sums are stored instead of states, so memory doesn't grow with the number of sequences."""
-    model = resident(family)
-
-    def usage(sequences: Any) -> dict[str, Any]:
-        with torch.inference_mode():
-            return dict(
-                calibrate_experts(model, sequences, ExpertsRecipe(("saliency", "usage"), None, ALL_TOKENS)).arrays
-            )
-
-    whole, parts = usage(SEQUENCES), [usage(SEQUENCES[:4]), usage(SEQUENCES[4:7]), usage(SEQUENCES[7:])]
-    assert (whole["counts"] == sum(part["counts"] for part in parts)).all()
-    np.testing.assert_allclose(whole["soft_activation"], sum(part["soft_activation"] for part in parts), rtol=1e-6)
-    total = sum(part["saliency"].astype(np.float64) * part["counts"] for part in parts)
-    np.testing.assert_allclose(whole["saliency"], total / np.maximum(whole["counts"], 1), rtol=1e-6)
-
-
-@families
 @pytest.mark.parametrize(
-    ("active", "logits_space", "sample"), [(2, False, 10_000), (1, True, 10_000), (2, True, 30), (2, False, 4)]
+    ("family", "active", "logits_space", "sample"),
+    [("mixtral", 2, False, 30), ("qwen2_moe", 1, True, 10_000), ("qwen2_moe", 2, True, 4)],
 )
 def test_every_subset_is_compared_with_all_experts(
     family: str, active: int, logits_space: bool, sample: int, resident: Any, plain: Any
@@ -116,8 +98,7 @@ def test_every_subset_is_compared_with_all_experts(
         np.testing.assert_allclose(found[layer], expected, rtol=1e-3)
 
 
-@families
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("family", "grouped"), [("qwen2_moe", False), ("mixtral", True)])
 def test_above_the_limit_experts_are_dropped_one_by_one(family: str, grouped: bool, resident: Any, plain: Any) -> None:
     model = resident(family)
     layers = len(model.layers)
@@ -146,16 +127,6 @@ def test_measuring_leaves_the_model_as_it_was_and_counts_what_it_ran(resident: A
     assert set(found.arrays) == {"saliency", "expert_runs"}
     assert found.arrays["expert_runs"].tolist() == [TOKENS * 2 * 3], "saliency runs the chosen experts once more"
     assert Calibration.from_bytes(found.to_bytes()).arrays["saliency"].dtype == np.float32
-
-
-def test_host_resident_experts_are_measured_alike(
-    model_config: Callable[..., ModelConfig], resident: Callable[[str], ResidentModel]
-) -> None:
-    hosted = ResidentModel.load(model_config("mixtral", originals="host"))
-    recipe = subset_recipe(3)
-    here, there = measured(resident("mixtral"), recipe), measured(hosted, recipe)
-    for name, values in here.items():
-        np.testing.assert_allclose(there[name], values, rtol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"experts_implementation": "eager"}])

@@ -17,10 +17,8 @@ from torch import Tensor
 
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.eep.neuron_pruning import (
-    candidate_count,
     prune_features,
     prune_neurons,
-    pruning_bytes,
 )
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
@@ -47,7 +45,7 @@ def system(features: Floats, target: Floats, ridge: float) -> tuple[Tensor, Tens
     return torch.from_numpy(gram), torch.from_numpy(features.T @ target)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, 9), ridge=st.sampled_from([0.01, 1.0, 30.0]))
 def test_the_feature_whose_removal_costs_least_is_pruned_first(seed: int, count: int, ridge: float) -> None:
     rng = np.random.default_rng(seed)
@@ -59,7 +57,7 @@ def test_the_feature_whose_removal_costs_least_is_pruned_first(seed: int, count:
     assert costs[gone] == pytest.approx(min(costs), rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 30), left=st.integers(1, 30))
 def test_remaining_features_have_the_solution_of_a_fit_without_the_others(seed: int, count: int, left: int) -> None:
     rng = np.random.default_rng(seed)
@@ -69,20 +67,6 @@ def test_remaining_features_have_the_solution_of_a_fit_without_the_others(seed: 
     stay, solution = found
     assert stay.tolist() == sorted(set(stay.tolist())) and len(stay) == min(left, count)
     assert solution.numpy() == pytest.approx(fitted(features[:, stay.numpy()], target, 0.5)[0], rel=1e-6, abs=1e-8)
-
-
-def test_of_features_that_do_the_same_one_stays() -> None:
-    rng = np.random.default_rng(1)
-    features = rng.normal(size=(60, 8))
-    target = features @ rng.normal(size=(8, 4))
-    twice = np.hstack((features, features))
-    found = prune_features(*system(twice, target, 1e-6), 8)
-    assert found is not None
-    assert sorted(each % 8 for each in found[0].tolist()) == list(range(8))
-
-
-def test_what_cannot_be_solved_is_left_alone() -> None:
-    assert prune_features(torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, 1, dtype=torch.float64), 2) is None
 
 
 def kept_of(source: ExpertNeurons, ids: Tensor) -> ExpertNeurons:
@@ -149,16 +133,6 @@ def test_no_neuron_is_given_to_two_kept_experts_unless_they_may_share(lab: dict[
     assert len(set(apart.flatten().tolist())) == RETAINED * WIDTH
     assert set(shared[0].tolist()) & set(before[1] + before[2])
     assert apart[1:].tolist() == shared[1:].tolist() == before[1:], "no tokens, nothing to choose by"
-
-
-def test_fewer_candidates_where_there_is_less_room(lab: dict[str, Any]) -> None:
-    before = lab["ids"].tolist()
-    assert chosen_in(lab, candidates=1.0).tolist() == before
-    assert chosen_in(lab, memory=1000).tolist() == before
-    for memory in (10**5, 10**7, 10**9):
-        count = candidate_count(100, NeuronRecipe(candidates=1e9), 500, HIDDEN, memory)
-        assert pruning_bytes(count, 500, HIDDEN) <= memory < pruning_bytes(count + 2, 500, HIDDEN)
-    assert candidate_count(100, NeuronRecipe(candidates=2.5), 500, HIDDEN, ROOM) == 250
 
 
 def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,28 +11,18 @@ import pytest
 import torch
 from edit_checks import Residents, digest, logits
 from family_samples import edit_of_kind
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.engine.products import make_rows_independent
-from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons, top_exclusive
+from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairedEdit, RepairRecipe
-from moevolve.workers.methods.shared.outputs import NeuronSelection
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, RETAINED, WIDTH, HIDDEN, TOKENS = 6, 3, 24, 32, 70
 FAMILIES = ("mixtral", "gpt_oss")
 UNSEEN = torch.tensor(sequences_of([30] * 4, seed=9))
-RECIPES = (
-    NeuronRecipe(),
-    NeuronRecipe(0.0, 1.0, 0.0),
-    NeuronRecipe(0.5, 3.0, 1.0, shared=False),
-    NeuronRecipe(1.0, 0.0, 2.0, shared=False),
-)
+RECIPES = NeuronRecipe(), NeuronRecipe(0.5, 3.0, 1.5, shared=False)
 WHOLE = RepairRecipe((0.1,))
 
 
@@ -85,8 +75,7 @@ def best_by_hand(importance: Any, shared: bool, width: int = WIDTH) -> Any:
     return [sorted(each) for each in taken]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("recipe", RECIPES, ids=range(len(RECIPES)))
+@pytest.mark.parametrize(("family", "recipe"), [("mixtral", RECIPES[0]), ("gpt_oss", RECIPES[1])], ids=["all", "apart"])
 def test_neurons_are_chosen_by_their_importance_for_a_kept_experts_tokens(
     recipe: NeuronRecipe, family: str, resident: Residents
 ) -> None:
@@ -115,35 +104,8 @@ def test_a_kept_expert_without_tokens_takes_the_first_neurons_and_as_many_as_the
     assert not set(apart[0].tolist()) & set(apart[1].tolist()) and apart.shape == (2, WIDTH)
 
 
-def test_as_many_kept_as_original_experts_share_all_neurons_out(resident: Residents) -> None:
-    neurons, generator = neurons_of(resident("mixtral")), torch.Generator().manual_seed(4)
-    hidden, original = torch.randn(TOKENS, HIDDEN, generator=generator), routed(generator, EXPERTS)
-    with torch.inference_mode():
-        found = choose_neurons(neurons, hidden, original, original, EXPERTS, WIDTH, NeuronRecipe(shared=False), 1 << 30)
-    assert sorted(found.flatten().tolist()) == list(range(EXPERTS * WIDTH))
-
-
-@settings(max_examples=80, deadline=None)
-@given(data=st.data())
-def test_no_neuron_is_assigned_to_two_kept_experts(data: st.DataObject) -> None:
-    retained, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
-    neurons = data.draw(st.integers(retained * width, 20))
-    values = data.draw(st.lists(st.integers(0, 5), min_size=retained * neurons, max_size=retained * neurons))
-    importance = torch.tensor(values, dtype=torch.float64).view(retained, neurons)
-    found = top_exclusive(importance, width)
-    assert found.shape == (retained, width) and len(set(found.flatten().tolist())) == retained * width
-    assert torch.equal(found, found.sort(dim=1).values)
-    owners = {neuron: kept for kept, row in enumerate(found.tolist()) for neuron in row}
-    for kept, row in enumerate(found.tolist()):
-        worst = min(float(importance[kept, neuron]) for neuron in row)
-        for neuron in range(neurons):
-            if owners.get(neuron) != kept and importance[kept, neuron] > worst:
-                # A more important neuron went to a kept expert for which it is as important.
-                assert neuron in owners and importance[owners[neuron], neuron] >= importance[kept, neuron]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("width", [WIDTH, 7, 40])
+@pytest.mark.parametrize("width", [7, 40])
 def test_exactly_the_named_neurons_are_moved(width: int, family: str, resident: Residents) -> None:
     source = neurons_of(resident(family))
     rng = np.random.default_rng(2)
@@ -170,36 +132,12 @@ def test_exactly_the_named_neurons_are_moved(width: int, family: str, resident: 
         assert (tensors["down_proj_bias"] == 7).all(), "output biases belong to the kept expert"
 
 
-def applied(model: ResidentModel) -> Any:
-    return model._applicators[EepEdit]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("originals", ["device", "host"])
-def test_kept_experts_with_their_own_neurons_change_nothing(
-    originals: str, family: str, model_config: Callable[..., ModelConfig]
-) -> None:
-    model = ResidentModel.load(model_config(family, originals=originals))
-    make_rows_independent(model.model, "torch")  # MKL's own products depend on where a matrix is in memory.
-    base = edit_of_kind(len(model.layers), EXPERTS, "prune", RETAINED, space="logits")
-    expected, before = logits(model, base, UNSEEN), digest(model)
-    with model.edited(base), torch.inference_mode():
-        for ordinal, output in enumerate(applied(model).outputs()):
-            kept = torch.from_numpy(base.expert_merging[ordinal].argmax(axis=1))
-            output.use_neurons(NeuronSelection(kept[:, None] * WIDTH + torch.arange(WIDTH), None))
-        assert torch.equal(model.model(UNSEEN).logits, expected)
-    assert digest(model) == before
-
-
 @pytest.mark.parametrize(
     ("family", "kind", "originals", "spread"),
     [
-        (FAMILIES[0], "prune", "device", 0),
-        (FAMILIES[1], "both", "device", 0),
-        (FAMILIES[0], "both", "device", 8),
-        (FAMILIES[1], "prune", "device", 8),
-        (FAMILIES[0], "prune", "host", -8),
-        (FAMILIES[1], "both", "host", -8),
+        ("mixtral", "both", "device", 0),
+        ("gpt_oss", "prune", "device", 8),
+        ("mixtral", "prune", "host", -8),
     ],
 )
 def test_a_repair_fills_fits_and_takes_everything_back(

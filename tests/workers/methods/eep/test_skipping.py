@@ -13,6 +13,7 @@ from edit_checks import Residents, assert_close, logits
 from family_samples import sample_rows
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_families import plain_thresholds
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
@@ -20,11 +21,9 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.router import EditableRouter
 from moevolve.workers.methods.eep.skipping import RatioHistogram
-from moevolve.workers.methods.shared.passes import padded_batches
 from moevolve.workers.model.resident import ResidentModel
 
 Edits = Callable[..., EepEdit]
-PlainThresholds = Callable[[Path, EepEdit], list[float]]
 WITHIN = 2**-17 + 1e-5
 """Tolerance of a median: half a bin, and rounding to float32."""
 
@@ -37,9 +36,10 @@ def thresholds_of(model: ResidentModel, edit: EepEdit) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-@pytest.mark.parametrize("kind", ["prune", "both"])
-@pytest.mark.parametrize("space", ["probs", "logits"])
+@pytest.mark.parametrize(
+    ("family", "kind", "space"),
+    [("mixtral", "prune", "logits"), ("mixtral", "both", "probs"), ("qwen2_moe", "both", "logits")],
+)
 def test_thresholds_are_medians_of_the_edited_model(
     family: str,
     kind: str,
@@ -47,7 +47,6 @@ def test_thresholds_are_medians_of_the_edited_model(
     resident: Residents,
     make_edit: Edits,
     plain_logits: Callable[..., Tensor],
-    plain_thresholds: PlainThresholds,
     checkpoint: Callable[[str], Path],
     tokens: Tensor,
 ) -> None:
@@ -105,13 +104,3 @@ def test_the_median_of_any_weights(pairs: list[tuple[float, float]]) -> None:
         ratios.add(part)
     expected = [min(max(b / a, 0.0), 1.0) if a > 0 else 0.0 for a, b in weights.double().tolist()]
     assert abs(ratios.median() - np.median(expected)) <= WITHIN
-
-
-def test_batches_hold_every_token_once() -> None:
-    rows = sample_rows(3, (3, 70, 5, 5, 1, 4100, 64))
-    found = np.zeros(len(rows.tokens), dtype=np.int64)
-    for batch in padded_batches(rows.sequences, torch.device("cpu")):
-        assert batch.ids.numel() <= 4096 or len(batch.ids) == 1
-        np.testing.assert_array_equal(batch.ids.flatten()[batch.real].numpy(), rows.tokens[batch.places.numpy()])
-        found[batch.places.numpy()] += 1
-    assert (found == 1).all()

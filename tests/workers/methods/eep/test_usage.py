@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edit_checks import Residents
 from family_samples import sample_rows
 from numpy.typing import NDArray
 from usage_checks import SEQUENCES, TOKENS, check_routed, inputs_of
@@ -15,8 +16,6 @@ from usage_checks import SEQUENCES, TOKENS, check_routed, inputs_of
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.engine.measuring import analyse_usage
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.router import EditableRouter
-from moevolve.workers.model.resident import ResidentModel
 
 
 def plain_routing(edit: EepEdit | None, gate: NDArray[np.float64], layer: int, rescale: bool) -> Any:
@@ -37,58 +36,41 @@ def plain_routing(edit: EepEdit | None, gate: NDArray[np.float64], layer: int, r
     return route
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-@pytest.mark.parametrize("kind", ["full", "prune", "crossed", "mapped", "both"])
-@pytest.mark.parametrize("space", ["probs", "logits"])
+@pytest.mark.parametrize(
+    ("family", "kind", "space", "skips"),
+    [
+        ("mixtral", "full", "probs", False),
+        ("mixtral", "both", "probs", False),
+        ("qwen2_moe", "both", "logits", False),
+        ("mixtral", "mapped", "logits", True),
+    ],
+)
 def test_experts_of_moe_layers_are_counted(
-    resident: Callable[[str], ResidentModel], make_edit: Callable[..., EepEdit], family: str, kind: str, space: str
+    resident: Residents, make_edit: Callable[..., EepEdit], family: str, kind: str, space: str, skips: bool
 ) -> None:
+    """A second expert that dynamic skipping leaves out isn't counted."""
     model = resident(family)
     edit = None if kind == "full" else make_edit(family, kind, 4, 2, space)
+    if edit is not None and skips:
+        edit = replace(edit, skip_rows=sample_rows())
     found = analyse_usage(model, edit or IdentityEdit(), SEQUENCES)
-    assert found.tokens == TOKENS and not found.mixed
+    assert isinstance(model.applied, IdentityEdit) and found.tokens == TOKENS and not found.mixed
     inputs = inputs_of(model, edit or IdentityEdit())
-    assert [layer.layer for layer in found.routed] == [layer.index for layer in model.layers]
-    for position, (handle, layer) in enumerate(zip(model.layers, found.routed, strict=True)):
-        route = plain_routing(edit, handle.router_weight.double().numpy(), position, handle.renormalise)
-        check_routed(layer, [route(token) for token in inputs[handle.index].numpy()])
-        assert layer.experts == (6 if edit is None else 4)
-        expected = () if edit is None else tuple(np.abs(edit.expert_merging[position]).argmax(axis=1))
-        assert layer.origins == expected
-    assert isinstance(model.applied, IdentityEdit)
-
-
-def test_new_experts_with_the_same_weights_are_told_apart(resident: Callable[[str], ResidentModel]) -> None:
-    eye = np.eye(6, dtype=np.float32)
-    edit = EepEdit(np.stack([eye[[0, 1, 2]]] * 3), np.stack([eye[[4, 4, 5]]] * 3), 2)
-    model = resident("mixtral")
-    found = analyse_usage(model, edit, SEQUENCES)
-    inputs = inputs_of(model, edit)
-    for position, layer in enumerate(found.routed):
-        route = plain_routing(edit, model.layers[position].router_weight.double().numpy(), position, True)
-        check_routed(layer, [route(token) for token in inputs[position].numpy()])
-        assert layer.origins == (4, 4, 5) and layer.counts.sum() == 2 * TOKENS
-
-
-@pytest.mark.parametrize("kind", ["prune", "mapped"])
-def test_a_skipped_second_expert_is_not_counted(
-    resident: Callable[[str], ResidentModel], make_edit: Callable[..., EepEdit], kind: str
-) -> None:
-    model = resident("mixtral")
-    edit = replace(make_edit("mixtral", kind, 4, 2, "logits"), skip_rows=sample_rows())
-    with model.edited(edit):
-        plans = [router.plan for layer in model.layers if isinstance(router := layer.gate, EditableRouter)]
-        thresholds = [plan.skip_below for plan in plans if plan is not None and plan.skip_below is not None]
-    found = analyse_usage(model, edit, SEQUENCES)
-    inputs = inputs_of(model, edit)
-    for position, (handle, layer) in enumerate(zip(model.layers, found.routed, strict=True)):
-        route = plain_routing(edit, handle.router_weight.double().numpy(), position, True)
-        choices = []
-        for token in inputs[handle.index].numpy():
-            (first, large), (second, small) = route(token).items()
-            kept = small >= thresholds[position] * large
-            choices.append({first: large, second: small} if kept else {first: 1.0})
+    with model.edited(edit or IdentityEdit()):
+        plans: list[Any] = [layer.gate.plan for layer in model.layers]
+    for place, (handle, layer, plan) in enumerate(zip(model.layers, found.routed, plans, strict=True)):
+        route = plain_routing(edit, handle.router_weight.double().numpy(), place, handle.renormalise)
+        choices = [route(token) for token in inputs[handle.index].numpy()]
+        if skips:
+            choices = [without_second(choice, plan.skip_below) for choice in choices]
         check_routed(layer, choices)
+        assert (layer.layer, layer.experts) == (handle.index, 6 if edit is None else 4)
+        assert layer.origins == (() if edit is None else tuple(np.abs(edit.expert_merging[place]).argmax(axis=1)))
     counted = [int(layer.counts.sum()) for layer in found.routed]
-    assert all(TOKENS < each < 2 * TOKENS for each in counted)
-    assert found.active == sum(counted) / (3 * TOKENS)
+    assert all(TOKENS < each < 2 * TOKENS if skips else each == 2 * TOKENS for each in counted)
+    assert found.active == sum(counted) / (len(counted) * TOKENS)
+
+
+def without_second(choice: dict[int, float], threshold: float) -> dict[int, float]:
+    (first, large), (_, small) = choice.items()
+    return choice if small >= threshold * large else {first: 1.0}

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
@@ -63,7 +62,7 @@ def plain_logits(directory: Path, edit: NanoMoeEdit, ids: Tensor) -> Tensor:
 
 # Every form in one family, and every family in one form.
 @pytest.mark.parametrize(
-    ("family", "variant"), [*(("llama", each) for each in VARIANTS), ("opt", "II"), ("phi", "III"), ("mixtral", "I")]
+    ("family", "variant"), [("llama", "low_rank"), ("opt", "II"), ("phi", "III"), ("mixtral", "I")]
 )
 def test_edited_logits_are_the_dense_products(
     family: str, variant: Variant, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
@@ -76,53 +75,8 @@ def test_edited_logits_are_the_dense_products(
     assert float((found - logits(model, IdentityEdit(), tokens)).abs().max()) > 0.05
 
 
-@pytest.mark.parametrize("family", PATTERNS)
-def test_ones_at_full_rank_reproduce_the_model(family: str, resident: Residents, tokens: Tensor) -> None:
-    model = resident(family)
-    linears = find_linears(model.model)
-    pattern = PATTERNS[family] if family != "mixtral" else "*.q_proj"
-    rank = min(min(linears[name].weight.shape) for name in names_of(model, pattern))
-    edit = make(model, "I", 0, pattern=pattern, rank=rank)
-    assert_close(logits(model, edit, tokens), logits(model, IdentityEdit(), tokens))
-
-
-@pytest.mark.parametrize("variant", ["I", "II", "III"])
-@pytest.mark.parametrize("rank", [1, 7, 16])
-def test_the_start_is_plain_low_rank_at_any_rank(
-    variant: Variant, rank: int, resident: Residents, tokens: Tensor
-) -> None:
+def test_a_candidate_does_not_depend_on_those_before_it(resident: Residents, tokens: Tensor) -> None:
     model = resident("llama")
-    start = make(model, variant, 0, rank=rank)
-    assert_close(logits(model, start, tokens), logits(model, make(model, "low_rank", rank=rank), tokens))
-
-
-@pytest.mark.parametrize("family", PATTERNS)
-def test_reverting_brings_back_the_very_layers(family: str, resident: Residents, tokens: Tensor) -> None:
-    model = resident(family)
-    before = dict(model.model.named_modules())
-    weights = {name: value.clone() for name, value in model.model.state_dict().items()}
-    expected = logits(model, IdentityEdit(), tokens)
-    for variant in VARIANTS:
-        with model.edited(make(model, variant)):
-            shown = [each for each in model.model.modules() if isinstance(each, BlockMixedLinear)]
-            assert len(shown) == len(names_of_edit(model))
-            assert all(not each.training or not list(each.children()) for each in shown)
-        after = dict(model.model.named_modules())
-        assert after.keys() == before.keys() and all(after[name] is module for name, module in before.items())
-        assert torch.equal(logits(model, IdentityEdit(), tokens), expected)
-    assert all(torch.equal(value, weights[name]) for name, value in model.model.state_dict().items())
-
-
-def names_of_edit(model: ResidentModel) -> tuple[str, ...]:
-    assert isinstance(model.applied, NanoMoeEdit)
-    return model.applied.layers
-
-
-@pytest.mark.parametrize("family", ["llama", "opt"])
-def test_a_candidate_does_not_depend_on_those_before_it(
-    family: str, model_config: Callable[..., ModelConfig], tokens: Tensor
-) -> None:
-    model = ResidentModel.load(model_config(family))
     wanted = make(model, "II", fit=1)
     fresh = logits(model, wanted, tokens)
     changed = wanted.mixing.copy()
@@ -144,24 +98,9 @@ def test_a_candidate_does_not_depend_on_those_before_it(
             assert torch.equal(model.model(tokens).logits, fresh)
 
 
-def test_layers_whose_mixing_stays_keep_their_factors(resident: Residents) -> None:
-    model = resident("llama")
-    first = make(model, "II")
-    changed = first.mixing.copy()
-    changed[2] += 1
-    with model.edited(first):
-        before = [each for each in model.model.modules() if isinstance(each, BlockMixedLinear)]
-        model.apply(NanoMoeEdit(first.form, first.layers, changed))
-        after = [each for each in model.model.modules() if isinstance(each, BlockMixedLinear)]
-    assert [one is two for one, two in zip(before, after, strict=True)] == [
-        index != 2 for index in range(len(first.layers))
-    ]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_candidates_share_their_factors(dtype: str, resident: Residents) -> None:
+def test_candidates_share_their_factors(resident: Residents) -> None:
     """Once the layers are fitted, a candidate computes only M."""
-    model = resident("llama", dtype=dtype)
+    model = resident("llama", dtype="bfloat16")
     first = make(model, "II")
     other = NanoMoeEdit(first.form, first.layers, first.mixing + np.float32(0.5))
     shown = []
@@ -174,44 +113,13 @@ def test_candidates_share_their_factors(dtype: str, resident: Residents) -> None
         assert (one.u.data_ptr(), one.v.data_ptr()) == (two.u.data_ptr(), two.v.data_ptr())
 
 
-@pytest.mark.parametrize("variant", ["I", "II", "III"])
-def test_a_fitted_start_is_nearer_to_the_model(variant: Variant, resident: Residents) -> None:
-    """The genome counts from the fitted M."""
-    model = resident("llama")
-    errors = []
-    for fit in (0, 20):
-        edit = make(model, variant, 0.0, fit=fit)
-        originals = find_linears(model.model)
-        with model.edited(edit):
-            total = 0.0
-            for name in edit.layers:
-                made = model.model.get_decoder().get_submodule(name)
-                assert isinstance(made, BlockMixedLinear)
-                product = oracles.block_mix_weight(made.u, made.v, made.mixing)
-                total += float((originals[name].weight - product).square().sum())
-        errors.append(total)
-    assert errors[1] < errors[0]
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bit_models_are_edited(dtype: str, resident: Residents, tokens: Tensor) -> None:
-    model = resident("llama", dtype=dtype)
+def test_sixteen_bit_models_are_edited(resident: Residents, tokens: Tensor) -> None:
+    model = resident("llama", dtype="float16")
     full = resident("llama")
     for variant in VARIANTS:
         found = logits(model, make(model, variant, 0.05), tokens)
-        assert found.dtype == getattr(torch, dtype)
+        assert found.dtype == torch.float16
         assert_close(found.float(), logits(full, make(full, variant, 0.05), tokens), tolerance=0.05)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_candidate_that_is_not_finite_is_its_own_fault(value: float, resident: Residents, tokens: Tensor) -> None:
-    model = resident("llama")
-    before = logits(model, IdentityEdit(), tokens)
-    edit = make(model, "II")
-    edit.mixing[-1, 0, 0, 0] = value
-    with pytest.raises(CandidateError, match="not finite"), model.edited(edit):
-        pass
-    assert torch.equal(logits(model, IdentityEdit(), tokens), before)
 
 
 def test_factors_out_of_range_are_the_candidates_fault(resident: Residents) -> None:
@@ -221,14 +129,6 @@ def test_factors_out_of_range_are_the_candidates_fault(resident: Residents) -> N
     with pytest.raises(CandidateError, match=r"layers\.0\.mlp\.gate_proj"), model.edited(edit):
         pass
     assert isinstance(model.applied, IdentityEdit)
-
-
-def test_dead_mixing_stays_finite(resident: Residents, tokens: Tensor) -> None:
-    """An all-zero M is a poor candidate, not an invalid one."""
-    model = resident("opt")
-    edit = make(model, "I")
-    edit.mixing[:] = 0
-    assert torch.isfinite(logits(model, edit, tokens)).all()
 
 
 def test_an_edit_of_another_model_is_refused(resident: Residents, tokens: Tensor) -> None:
@@ -261,23 +161,10 @@ def test_phenotype_hash_tells_edits_apart(resident: Residents) -> None:
     assert make(model, "II").phenotype_hash == base.phenotype_hash
 
 
-@pytest.mark.filterwarnings("error")
-def test_read_only_arrays_are_taken(resident: Residents, tokens: Tensor) -> None:
-    """Ray delivers arrays as read-only."""
-    model = resident("llama")
-    edit = make(model, "III")
-    expected = logits(model, edit, tokens)
-    copied = edit.mixing.copy()
-    copied.flags.writeable = False
-    assert torch.equal(logits(model, NanoMoeEdit(edit.form, edit.layers, copied), tokens), expected)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("blocks", [6, 8])
+@pytest.mark.parametrize(("variant", "blocks"), [("I", 6), ("II", 8), ("III", 6), ("low_rank", 1)])
 def test_counted_parameters_and_operations_are_those_of_the_module(variant: Variant, blocks: int) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    blocks = 1 if variant == "low_rank" else blocks
     form = BlockForm(variant, blocks, 5)
     mixing = None if variant == "low_rank" else torch.from_numpy(form.unmixed)
     module = BlockMixedLinear(torch.ones(blocks, 48 // blocks, 5), torch.ones(blocks, 5, 24 // blocks), mixing, None)

@@ -41,18 +41,6 @@ def error(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor) -> float:
     return float((weight - oracles.block_mix_weight(u, v, mixing)).norm() / weight.norm())
 
 
-@pytest.mark.parametrize("shape", [(9, 14), (14, 9), (8, 8)])
-@pytest.mark.parametrize("rank", [1, 5, 8])
-def test_low_rank_factors_are_the_best(shape: tuple[int, int], rank: int) -> None:
-    weight = random(*shape)
-    u, v = low_rank_factors(weight.float(), rank)
-    assert u.dtype == v.dtype == torch.float64 and u.shape == (shape[0], rank) and v.shape == (rank, shape[1])
-    rest = torch.linalg.svdvals(weight)[rank:]
-    assert float((weight - u @ v).norm()) == pytest.approx(float(rest.norm()), rel=1e-5, abs=1e-6)
-    assert (u.gather(0, u.abs().argmax(dim=0, keepdim=True)) > 0).all()
-    torch.testing.assert_close(u.norm(dim=0), v.norm(dim=1))
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_refining_solves_for_each_factor(variant: Variant) -> None:
     """V, then U, against one least-squares problem over all their entries that ignores the blocks."""
@@ -92,7 +80,7 @@ def test_fitted_mixing_is_the_least_squares_solution(variant: Variant) -> None:
     dead=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_step_makes_the_error_larger(variant: Variant, blocks: int, rank: int, dead: bool, seed: int) -> None:
     """Also with ranks above a block's size, and with factors that M gives no influence."""
     weight = random(8, 12, seed=seed)
@@ -109,28 +97,6 @@ def test_no_step_makes_the_error_larger(variant: Variant, blocks: int, rank: int
         errors.append(error(weight, u, v, mixing))
     assert all(torch.isfinite(part).all() for part in (u, v, mixing))
     assert all(after <= before + 1e-7 for before, after in pairwise(errors)), errors
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 4])
-@pytest.mark.parametrize("rank", [1, 5, 8])
-def test_plain_low_rank_is_fitted_to_itself(blocks: int, rank: int) -> None:
-    weight = random(8, 12)
-    u, v = split_factors(*low_rank_factors(weight, rank), blocks)
-    ones = torch.ones(blocks, blocks, dtype=torch.float64)
-    torch.testing.assert_close(fit_factors(weight, u, v, ones), (u, v))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_what_a_form_can_express_is_found(variant: Variant) -> None:
-    """A weight of exactly this form is recovered from factors and parameters near the true ones."""
-    blocks, rank = 2, 2
-    truth = random(blocks, 6, rank, seed=1), random(blocks, rank, 6, seed=2), parameters(variant, blocks, rank, 3)
-    weight = oracles.block_mix_weight(*truth)
-    u, v, mixing = (part + 0.05 * random(*part.shape, seed=9) for part in truth)
-    for _ in range(300):
-        u, v = fit_factors(weight, u, v, mixing)
-        mixing = fit_mixing(weight, u, v, mixing)
-    assert error(weight, u, v, mixing) < 1e-3
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -173,7 +139,7 @@ def output_error(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: M
     return float((missing @ metric.moments * missing).sum())
 
 
-@pytest.mark.parametrize("rank", [1, 5, 8])
+@pytest.mark.parametrize("rank", [1, 8])
 def test_low_rank_factors_are_the_best_for_outputs(rank: int) -> None:
     weight, seen = random(9, 14), moments(14)
     metric = Metric.of(seen)
@@ -187,18 +153,6 @@ def test_low_rank_factors_are_the_best_for_outputs(rank: int) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_inputs_that_are_all_alike_change_nothing(variant: Variant) -> None:
-    weight, mixing, metric = random(12, 15), parameters(variant, 3, 2, 5), Metric.of(3 * torch.eye(15))
-    u, v = random(3, 4, 2, seed=1), random(3, 2, 5, seed=2)
-    for found, expected in zip(
-        (*fit_factors(weight, u, v, mixing, metric), fit_mixing(weight, u, v, mixing, metric)),
-        (*fit_factors(weight, u, v, mixing), fit_mixing(weight, u, v, mixing)),
-        strict=True,
-    ):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_no_round_makes_outputs_worse(variant: Variant) -> None:
     weight, metric = random(12, 15), Metric.of(moments(15))
     start = unmixed(variant, 3, 2)
@@ -209,47 +163,13 @@ def test_no_round_makes_outputs_worse(variant: Variant) -> None:
     assert errors[-1] < plain
 
 
-@pytest.mark.parametrize("variant", ["I", "II"])
-def test_mixing_comes_to_the_least_squares_solution_for_outputs(variant: Variant) -> None:
-    """Scalars and diagonals are a linear problem in all their entries."""
-    weight, metric, mixing = random(12, 15), Metric.of(moments(15)), parameters(variant, 3, 2, 5)
-    u, v = random(3, 4, 2, seed=1), random(3, 2, 5, seed=2)
-    units = torch.eye(mixing.numel(), dtype=torch.float64).view(-1, *mixing.shape)
-    design = torch.stack([(oracles.block_mix_weight(u, v, unit) @ root_of(metric)).flatten() for unit in units], dim=1)
-    expected = torch.linalg.lstsq(design, (weight @ root_of(metric)).flatten()[:, None]).solution.view(mixing.shape)
-    found = mixing
-    for _ in range(400):
-        found = fit_mixing(weight, u, v, found, metric)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_refining_comes_to_the_best_of_a_rank_for_outputs() -> None:
-    weight, metric, mixing = random(9, 14), Metric.of(moments(14)), unmixed("I", 2, 2)
-    weight = weight[:8]
-    u, v = random(2, 4, 2, seed=3), random(2, 2, 7, seed=4)
-    for _ in range(300):
-        u, v = fit_factors(weight, u, v, mixing, metric)
-    rest = torch.linalg.svdvals(weight @ root_of(metric))[2:]
-    assert output_error(weight, u, v, mixing, metric) == pytest.approx(float(rest.square().sum()), rel=1e-3)
-
-
 def decaying(outputs: int, inputs: int, power: float) -> Tensor:
     """A weight whose singular values follow a power law."""
     left, right = (torch.linalg.qr(random(size, min(outputs, inputs), seed=size)).Q for size in (outputs, inputs))
     return left * torch.arange(1, left.shape[1] + 1, dtype=torch.float64) ** -power @ right.t()
 
 
-@pytest.mark.parametrize(
-    ("shape", "rank", "measured"),
-    [
-        ((640, 960), 20, False),
-        ((960, 640), 60, False),
-        ((640, 960), 240, False),
-        ((960, 640), 20, True),
-        ((640, 960), 60, True),
-        ((960, 640), 240, True),
-    ],
-)
+@pytest.mark.parametrize(("shape", "rank", "measured"), [((560, 640), 20, False), ((640, 560), 20, True)])
 def test_wide_layers_are_approximated_as_well_as_by_a_whole_decomposition(
     shape: tuple[int, int], rank: int, measured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,18 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edit_checks import Residents, assert_close, digest, logits
+from edit_checks import Residents, digest, logits
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
-from moevolve.workers.contract.card import ExportCard
-from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export.export import export_model
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.nanomoe.apply import input_moments
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit, Variant
 from moevolve.workers.methods.shared import input_statistics
-from moevolve.workers.model.resident import ResidentModel
 
 SEQUENCES = sequences_of((30, 3, 41, 12, 55, 20))
 ROWS = rows_of(SEQUENCES)
@@ -81,9 +77,8 @@ def test_low_rank_is_the_best_for_the_layers_outputs(resident: Residents, checkp
             assert (float(missing.square().sum()) < best * 1.01 + 1e-6) == to_outputs
 
 
-@pytest.mark.parametrize("variant", ["I", "II", "III"])
-def test_outputs_are_kept_better_than_by_the_weights(variant: Variant, resident: Residents) -> None:
-    model, edit = resident("llama"), edit_of(variant, fit=3)
+def test_outputs_are_kept_better_than_by_the_weights(resident: Residents) -> None:
+    model, edit = resident("llama"), edit_of("III", fit=2)
     before, plain = digest(model), logits(model, None, UNSEEN)
     first = logits(model, edit, UNSEEN)
     by_weights = logits(model, replace(edit, rows=None), UNSEEN)
@@ -93,15 +88,3 @@ def test_outputs_are_kept_better_than_by_the_weights(variant: Variant, resident:
     assert not torch.equal(logits(model, other, UNSEEN), first) and torch.equal(logits(model, edit, UNSEEN), first)
     assert len({each.phenotype_hash for each in (edit, other, replace(edit, rows=None))}) == 3
     assert digest(model) == before
-
-
-def test_exports(model_config: Callable[..., ModelConfig], tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = ResidentModel.load(model_config("llama"))
-    report = export_model(model, edit_of(), tmp_path / "out", ExportCard("A model", "someone/base", "f00d"))
-    assert report.agreement.holds
-    assert "| fitted to | their outputs on calibration prompts |" in (report.directory / "README.md").read_text("utf-8")
-    loaded = AutoModelForCausalLM.from_pretrained(report.directory, trust_remote_code=True)
-    with torch.no_grad():
-        assert_close(loaded(UNSEEN).logits, logits(model, edit_of(), UNSEEN), 2e-5)

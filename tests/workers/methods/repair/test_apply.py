@@ -15,8 +15,7 @@ from family_samples import edit_of_kind
 from repair_samples import repaired_by_hand, rows_of, seen_at, sequences_of
 from torch import Tensor
 
-from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.workers.contract.edits import LayeredEdit
+from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
@@ -67,8 +66,7 @@ def test_a_repaired_model_is_the_one_fitted_by_hand(
         assert_close(logits(resident("mixtral"), edit, UNSEEN), expected(UNSEEN).logits, 1e-4)
 
 
-@pytest.mark.parametrize("target", ["global", "local"])
-@pytest.mark.parametrize("kind", ["prune", "merged", "both", "mapped"])
+@pytest.mark.parametrize(("kind", "target"), [("merged", "global"), ("both", "local")])
 def test_what_is_said_to_be_left_is_left(
     kind: str, target: Target, resident: Residents, checkpoint: Checkpoints
 ) -> None:
@@ -96,20 +94,10 @@ def test_what_is_said_to_be_left_is_left(
         assert outcome.after < outcome.before
 
 
-def test_unseen_tokens_are_nearer_the_unedited_model(resident: Residents) -> None:
-    model = resident("mixtral")
-    plain, cut = logits(model, None, UNSEEN), logits(model, pruned(), UNSEEN)
-    for target in ("global", "local"):
-        fitted = logits(model, repaired(pruned(), (0.01, 0.1, 1.0), target), UNSEEN)
-        assert distance(fitted, plain) < 0.95 * distance(cut, plain)
-
-
-@pytest.mark.parametrize("target", ["global", "local"])
-def test_an_edit_that_changes_nothing_is_not_changed_either(target: Target, resident: Residents) -> None:
+def test_an_edit_that_changes_nothing_is_not_changed_either(resident: Residents) -> None:
     model = resident("mixtral")
     same = edit_of_kind(3, 6, "prune", retained=6)
     edit = repaired(replace(same, router_mapping=np.stack([np.eye(6)] * 3), expert_merging=np.stack([np.eye(6)] * 3)))
-    edit = replace(edit, recipe=RepairRecipe((0.01,), target))
     assert torch.equal(logits(model, edit, UNSEEN), logits(model, edit.base, UNSEEN))
     assert outcomes_of(model, edit) == [None] * 3
     assert dict(in_report(model, edit))["repaired outputs"] == "0 of 3"
@@ -120,29 +108,6 @@ def in_report(model: ResidentModel, edit: RepairedEdit) -> tuple[tuple[str, str]
         return model.report()
 
 
-def test_a_duplicate_of_a_kept_expert_is_made_up_for(
-    model_config: Callable[..., ModelConfig], tmp_path: Path, checkpoint: Checkpoints
-) -> None:
-    """Experts 4 and 5 are equal, routers included, and every token runs all experts: their weights add up."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    plain = AutoModelForCausalLM.from_pretrained(checkpoint("olmoe"))
-    for layer in plain.model.layers:
-        layer.mlp.gate.weight.data[5] = layer.mlp.gate.weight.data[4]
-        for tensor in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
-            tensor.data[5] = tensor.data[4]
-    plain.config.num_experts_per_tok = 6
-    plain.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(checkpoint("olmoe")).save_pretrained(tmp_path)
-    model = ResidentModel.load(replace(model_config("olmoe"), path=str(tmp_path)))
-    cut = replace(pruned([(0, 1, 2, 3, 4)] * 3), active=5)
-    rows = rows_of(sequences_of([50] * 40))
-    edit = RepairedEdit(cut, RepairRecipe((1e-9,), tokens=2000), rows)
-    whole = logits(model, None, UNSEEN)
-    assert float((logits(model, cut, UNSEEN) - whole).abs().max()) > 0.1
-    assert_close(logits(model, edit, UNSEEN), whole, 2e-3)
-
-
 def test_kept_layers_are_what_a_fresh_worker_gives(
     resident: Residents, model_config: Callable[..., ModelConfig]
 ) -> None:
@@ -151,10 +116,11 @@ def test_kept_layers_are_what_a_fresh_worker_gives(
     assert first.layer_hashes[:2] == second.layer_hashes[:2] and first.layer_hashes[2] != second.layer_hashes[2]
     logits(model, first, UNSEEN)
     found = [logits(model, each, UNSEEN) for each in (second, first)]
-    for edit, known in zip((second, first), found, strict=True):
-        fresh = ResidentModel.load(model_config("mixtral"))
-        assert torch.equal(logits(fresh, edit, UNSEEN), known)
-        assert outcomes_of(fresh, edit) == outcomes_of(model, edit)
+    fresh = ResidentModel.load(model_config("mixtral"))
+    assert torch.equal(logits(fresh, second, UNSEEN), found[0]) and outcomes_of(fresh, second) == outcomes_of(
+        model, second
+    )
+    assert torch.equal(logits(fresh, first, UNSEEN), found[1])
 
 
 def test_layers_behind_another_are_not_taken_over(resident: Residents) -> None:
@@ -166,36 +132,6 @@ def test_layers_behind_another_are_not_taken_over(resident: Residents) -> None:
     hashes = {each.phenotype_hash for each in (*edits, *others, edits[0].base)}
     assert len(hashes) == 7
     assert all(not set(edits[0].layer_hashes) & set(other.layer_hashes) for other in others)
-
-
-def test_the_first_rows_are_taken_up_to_a_number_of_tokens(resident: Residents) -> None:
-    edit = repaired(pruned())
-    few = replace(edit, recipe=replace(edit.recipe, tokens=200))  # 25 + 3 + 40 + 11 + 25 + 1 + 33 + 18 + 30
-    same = replace(few, rows=rows_of(SEQUENCES[:9]))
-    assert sum(LENGTHS[:9]) == 186 and few.rows.first(200) == SEQUENCES[:9]
-    assert torch.equal(logits(resident("mixtral"), few, UNSEEN), logits(resident("mixtral"), same, UNSEEN))
-    assert dict(in_report(resident("mixtral"), few))["fitted on"] == (
-        "168 tokens of calibration prompts, checked on 18 of others"
-    )
-
-
-def test_dynamic_skipping_stays(resident: Residents) -> None:
-    model = resident("mixtral")
-    skipping = replace(pruned(), skip_rows=rows_of(sequences_of([9, 14, 11])))
-    plain, cut = logits(model, None, UNSEEN), logits(model, skipping, UNSEEN)
-    assert distance(logits(model, repaired(skipping, (0.1, 1.0)), UNSEEN), plain) < distance(cut, plain)
-
-
-@pytest.mark.parametrize("kind", ["prune", "both"])
-@pytest.mark.parametrize("target", ["global", "local"])
-def test_originals_on_the_host(
-    kind: str, target: Target, resident: Residents, model_config: Callable[..., ModelConfig]
-) -> None:
-    hosted = ResidentModel.load(model_config("mixtral", originals="host"))
-    edit = repaired(edit_of_kind(3, 6, kind), (0.1, 1.0), target)
-    plain = logits(hosted, None, UNSEEN)
-    assert_close(logits(hosted, edit, UNSEEN), logits(resident("mixtral"), edit, UNSEEN))
-    assert torch.equal(logits(hosted, None, UNSEEN), plain)
 
 
 def test_bfloat16_is_fitted_in_float32_and_rounded_once(
@@ -218,21 +154,6 @@ def digest_of_halves(model: ResidentModel) -> int:
     return hash(tuple(tensor.view(torch.int16).sum().item() for tensor in model.model.state_dict().values()))
 
 
-@pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_an_edit_at_fault_is_a_candidates_error(broken: float, resident: Residents) -> None:
-    matrices = pruned().router_mapping.copy()
-    matrices[1, 2, 3] = broken
-    with pytest.raises(CandidateError, match="finite"):
-        resident("mixtral").apply(repaired(EepEdit(matrices, matrices, 2)))
-
-
-def test_what_overflows_is_left_as_it_is(resident: Residents) -> None:
-    """Merged with coefficients beyond float32's reach, the first layer's experts give infinities."""
-    edit = edit_of_kind(3, 6, "merged")
-    edit.expert_merging[0, :, 0] = 1e30
-    assert outcomes_of(resident("mixtral"), repaired(edit)) == [None] * 3
-
-
 def test_refusals(resident: Residents) -> None:
     model = resident("mixtral")
     little = replace(repaired(pruned()), recipe=RepairRecipe(memory_mb=1))
@@ -244,7 +165,3 @@ def test_refusals(resident: Residents) -> None:
         model.apply(repaired(unlike))
     with pytest.raises(UserError, match="RepairedEdit can't be repaired"):
         model.apply(repaired(repaired(pruned())))
-
-
-def test_repaired_edits_tell_their_layers() -> None:
-    assert isinstance(repaired(pruned()), LayeredEdit)

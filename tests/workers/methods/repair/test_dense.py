@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_edits import LAYERS, WIDTH, divided, head_masks, masked
 from edit_checks import Residents, assert_close, digest, logits
 from repair_samples import Floats, rows_of, sequences_of
 from torch import Tensor, nn
@@ -23,42 +24,21 @@ from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe, Target
 from moevolve.workers.methods.repair.ridge import FitOutcome
-from moevolve.workers.methods.shared.outputs import NeuronRecipe
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.resident import ResidentModel
 
 Configs = Callable[..., ModelConfig]
 Seen = list[dict[str, Floats]]
 
-LAYERS, HIDDEN, WIDTH, EXPERTS, HEAD_DIM = 3, 32, 48, 4, 8
-LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47) * 2
+EXPERTS = 4
+LENGTHS = (40, 17, 50, 3, 44, 31, 28, 39, 60, 52, 1, 47, 40, 17, 50, 33)
 SEQUENCES = sequences_of(LENGTHS)
 CHECKED = np.repeat([each % 8 == 7 for each in range(len(LENGTHS))], LENGTHS)
 KEPT_OUT = SEQUENCES[7::8]
 """The sequences of the tokens that are `CHECKED`."""
 UNSEEN = torch.tensor(sequences_of([40] * 6, seed=9))
 STRENGTH = 0.1
-
-
-def divided(active: int = 2, scale: float = 1.5, routers: int = 1) -> FactorLlmEdit:
-    rng = np.random.default_rng(0)
-    order = np.stack([rng.permutation(WIDTH) for _ in range(LAYERS)])
-    shape = (LAYERS, routers, EXPERTS)
-    return FactorLlmEdit(order, rng.standard_normal((*shape, HIDDEN)), rng.standard_normal(shape), active, scale)
-
-
-def masked(heads: bool = False, widths: tuple[int, ...] = (20, WIDTH, 33), experts: int = EXPERTS) -> ToMoeEdit:
-    rng = np.random.default_rng(1)
-    kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(experts)] for width in widths])
-    masks = HeadMasks(
-        rng.permuted(np.tile([True, True, True, False], (LAYERS, 1)), axis=1),
-        np.array([5, 8, 3]),
-        rng.standard_normal((LAYERS, HEAD_DIM)),
-        rng.standard_normal((LAYERS, HEAD_DIM, 2)),
-        rng.standard_normal((LAYERS, 2, HIDDEN)),
-    )
-    router = rng.standard_normal((LAYERS, experts, 5))
-    return ToMoeEdit(kept, router, rng.standard_normal((LAYERS, 5, HIDDEN)), masks if heads else None)
+WIDTHS, HEADS = (20, WIDTH, 33), head_masks((3, 3, 3), (5, 8, 3))
 
 
 def repaired(base: Any, ridge_lambdas: tuple[float, ...] = (STRENGTH, 1.0), target: Target = "global") -> RepairedEdit:
@@ -99,14 +79,10 @@ def streams_of(model: Any, sequences: Sequence[tuple[int, ...]] = SEQUENCES) -> 
 
 
 EDITS: dict[str, tuple[str, Any]] = {
-    "divided": ("llama", divided()),
-    "divided, plain": ("opt", divided()),
-    "divided, parallel": ("phi", divided(routers=2, active=3)),
-    "masked": ("llama", masked()),
-    "masked, plain": ("opt", masked()),
-    "heads": ("llama", masked(heads=True)),
-    "heads with biases": ("qwen2", masked(heads=True)),
-    "heads only": ("llama", masked(heads=True, widths=(WIDTH, WIDTH, WIDTH))),
+    "divided, parallel": ("phi", divided(3, 2, 1.5, experts=EXPERTS)),
+    "masked, plain": ("opt", masked(WIDTHS)),
+    "heads": ("llama", masked(WIDTHS, HEADS)),
+    "heads with biases": ("qwen2", masked(WIDTHS, HEADS)),
 }
 
 
@@ -158,8 +134,11 @@ def ridge(phi: Floats, residual: Floats) -> Floats:
     return np.linalg.solve(fitted.T @ fitted + scale * np.eye(phi.shape[1]), fitted.T @ residual[~CHECKED])
 
 
-@pytest.mark.parametrize("target", ["global", "local"])
-@pytest.mark.parametrize("base", [divided(), masked()], ids=["divided", "masked"])
+@pytest.mark.parametrize(
+    ("base", "target"),
+    [(divided(scale=1.5, experts=EXPERTS), "global"), (masked(WIDTHS), "local")],
+    ids=["divided", "masked"],
+)
 def test_a_first_network_is_the_one_fitted_by_hand(base: Any, target: Target, resident: Residents) -> None:
     """No error comes before the first layer, so both targets are the same."""
     model = resident("llama")
@@ -175,67 +154,28 @@ def test_a_first_network_is_the_one_fitted_by_hand(base: Any, target: Target, re
     np.testing.assert_allclose(now["behind"] - now["between"], expected, atol=2e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("target", ["global", "local"])
-def test_a_first_attention_is_the_one_fitted_by_hand(target: Target, resident: Residents) -> None:
-    model, base = resident("llama"), masked(heads=True)
+def test_a_first_attention_is_the_one_fitted_by_hand(resident: Residents) -> None:
+    model, base = resident("llama"), masked(WIDTHS, HEADS)
     layer: Any = model.model.get_decoder().layers[0]
     reference, loaded = streams_of(model.model)[0], layer.self_attn.o_proj.weight.detach().double().numpy()
     with model.edited(base):
         cut = streams_of(model.model)[0]
     change = ridge(cut["attended"], reference["between"] - cut["between"])
-    with model.edited(repaired(base, (STRENGTH,), target)):
+    with model.edited(repaired(base, (STRENGTH,))):
         fitted = layer.self_attn.o_proj.weight.detach().double().numpy()
         assert outcomes_of(model)[0] is not None
     np.testing.assert_allclose(fitted - loaded, change.T, atol=2e-4 * np.abs(change).max())
 
 
-@pytest.mark.parametrize("name", ["divided, parallel", "masked, plain", "heads"])
-def test_kept_layers_are_what_a_fresh_worker_gives(name: str, resident: Residents, model_config: Configs) -> None:
-    family, base = EDITS[name]
-    model, edit = resident(family), repaired(base, target="local")
-    first, again = (logits(model, edit, UNSEEN) for _ in range(2))
-    other = (
-        replace(base, router_bias=base.router_bias + 1)
-        if isinstance(base, FactorLlmEdit)
-        else replace(base, router=base.router[::-1])
-    )
-    logits(model, repaired(other, target="local"), UNSEEN)
-    fresh = ResidentModel.load(model_config(family))
-    assert torch.equal(first, again) and torch.equal(logits(fresh, edit, UNSEEN), first)
-    assert torch.equal(logits(fresh, base, UNSEEN), logits(model, base, UNSEEN))
-
-
-@pytest.mark.parametrize("name", ["divided, parallel", "masked, plain", "heads with biases"])
-def test_exports_have_the_fitted_weights(name: str, model_config: Configs, tmp_path: Path) -> None:
-    family, base = EDITS[name]
-    model = ResidentModel.load(model_config(family))
-    reports = [
-        export_model(model, edit, tmp_path / kind, ExportCard("A model", "someone/base", "f00d"))
-        for kind, edit in (("base", base), ("repaired", repaired(base)))
-    ]
-    assert len({(report.form, report.parameters, report.experts, report.active) for report in reports}) == 1
-    parts = 6 if "heads" in name else 3
-    assert f" of {parts} |" in (tmp_path / "repaired" / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("base", [divided(1, 1.0), masked()], ids=["divided", "masked"])
-def test_stock_forms_stay_stock(base: Any, model_config: Configs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", [divided(1, experts=EXPERTS, bias=0), masked(WIDTHS)], ids=["divided", "masked"])
+def test_stock_forms_stay_stock(base: Any, resident: Residents, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    if isinstance(base, FactorLlmEdit):
-        base = replace(base, router_bias=np.zeros_like(base.router_bias))
-    model, edit = ResidentModel.load(model_config("llama")), repaired(base)
+    model, edit = resident("llama"), repaired(base)
     assert export_model(model, edit, tmp_path / "out", ExportCard("A model", "someone/base", "f00d")).form == "stock"
     with torch.no_grad():
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(UNSEEN).logits
     assert_close(found, logits(model, edit, UNSEEN), 2e-5)
-
-
-def test_bfloat16(model_config: Configs) -> None:
-    model = ResidentModel.load(model_config("llama", dtype="bfloat16"))
-    for base in (divided(), masked(heads=True)):
-        plain, cut, fitted = (logits(model, each, UNSEEN).float() for each in (None, base, repaired(base)))
-        assert float((fitted - plain).square().sum()) < float((cut - plain).square().sum())
 
 
 def test_networks_whose_output_is_normalised_are_refused(
@@ -247,21 +187,15 @@ def test_networks_whose_output_is_normalised_are_refused(
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(checkpoint("opt")).save_pretrained(tmp_path)
     post_norm = ResidentModel.load(replace(model_config("opt"), path=str(tmp_path)))
-    for base in (divided(), masked()):
+    for base in (divided(scale=1.5, experts=EXPERTS), masked(WIDTHS)):
         plain = logits(post_norm, None, UNSEEN)
         with pytest.raises(UserError, match=r"do_layer_norm_before: false.* can't be repaired"):
             post_norm.apply(repaired(base))
         assert torch.equal(logits(post_norm, None, UNSEEN), plain)
 
 
-def test_neurons_are_exchanged_between_experts_of_mixtures_only(resident: Residents) -> None:
-    edit = repaired(divided())
-    with pytest.raises(UserError, match="only experts of a mixture"):
-        resident("llama").apply(replace(edit, recipe=RepairRecipe(neurons=NeuronRecipe())))
-
-
 def test_layers_of_masked_networks_are_told_apart() -> None:
-    base = masked(heads=True)
+    base = masked(WIDTHS, HEADS)
     assert isinstance(base.heads, HeadMasks)
     changed: Sequence[ToMoeEdit] = [
         replace(base, router=np.concatenate([base.router[:2], base.router[2:] + 1])),
@@ -273,15 +207,15 @@ def test_layers_of_masked_networks_are_told_apart() -> None:
     assert len({each.layer_hashes[0] for each in (base, replace(base, heads=None))}) == 2
 
 
-@pytest.mark.parametrize("name", ["divided", "masked", "heads"])
+@pytest.mark.parametrize("name", ["divided", "heads"])
 def test_a_local_target_is_the_unedited_network_on_the_same_input(
     name: str, resident: Residents, checkpoint: Callable[[str], Path]
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    family, base = EDITS[name]
-    plain = AutoModelForCausalLM.from_pretrained(checkpoint(family)).eval()
-    model = resident(family)
+    base: Any = masked(WIDTHS, HEADS) if name == "heads" else divided(scale=1.5, experts=EXPERTS)
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint("llama")).eval()
+    model = resident("llama")
     with model.edited(repaired(base, target="local")):
         found, now = outcomes_of(model), streams_of(model.model, KEPT_OUT)
     networks = found[1::2] if name == "heads" else found

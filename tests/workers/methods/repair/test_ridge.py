@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ridge_samples import MEMORY, Blocks, Problem, problem
 from torch.profiler import ProfilerActivity, profile
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.methods.repair import ridge
 from moevolve.workers.methods.repair.ridge import fit_bytes, fit_ridge
-from moevolve.workers.methods.shared.outputs import FeatureBlock
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.integers(3, 40),
@@ -49,19 +45,6 @@ def test_a_fit_is_the_solution_of_the_normal_equations(
     np.testing.assert_allclose(case.change(fit), expected, rtol=0, atol=2e-4 * max(1.0, np.abs(expected).max()))
 
 
-def test_both_forms_give_the_same_change() -> None:
-    case = problem(3, 40, (12, 9, 14), 4, 0.6)
-    primal = case.fit((0.05,))
-    # Columns of zeros change nothing but the mean of the squares, by which the ridge_lambda is scaled.
-    wide = Problem(Blocks(case.features.parts, 50), np.pad(case.phi, ((0, 0), (0, 15))), case.residual, case.checked)
-    dual = wide.fit((0.05 * 50 / 35,))
-    assert primal is not None and primal.weights is not None and primal.duals is None
-    assert dual is not None and dual.duals is not None and dual.weights is None
-    np.testing.assert_allclose(wide.change(dual)[:35], case.change(primal), atol=1e-5)
-    assert dual.outcome.after == pytest.approx(primal.outcome.after, rel=1e-5)
-    assert not dual.duals[torch.from_numpy(case.checked)].any(), "checked tokens aren't fitted"
-
-
 @pytest.mark.parametrize("tokens", [90, 30])
 def test_squares_are_weighted_by_token(tokens: int) -> None:
     case = problem(8, tokens, (25, 15), 3, 0.7, noise=2.0)
@@ -84,16 +67,6 @@ def test_squares_are_weighted_by_token(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [90, 30])
-def test_products_in_pieces_are_whole_ones(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = problem(5, tokens, (20, 20), 3, 0.8)
-    whole = case.fit((0.1,))
-    monkeypatch.setattr(ridge, "_ROWS", 7)
-    pieces = case.fit((0.1,))
-    assert whole is not None and pieces is not None
-    np.testing.assert_allclose(case.change(pieces), case.change(whole), atol=1e-5)
-
-
-@pytest.mark.parametrize("tokens", [90, 30])
 def test_the_strength_that_leaves_least_on_checked_tokens_is_taken(tokens: int) -> None:
     case = problem(1, tokens, (40,), 3, 1.0, noise=3.0)
     ridge_lambdas = (1e-3, 0.1, 1.0, 10.0, 1e4)
@@ -110,9 +83,15 @@ def test_nothing_is_changed_where_that_makes_checked_tokens_worse(tokens: int) -
     assert case.fit((1e-3, 1e-1, 10.0)) is None
 
 
-@pytest.mark.parametrize("tokens", [90, 30])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("where", ["features", "residual", "checked residual"])
+@pytest.mark.parametrize(
+    ("tokens", "value", "where"),
+    [
+        (90, math.nan, "features"),
+        (30, math.inf, "residual"),
+        (90, math.inf, "checked residual"),
+        (30, math.nan, "features"),
+    ],
+)
 def test_what_is_not_finite_is_not_fitted(tokens: int, value: float, where: str) -> None:
     case = problem(4, tokens, (40,), 3, 1.0)
     if where == "features":
@@ -137,20 +116,6 @@ def test_too_little_memory_is_the_users_to_allow(tokens: int) -> None:
         case.fit((0.1,), enough - 16)
 
 
-def test_blocks_get_what_is_left_of_the_memory() -> None:
-    given: list[int] = []
-
-    class Watched(Blocks):
-        def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-            given.append(memory)
-            return super().blocks(memory)
-
-    case = problem(7, 30, (40,), 3, 1.0)
-    replace(case, features=Watched(case.features.parts, 40)).fit((0.1,))
-    room = MEMORY - fit_bytes(40, 30, 3)
-    assert given == [room - room // 2]
-
-
 def peak_of(case: Problem, ridge_lambdas: Sequence[float]) -> int:
     """Peak bytes of a fit, without blocks of features unless all are kept."""
     system = case.system()
@@ -164,7 +129,7 @@ def peak_of(case: Problem, ridge_lambdas: Sequence[float]) -> int:
 
 SHAPES = pytest.mark.parametrize(
     ("tokens", "widths", "hidden"),
-    [(2000, (100, 100, 100), 20), (2000, (100, 100, 100), 400), (500, (400, 400), 20), (500, (400, 400), 600)],
+    [(2000, (100, 100, 100), 400), (500, (400, 400), 20)],
 )
 
 
@@ -173,9 +138,3 @@ def test_a_fit_takes_no_more_memory_than_it_says(tokens: int, widths: tuple[int,
     case = problem(8, tokens, widths, hidden, 0.6)
     stated = fit_bytes(sum(widths), tokens, hidden)
     assert 0.4 * stated < peak_of(case, (0.01, 0.1, 1.0)) <= stated
-
-
-def test_features_are_kept_where_there_is_room() -> None:
-    for tokens, memory in ((90, MEMORY), (30, MEMORY), (30, math.ceil(fit_bytes(40, 30, 3) * 8 / 7) + 8)):
-        fit = problem(6, tokens, (40,), 3, 1.0).fit((0.1,), memory)
-        assert fit is not None and len(fit.blocks) == (memory == MEMORY)

