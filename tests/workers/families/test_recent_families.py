@@ -62,7 +62,7 @@ OWN_MIXERS = (
     "flint",
     "hy_v4",
 )
-"""Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others have plain attention."""
+"""Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others are plain."""
 
 OWN_NAMES = (
     "qwen3_next",
