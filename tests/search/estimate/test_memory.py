@@ -69,7 +69,7 @@ def measured(model: Any, prompt: int, rows: int, read: int) -> tuple[int, int]:
     return first, meter.peak
 
 
-MANY, LONG, READ = (300, 50, 1), (2000, 2, 1), (40, 100, 30)
+MANY, LONG, READ = (300, 50, 1), (1000, 2, 1), (40, 100, 30)
 """Large batches, long prompts, and many positions whose logits are read: tokens and number of prompts, positions."""
 
 
