@@ -69,24 +69,26 @@ def measured(model: Any, prompt: int, rows: int, read: int) -> tuple[int, int]:
     return first, meter.peak
 
 
-MANY, LONG, READ = (300, 50, 1), (2000, 2, 1), (40, 100, 30)
+MANY, LONG, READ = (300, 50, 1), (1000, 2, 1), (40, 100, 30)
 """Large batches, long prompts, and many positions whose logits are read: tokens and number of prompts, positions."""
 
 
-@pytest.mark.parametrize(("name", "passes"), [("mixtral-8x7b", (LONG,)), ("qwen1.5-moe-a2.7b", (MANY, READ))])
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("mixtral-8x7b", MANY), ("qwen1.5-moe-a2.7b", READ), ("qwen3-30b-a3b", LONG)]
+)
 def test_activations_and_caches_are_what_lives_at_once(
-    name: str, passes: tuple[tuple[int, int, int], ...], tmp_path: Path, faked: None
+    name: str, sizes: tuple[int, int, int], tmp_path: Path, faked: None
 ) -> None:
     model, outline = model_of(name, tmp_path)
-    for prompt, rows, read in passes:
-        first, second = measured(model, prompt, rows, read)
-        split = SplitTokens.of_lengths("generate", (prompt - read + 1,) * rows, (read - 1,) * rows, (), 2)
-        found = passes_of(split, rows * prompt, outline.layout)
-        (sure,), (step,) = found.required, found.decoding
-        assert first == pytest.approx(_cached(outline, sure) + _activations(outline, [sure]), rel=0.1)
-        # Rows of one length need no mask, so keys and values aren't repeated.
-        unmasked = replace(outline, repeated_bytes=0)
-        assert second == pytest.approx(_cached(outline, step) + _activations(unmasked, [step]), rel=0.1)
+    prompt, rows, read = sizes
+    first, second = measured(model, prompt, rows, read)
+    split = SplitTokens.of_lengths("generate", (prompt - read + 1,) * rows, (read - 1,) * rows, (), 2)
+    found = passes_of(split, rows * prompt, outline.layout)
+    (sure,), (step,) = found.required, found.decoding
+    assert first == pytest.approx(_cached(outline, sure) + _activations(outline, [sure]), rel=0.1)
+    # Rows of one length need no mask, so keys and values aren't repeated.
+    unmasked = replace(outline, repeated_bytes=0)
+    assert second == pytest.approx(_cached(outline, step) + _activations(unmasked, [step]), rel=0.1)
 
 
 def needed(name: str, dtype: str = "bfloat16", on_gpu: bool = True, **changes: Any) -> NeededMemory:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from usage_checks import SEQUENCES, TOKENS
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, Positions, PreparedSplit
@@ -98,11 +97,6 @@ def test_no_prompts_are_refused(resident: Callable[[str], ResidentModel]) -> Non
         calibrated(resident("mixtral"), PerTaskRecipe(usage), [split_of([])])
     with pytest.raises(UserError, match="no prompts"):
         analyse_usage(resident("mixtral"), IdentityEdit(), [])
-
-
-def test_a_dense_model_by_itself_has_no_experts(resident: Callable[[str], ResidentModel]) -> None:
-    found = analyse_usage(resident("opt"), IdentityEdit(), SEQUENCES)
-    assert found.tokens == TOKENS and not found.routed and not found.mixed
 
 
 def test_effective_experts_are_those_of_even_use() -> None:

@@ -28,8 +28,8 @@ from moevolve.workers.model.resident import ResidentModel
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FAMILIES = ("mixtral", "qwen2_moe", "gpt_oss")
-"""Families of which all layers have experts or not all, or whose layers have different masks."""
+FAMILIES = ("mixtral", "qwen2_moe")
+"""Families of which all layers have experts, or not all."""
 ENDS = [2, *range(60, 76)]
 PLENTY = 1 << 24
 
