@@ -1,4 +1,4 @@
-"""A tiny search: a random Mixtral, a task whose scores differ between candidates, and the command line in this process."""
+"""A tiny search: a random Mixtral, a task whose scores differ between candidates, and commands in this process."""
 
 from __future__ import annotations
 
