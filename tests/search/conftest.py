@@ -1,12 +1,10 @@
-"""A tiny search: a random Mixtral, a task whose scores differ between candidates, the command as a subprocess."""
+"""A tiny search: a random Mixtral, a task whose scores differ between candidates, and commands in this process."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 from tiny_models import MIXTRAL, WORDS, save_tiny_model
-from waiting import PATIENT_S
 
 SLOW = {"batch_tokens": 20}
 """Engine with two prompts per forward pass: the same numbers, slowly enough for a search to be stopped on its way."""
@@ -115,37 +112,9 @@ def _write_task(folder: Path) -> None:
 Moevolve = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def command_line() -> list[str]:
-    """The installed command, from the environment that runs the tests."""
-    return [str(Path(sys.executable).with_name("moevolve"))]
-
-
-@pytest.fixture
-def moevolve(tmp_path: Path) -> Moevolve:
-    """Run the command line in `tmp_path`; the result has text output."""
-
-    def run(
-        *arguments: str | Path,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float = PATIENT_S,
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command_line(), *map(str, arguments)],
-            cwd=cwd or tmp_path,
-            env={**os.environ, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-
-    return run
-
-
 @pytest.fixture
 def in_process(tmp_path: Path) -> Moevolve:
-    """The same as `moevolve`, in this process; see `commands_here`."""
+    """Run the command line in `tmp_path`, in this process; see `commands_here`."""
     from commands_here import run_command
 
     def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

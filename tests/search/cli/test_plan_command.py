@@ -81,7 +81,8 @@ def test_a_pilot_measures_a_few_individuals_of_every_phase(
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     if kind == "eep":
-        config = load_run_config(tiny.write_run(tmp_path / "run.yaml", kind))
+        tasks = [{"name": str(tiny.task), "counts": {"search": 12}}]  # fewer than the other splits have
+        config = load_run_config(tiny.write_run(tmp_path / "run.yaml", kind, tasks=tasks))
     else:
         config = dense_run(tiny, tmp_path, {"kind": kind, **DENSE[kind]}, kind)
     planned = estimate(config)
