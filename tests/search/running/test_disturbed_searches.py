@@ -16,6 +16,8 @@ from moevolve.store.repository import Store
 pytest.importorskip("psycopg")
 from postgres_server import NoServerError, Server, running_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[object, ...]]:
