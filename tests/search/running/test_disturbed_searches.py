@@ -16,6 +16,8 @@ from moevolve.store.repository import Store
 pytest.importorskip("psycopg")
 from postgres_server import NoServerError, Server, running_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[object, ...]]:
@@ -55,14 +57,14 @@ def test_a_driver_outlives_its_connections_and_its_database_as_long_as_its_lease
     url: str, server: Server, calm: object, tmp_path: Path
 ) -> None:
     driver = Drive(url, tmp_path)
-    for goal, number in ((15, signal.SIGINT), (30, signal.SIGQUIT)):  # one restart, and one crash
-        wait_for(url, goal - 10, driver)
+    for goal, number in ((10, signal.SIGINT), (20, signal.SIGQUIT)):  # one restart, and one crash
+        wait_for(url, goal - 5, driver)
         cut_connections(url)
         wait_for(url, goal, driver)
         server.stop(number)
         time.sleep(LEASE_S / 3)
         server.start()
-    wait_for(url, 40, driver)
+    wait_for(url, 25, driver)
     with StoreReader.open(url) as store:
         assert store.control("id-lab").epoch == 1, "it never lost its lease"
     server.stop()
@@ -70,7 +72,7 @@ def test_a_driver_outlives_its_connections_and_its_database_as_long_as_its_lease
         assert driver.end(60) == REFUSED, driver.said
     finally:
         server.start()
-    assert 40 <= done(url) < TOTAL
+    assert 25 <= done(url) < TOTAL
     again = Drive(url, tmp_path)
     assert again.end() == 0, again.said
     check_undisturbed(url, calm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from moevolve.search.pools.local import LocalPool
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
+from moevolve.store.records import Progress
 from moevolve.store.repository import Store
 
 
@@ -29,24 +29,31 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_after_a_pause_a_search_does_what_it_did_before(tmp_path: Path) -> None:
     """One pause is asked for while the workers start, another one while they evaluate."""
-    url, stages, evaluated = f"sqlite:///{tmp_path / 'store.db'}", list[str](), list[int]()
+    url, stages, decided = f"sqlite:///{tmp_path / 'store.db'}", list[str](), list[int]()
     with Store.open(url) as store:
+
+        def pause() -> None:
+            store.ask("id-lab", "paused")
+            time.sleep(0.5)  # in which the driver hears of it
 
         def on_stage(stage: str) -> None:
             stages.append(stage)
+            if stage == "starting workers":
+                pause()
             if stage == "paused":
-                evaluated.append(sum(row.status != "pending" for row in store.history("id-lab")))
+                decided.append(sum(row.status != "pending" for row in store.history("id-lab")))
                 store.ask("id-lab", "running")
-            elif len(stages) in (1, 4):
-                store.ask("id-lab", "paused")
-                time.sleep(0.5 if stage == "starting workers" else 0.0)  # workers start less fast than the driver hears
+
+        def on_progress(progress: Progress) -> None:
+            if stages.count("paused") == 1 and progress.done >= 10:
+                pause()
 
         setup = setup_of(url)
         register(setup, store)
-        execute(setup, store, Observer(on_stage=on_stage), partial(local_pool, seconds=0.02))
-    pause = ["evaluating", "paused"]
-    assert stages == ["starting workers", *pause, *pause, "evaluating", "re-ranking and final scores"]
-    assert evaluated[0] == 0 < evaluated[1] < 60, "a pause that is asked for during the start comes before evaluations"
+        execute(setup, store, Observer(on_stage=on_stage, on_progress=on_progress), local_pool)
+    twice = ["evaluating", "paused"] * 2
+    assert stages == ["starting workers", *twice, "evaluating", "re-ranking and final scores"]
+    assert decided[0] == 0 and 10 <= decided[1] < 60, "the first one comes before all evaluations"
 
 
 def test_a_search_ends_as_asked_while_it_calibrates(tiny: Any, tmp_path: Path) -> None:

@@ -120,9 +120,10 @@ def test_a_driver_tells_once_how_its_search_ended_and_who_won(
     execute(setup, store, Observer(), local_pool)  # it had ended before
     (told,) = receiver.got
     (best,) = store.best_of_search("id-lab", 1)
-    assert (told["type"], told["search"], told["id"], told["reason"]) == ("search.finished", "lab", "id-lab", None)
-    assert told["winner"] == table.winner and told["best_on_search"] == f"lab:{best.index}"
-    assert told["number"] == next(one.seq for one in store.latest_events("id-lab") if one.text == "finished")
+    number = next(one.seq for one in store.latest_events("id-lab") if one.text == "finished")
+    known = {"search": "lab", "id": "id-lab", "number": number, "name": f"id-lab.{number}", "reason": None}
+    found = {"winner": table.winner, "best_on_search": f"lab:{best.index}"}
+    assert told == {"type": "search.finished", **known, **found}
 
 
 def test_a_failure_is_told_with_its_reason_and_an_interruption_to_who_asks_for_it(
@@ -183,15 +184,14 @@ def test_an_answer_that_never_ends_is_not_waited_for(
 
 def test_who_lost_the_search_says_nothing_of_its_end(store: Store, receiver: Receiver, notify: Notify) -> None:
     notify(receiver.url)
-
-    def lose() -> None:
-        with posting_webhooks(store, "id-alpha", AT_ONCE):
-            store.set_status("id-alpha", "finished")  # by who took it over
-            raise LeaseLostError("another one's")
-
-    with pytest.raises(LeaseLostError):
-        lose()
+    with pytest.raises(LeaseLostError), posting_webhooks(store, "id-alpha", AT_ONCE):
+        end_elsewhere(store)
     assert not receiver.got
+
+
+def end_elsewhere(store: Store) -> None:
+    store.set_status("id-alpha", "finished")  # by who took it over
+    raise LeaseLostError("another one's")
 
 
 def test_a_target_that_cannot_be_told_keeps_nothing_from_the_others_and_no_url_is_logged(
