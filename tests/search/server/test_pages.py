@@ -138,8 +138,9 @@ def test_answers_are_shown_row_by_row_and_generated_on_request(
     (tmp_path / "printed").write_text(in_process(*command, "--store", store.url).stdout)
     (tmp_path / "printed").rename(given)
     until(lambda: "generating answers" not in client.get(path).text)
-    generated, rows = page_of(client, path).text, json.loads(given.read_text())["rows"]
-    assert [row["row"] for row in rows] == [row.row for row in found.rows]
+    generated, printed = page_of(client, path).text, json.loads(given.read_text())
+    rows = printed["rows"]
+    assert printed["split"] == "search" and [row["row"] for row in rows] == [row.row for row in found.rows]
     for row in rows:
         assert all(answer["text"] and answer["text"] in generated for answer in row["answers"])
     assert "Answers, row by row" in page_of(client, "/individuals/eep:20").text
