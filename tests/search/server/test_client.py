@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -118,6 +119,10 @@ def test_a_reading_request_outlives_a_connection_that_the_server_closes(monkeypa
                 asked.append(connection.recv(4096).split()[0])
                 connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n[]")
                 asked.append(connection.recv(4096).split()[0])
+        listener.settimeout(0.3)
+        with suppress(TimeoutError):
+            listener.accept()[0].close()
+            asked.append(b"and once more")
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = threading.Thread(target=serve, args=(listener,))

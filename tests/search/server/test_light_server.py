@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from store_samples import judged
 from waiting import PATIENT_S
 
@@ -62,6 +63,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_no_request_loads_a_model_stack(lab_store: Store, tiny: Any, tmp_path: Path) -> None:
     """Genomes are read with the facts stored at the launch, from a store whose model is nowhere."""
     tiny.write_run(tmp_path / "small.yaml", "calm")

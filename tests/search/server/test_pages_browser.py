@@ -45,7 +45,7 @@ Open = Callable[..., Any]
 class Driver:
     """Runs a search as drivers do, individual by individual, from within the test."""
 
-    def __init__(self, store: Store, name: str, pause_s: float = 0.1) -> None:
+    def __init__(self, store: Store, name: str, pause_s: float = 0.2) -> None:
         self.store, self.id, self.made = store, f"id-{name}", 0
         store.create_search(samples.search(name), [samples.split()])
         self.lease = store.acquire(self.id, this_process(), 600)
