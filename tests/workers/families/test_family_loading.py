@@ -19,7 +19,6 @@ from moevolve.workers.contract.facts import active_parameters, parameters_after
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.layers import find_moe_layers
 from moevolve.workers.model.describe import describe_model
-from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -70,17 +69,6 @@ def test_a_way_of_choosing_that_transformers_lacks_is_refused(
         describe_model(_change(tmp_path, topk_method="noaux_tc"))
     with pytest.raises(UserError, match="num_experts_per_tok"):
         describe_model(_change(tmp_path, topk_method="greedy", num_experts_per_tok=None))
-
-
-def test_other_packed_weights_are_refused(
-    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    _save(tiny_model("gpt_oss"), tiny_tokenizer, tmp_path)
-    config = _change(tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-    refusal = r"packed as 'bitsandbytes'.* bfloat16 checkpoint, or one packed as fp8, mxfp4, "
-    for attempt in (describe_model, ResidentModel.load):
-        with pytest.raises(UserError, match=refusal):
-            attempt(config)
 
 
 def test_experts_that_came_packed_are_named(tiny_model: MakeModel) -> None:
