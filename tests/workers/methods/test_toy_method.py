@@ -155,15 +155,6 @@ def test_it_is_applied_and_reverted(family: str, worker: Workers, checkpoint: An
     assert digest(model) == before
 
 
-@pytest.mark.usefixtures("registered")
-def test_what_it_does_not_offer_is_refused(worker: Workers, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="edits of kind ScaleEdit can't be exported; export one of EepEdit"):
-        export_model(worker("llama").resident, ScaleEdit(0.5), tmp_path / "out", ExportCard("", "", ""))
-    with pytest.raises(UserError, match="calibrations of kind ScaleRecipe are unknown"):
-        worker("llama").calibrate(ScaleRecipe(20), (SPLIT,))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_it_offers_is_used(
     worker: Workers, checkpoint: Any, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
