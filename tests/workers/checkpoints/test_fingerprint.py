@@ -90,13 +90,6 @@ def test_what_a_file_says_counts_not_how_it_is_written(folder: Path) -> None:
     assert of(folder) == before
 
 
-def test_a_word_of_the_vocabulary_is_not_taken_for_a_field(folder: Path) -> None:
-    change(folder / "vocab.json", transformers_version=1)
-    before = of(folder)
-    change(folder / "vocab.json", transformers_version=2)
-    assert of(folder) != before
-
-
 def test_transformers_may_save_it_again(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

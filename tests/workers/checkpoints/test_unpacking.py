@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from family_samples import edit_of_kind
 from packed_checkpoints import (
     LINEAR_FORMATS,
@@ -18,15 +17,11 @@ from packed_checkpoints import (
     linear_checkpoint,
     mxfp4_checkpoint,
     same_numbers,
-    scaled,
 )
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.checkpoints.formats.base import scaled_blocks
-from moevolve.workers.checkpoints.formats.mxfp4 import GptOssMxfp4
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.card import ExportCard
@@ -100,40 +95,6 @@ def test_linear_layers_as_other_programs_write_them(
 ) -> None:
     model = tiny_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32, num_hidden_layers=1)
     same_numbers(*linear_checkpoint(kind, model, tiny_tokenizer, tmp_path), dtypes=("float32",))
-
-
-@pytest.mark.parametrize("shape", [(576, 300), (144, 130), (128, 256), (7, 129)])
-def test_blocks_at_the_edges_are_cut(shape: tuple[int, int]) -> None:
-    numbers = np.random.default_rng(1)
-    values = numbers.integers(-8, 9, shape).astype(np.float32)
-    scales = numbers.integers(1, 99, [-(-side // 128) for side in shape]).astype(np.float32)
-    found = scaled_blocks(torch.from_numpy(values), torch.from_numpy(scales), (128, 128), torch.float32)
-    assert np.array_equal(found.numpy(), scaled(values.astype(np.float64), scales.astype(np.float64), 128))
-    with pytest.raises(ValueError, match=r"there are \[3, 1\] scales, and its shape"):
-        scaled_blocks(torch.from_numpy(values), torch.ones(3, 1), (128, 128), torch.float32)
-
-
-def test_four_bit_experts_are_unpacked_one_after_the_other_to_the_same_numbers() -> None:
-    from transformers.integrations import mxfp4
-
-    generator = torch.Generator().manual_seed(0)
-    blocks = torch.randint(0, 256, (8, 128, 16, 16), dtype=torch.uint8, generator=generator)
-    scales = torch.randint(110, 130, (8, 128, 16), dtype=torch.uint8, generator=generator)
-    at_once = mxfp4.dequantize_convertops(blocks, scales, torch.bfloat16)
-    theirs, most = mxfp4.convert_moe_packed_tensors, 0
-
-    def seen(blocks: Tensor, scales: Tensor, **settings: Any) -> Tensor:
-        nonlocal most
-        most = max(most, len(blocks))
-        return theirs(blocks, scales, **settings)
-
-    names = ["experts.up_blocks", "experts.up_scales"]
-    (matrix,) = GptOssMxfp4({}).matrices(names)
-    assert matrix.name == "experts.up" and sorted(matrix.parts.values()) == names
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mxfp4, "convert_moe_packed_tensors", seen)
-        found = matrix.codec.unpack({"blocks": blocks, "scales": scales}, torch.bfloat16)
-    assert torch.equal(found, at_once) and most == 1
 
 
 @pytest.mark.parametrize(

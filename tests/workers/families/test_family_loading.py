@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from family_samples import SAMPLES
 from safetensors.torch import load_file
 from torch import Tensor
@@ -22,7 +21,6 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.layers import find_moe_layers
 from moevolve.workers.families.registry import FAMILIES, NOT_DESCRIBED
 from moevolve.workers.model.describe import describe_model
-from moevolve.workers.model.resident import ResidentModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -86,26 +84,3 @@ def test_a_way_of_choosing_that_transformers_lacks_is_refused(
         describe_model(_change(tmp_path, topk_method="noaux_tc"))
     with pytest.raises(UserError, match="num_experts_per_tok"):
         describe_model(_change(tmp_path, topk_method="greedy", num_experts_per_tok=None))
-
-
-def test_other_packed_weights_are_refused(
-    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    _save(tiny_model("gpt_oss"), tiny_tokenizer, tmp_path)
-    config = _change(tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-    refusal = r"packed as 'bitsandbytes'.* bfloat16 checkpoint, or one packed as fp8, mxfp4, "
-    for attempt in (describe_model, ResidentModel.load):
-        with pytest.raises(UserError, match=refusal):
-            attempt(config)
-
-
-def test_experts_that_came_packed_are_named(tiny_model: MakeModel) -> None:
-    model = tiny_model("gpt_oss")
-    model.model.layers[1].mlp.experts = torch.nn.Module()
-    with pytest.raises(UserError, match="model m: the experts of layer 1 are packed"):
-        find_moe_layers(model, "m")
-
-
-def test_attention_without_sdpa_runs_eager(model_config: Configs) -> None:
-    assert load_model(model_config("gpt_oss"))[0].config._attn_implementation == "eager"
-    assert load_model(model_config("deepseek_v3"))[0].config._attn_implementation == "sdpa"

@@ -142,10 +142,7 @@ def test_stock_forms_are_mixtrals(
 
 def test_the_native_form_can_be_asked_for(resident: Residents, model_config: Configs, tmp_path: Path) -> None:
     """It stores shared neurons once, while a Mixtral's experts repeat them."""
-    native, facts = (
-        export_model(resident("llama"), masked(), tmp_path / "native", CARD, "native"),
-        model_config("llama"),
-    )
+    native = export_model(resident("llama"), masked(), tmp_path / "native", CARD, "native")
     assert native.form == "native" and native.agreement.holds
     assert native.parameters == parameters(describe_model(model_config("llama")), masked(), "llama", "native")
     with pytest.raises(UserError, match="--form stock: dimensions of its heads are masked"):

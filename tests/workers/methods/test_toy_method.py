@@ -20,7 +20,6 @@ from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.checkpoints.state import empty_model, layer_state
 from moevolve.workers.contract.card import CheckpointForm, ExportCard, ExportSummary
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit, Tokens
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.methods import Blueprint, Method, ModelParts, ModuleUse, Resident, UsageReaders
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.contract.usage import UsageRequest
@@ -134,10 +133,6 @@ def worker(checkpoint: Callable[[str], Path]) -> Workers:
     return get
 
 
-def score(worker: EvaluationWorker, edit: Edit) -> EvaluationReply:
-    return worker.evaluate(EvaluationRequest(edit, (SPLIT.ref,)), (SPLIT,))
-
-
 def scaled_by_hand(directory: Path, factor: float, ids: Tensor) -> Tensor:
     from transformers import AutoModelForCausalLM
 
@@ -158,27 +153,6 @@ def test_it_is_applied_and_reverted(family: str, worker: Workers, checkpoint: An
     assert_close(logits(model, ScaleEdit(0.5), tokens), scaled_by_hand(checkpoint(family), 0.5, tokens))
     assert torch.equal(logits(model, IdentityEdit(), tokens), plain)
     assert digest(model) == before
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_worker_scores_it(worker: Workers) -> None:
-    plain, same, half = (score(worker("llama"), edit) for edit in (IdentityEdit(), ScaleEdit(1.0), ScaleEdit(0.5)))
-    assert plain.failure is same.failure is half.failure is None
-    again = score(worker("llama"), IdentityEdit())
-    replies = (plain, same, half, again)
-    expected, unscaled, scaled, reverted = (each.results[SPLIT.fingerprint].gold_logprob for each in replies)
-    assert unscaled == reverted == expected != scaled
-    broken = score(worker("llama"), ScaleEdit(float("nan")))
-    assert (broken.failure, broken.kind) == ("the factor is not finite", "candidate")
-
-
-@pytest.mark.usefixtures("registered")
-def test_what_it_does_not_offer_is_refused(worker: Workers, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="edits of kind ScaleEdit can't be exported; export one of EepEdit"):
-        export_model(worker("llama").resident, ScaleEdit(0.5), tmp_path / "out", ExportCard("", "", ""))
-    with pytest.raises(UserError, match="calibrations of kind ScaleRecipe are unknown"):
-        worker("llama").calibrate(ScaleRecipe(20), (SPLIT,))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_it_offers_is_used(

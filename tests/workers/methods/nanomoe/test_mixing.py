@@ -111,19 +111,6 @@ def test_balancing_keeps_the_product(variant: Variant) -> None:
     assert all(torch.equal(*pair) for pair in zip(balance(u, v, empty), (u, v, empty), strict=True))
 
 
-def test_fits_improve_on_low_rank_in_the_papers_order() -> None:
-    """Remark 3's inclusions, as errors on a random weight."""
-    blocks, rank = 4, 4
-    weight = random(24, 16)
-    errors = {}
-    for each in VARIANTS:
-        for rounds in (0, 60):
-            errors[each, rounds] = error(weight, *fit_layer(weight, rank, blocks, unmixed(each, blocks, rank), rounds))
-    best = float(torch.linalg.svdvals(weight)[rank:].norm() / weight.norm())
-    assert [errors[variant, 0] for variant in VARIANTS] == pytest.approx([best] * 3)
-    assert errors["III", 60] < errors["II", 60] < errors["I", 60] < best
-
-
 def moments(inputs: int, tokens: int = 60, seed: int = 9) -> Tensor:
     """Second moments of correlated inputs with different variances."""
     seen = random(tokens, inputs, seed=seed) @ random(inputs, inputs, seed=seed + 1) * torch.linspace(0.1, 3, inputs)

@@ -1,4 +1,4 @@
-"""The gate of a repair: what it compares, how it decides, and a repair that lowers all layers' errors and does harm."""
+"""The gate of a repair: what it compares, and how it decides."""
 
 from __future__ import annotations
 
