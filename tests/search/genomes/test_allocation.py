@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from search_samples import ALLOCATE, PRUNE, deepseek, eep_space, few, mixtral
+from search_samples import ALLOCATE, PRUNE, deepseek, eep_space, many, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.allocation import (
@@ -56,7 +56,7 @@ def space_of(
     return space.calibrated(Calibration({SUMS: sums[None]}))
 
 
-@few
+@many
 @given(
     data=st.data(),
     layers=st.integers(1, 30),
@@ -84,7 +84,7 @@ def test_widths_add_up_follow_capacities_and_use_a_share_up_to_one_step(
     assert -1e-6 <= wanted - budget.neurons <= (0 if share is None else layers * step)
 
 
-@few
+@many
 @given(data=st.data(), layers=st.integers(1, 40), experts=st.integers(1, 64))
 def test_active_experts_add_up_and_follow_activity(data: st.DataObject, layers: int, experts: int) -> None:
     retained = data.draw(st.integers(1, experts))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import MERGE, PRUNE, continuous, deepseek, eep_space, few, gpt_oss, mixtral
+from search_samples import MERGE, PRUNE, continuous, deepseek, eep_space, gpt_oss, many, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.genome import EepGenome
@@ -126,7 +126,7 @@ def grouped(draw: st.DrawFn) -> Subsets:
     return Subsets(parts * size, parts * draw(st.integers(1, size)), parts)
 
 
-@few
+@many
 @given(grouped(), seeds, st.floats(0, 1))
 def test_samples_crosses_and_mutants_keep_the_rule(subsets: Subsets, seed: int, rate: float) -> None:
     rng = np.random.default_rng(seed)

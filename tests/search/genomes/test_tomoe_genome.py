@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import TUNE, dense_model, few, mixtral
+from search_samples import TUNE, dense_model, few, many, mixtral
 from tomoe_samples import tomoe_space
 
 from moevolve.evaluators.errors import UserError
@@ -35,7 +35,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@few
+@many
 @given(share=st.floats(0.15, 1.0), spread=st.sampled_from([0.0, 0.3, 2.0, 50.0]), seed=st.integers(0, 2**32 - 1))
 def test_the_budget_is_met_to_within_one_neuron(name: str, share: float, spread: float, seed: int) -> None:
     facts = MODELS[name]

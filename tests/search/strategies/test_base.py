@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import decided, few, history_row
+from search_samples import decided, history_row, many
 
 from moevolve.search.settings.phases import ThresholdParents, TopKParents
 from moevolve.search.strategies.base import Ranking, eligible, rank_key
@@ -61,7 +61,7 @@ def from_scratch(history: list[IndividualRecord], rule: Rule, repeats: bool) -> 
     }
 
 
-@few
+@many
 @given(histories(), rules, st.booleans())
 def test_a_ranking_is_what_a_sort_of_the_whole_history_gives(
     history: list[IndividualRecord], rule: Rule, repeats: bool

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import few
+from search_samples import many
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.strategies.schedule import Schedule, make_schedule, rounds_notes
@@ -21,7 +21,7 @@ schedules = st.builds(
 )
 
 
-@few
+@many
 @given(schedules)
 def test_spans_cover_every_index_once(schedule: Schedule) -> None:
     covered = [index for span in schedule.spans for index in range(span.start, span.stop)]
@@ -33,7 +33,7 @@ def test_spans_cover_every_index_once(schedule: Schedule) -> None:
     assert [span.position for span in schedule.spans] == list(range(len(schedule.spans)))
 
 
-@few
+@many
 @given(schedules)
 def test_an_individual_sees_ever_more_earlier_ones_and_no_more_than_in_flight_can_wait(schedule: Schedule) -> None:
     seen = [schedule.visible(index) for index in range(schedule.total)]
