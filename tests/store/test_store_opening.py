@@ -192,6 +192,7 @@ def test_many_processes_may_create_one_store(url: str) -> None:
         assert store.searches() == []
 
 
+@pytest.mark.timeout(60)
 def test_a_postgres_transaction_does_not_wait_for_ever_for_its_client(
     empty_postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
