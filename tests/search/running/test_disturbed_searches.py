@@ -90,3 +90,16 @@ def test_two_searches_are_driven_at_once_and_each_by_one_driver(url: str, calm: 
         store.ask("id-lab", "running")
     assert [driver.end() for driver in (first, other)] == [0, 0], (first.said, other.said)
     assert {name: population(url, name) for name in expected} == expected and calm != expected["two"]
+
+
+def test_a_driver_killed_on_a_cluster_is_followed_by_another_one(
+    ray_address: str, url: str, calm: object, tmp_path: Path
+) -> None:
+    """The cluster lives on, with what the first driver's workers are at."""
+    first = Drive(url, tmp_path, address=ray_address)
+    wait_for(url, 10, first)
+    first.kill()
+    assert 10 <= done(url) < TOTAL
+    second = Drive(url, tmp_path, address=ray_address)
+    assert second.end() == 0, second.said
+    check_undisturbed(url, calm)
