@@ -1,9 +1,11 @@
-"""The gate of a repair: what it compares, and how it decides."""
+"""The gate of a repair: what it compares, how it decides, and a repair that lowers all layers' errors and does harm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +15,20 @@ from family_samples import edit_of_kind
 from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
+from moevolve.evaluators.preparation.prepare import prepare_split
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.contract.fitting import FitRows, RowsRecipe
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.measuring import calibrate
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.methods.repair.gate import Gate, split_places
 from moevolve.workers.model.resident import ResidentModel
+
+DEMO = Path(__file__).parents[4] / "configs" / "demo"
 
 
 def divergence(expected: Tensor, found: Tensor) -> float:
@@ -86,3 +98,49 @@ def test_the_best_strength_is_in_place_afterwards(resident: Callable[..., Reside
     weaker = RepairedEdit(base, replace(recipe, strength="scalar"), rows)
     with model.edited(weaker):
         assert list(gated_by(model).divergences) == ["none", "scalar"]
+
+
+@pytest.fixture(scope="module")
+def demo() -> ResidentModel:
+    return ResidentModel.load(ModelConfig(path=str(DEMO / "model"), dtype="float32", device="cpu"))
+
+
+def measured(model: ResidentModel, recipe: CalibrationRecipe) -> dict[str, Any]:
+    """A calibration on prompts of the task `calendar`, with the model's greedy answers."""
+    split = prepare_split(load_task("demo-calendar"), "calibration")
+    engine = GenerationEngine(model.model, model.tokenizer, EngineConfig())
+    return dict(calibrate(model, engine, recipe, [split]).arrays)
+
+
+def test_a_repair_on_few_tokens_that_would_do_harm_is_refused(demo: ResidentModel) -> None:
+    """Kept experts' parts of an answer aren't certain on few prompts, so least squares shrink them."""
+    # REAP's two experts of eight still give more than half of the right answers.
+    kept = np.argsort(-measured(demo, ExpertsRecipe(("saliency",), None, 1000))["saliency"], axis=1)[:, :2]
+    matrices = np.eye(8, dtype=np.float32)[kept]
+    base = EepEdit(matrices, matrices, 2)
+    rows, few = FitRows.of(measured(demo, RowsRecipe(1000))), 256
+    others = rows.sequences[len(rows.first(few)) :][:24]
+
+    prompts = [torch.tensor([tokens[:-1]]) for tokens in others]  # answers have one token
+
+    @torch.inference_mode()
+    def predicted() -> Tensor:
+        return torch.cat([demo.model(prompt).logits[0, -1:] for prompt in prompts])
+
+    expected = predicted()
+
+    def off(edit: Any) -> float:
+        """Divergence of the answers from the unedited model's on prompts that no repair has seen."""
+        with demo.edited(edit):
+            return divergence(expected, predicted())
+
+    plain, ridge = off(base), RepairedEdit(base, RepairRecipe(tokens=few), rows)
+    with demo.edited(ridge):
+        outcomes = gated_by(demo).outcomes
+    assert all(each is not None and each.after < each.before for each in outcomes), "every layer's error falls"
+    harmed = off(ridge)
+    gated = RepairedEdit(base, RepairRecipe(tokens=few, gate=True), rows)
+    with demo.edited(gated):
+        divergences = gated_by(demo).divergences
+    assert harmed > plain and min(divergences, key=divergences.__getitem__) != "ridge"
+    assert off(gated) < harmed
