@@ -118,6 +118,22 @@ def test_misfits_are_named(resident: Any, model_config: Configs) -> None:
         ResidentModel.load(model_config("mixtral")).apply(good)
 
 
+def test_senseless_edits_are_refused() -> None:
+    good = divided()
+    twice = good.order.copy()
+    twice[0, 0] = twice[0, 1]
+    for order, bias, active, message in (
+        (good.order, good.router_bias[:, :, :5], 2, "needs order"),
+        (good.order[:2], good.router_bias, 2, "needs order"),
+        (good.order, good.router_bias, 0, "use 1 to 6"),
+        (good.order, good.router_bias, 7, "use 1 to 6"),
+        (good.order[:, :47], good.router_bias, 2, "can't divide 47 neurons"),
+        (twice, good.router_bias, 2, "each of 48 neurons once"),
+    ):
+        with pytest.raises(UserError, match=message):
+            FactorLlmEdit(order, good.router_weight, bias, active)
+
+
 def test_the_hash_tells_edits_apart() -> None:
     edits = [divided(), divided(seed=1), divided(active=3), divided(scale=2.0), divided(routers=3)]
     assert len({edit.phenotype_hash for edit in edits}) == len(edits)

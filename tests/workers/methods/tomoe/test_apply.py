@@ -165,6 +165,21 @@ def test_edits_of_other_models_are_refused(resident: Any) -> None:
         resident("mixtral").apply(edit)
 
 
+def test_arrays_that_disagree_are_refused() -> None:
+    edit, heads = masked(), head_masks()
+    uneven = edit.kept.copy()
+    uneven[0, 0] = True
+    for change, message in (({"kept": uneven}, "equally many"), ({"router": edit.router[:, :2]}, "disagree")):
+        with pytest.raises(UserError, match=message):
+            replace(edit, **change)
+    for change, message in (
+        ({"pairs": heads.pairs[:, :2]}, "pairs has shape"),
+        ({"active": np.array([0, 8, 8])}, "1 to 8 values"),
+    ):
+        with pytest.raises(UserError, match=message):
+            replace(heads, **change)
+
+
 def test_the_hash_is_of_all_that_matters() -> None:
     edit, heads = masked(heads=head_masks()), head_masks()
     others = (
