@@ -107,6 +107,8 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
     if "down_proj" in own:
         # Native checkpoints may give the experts of each layer their own number of active ones.
         return _experts(own, getattr(module, "top_k", None) or active_experts(config))
+    if kind.endswith(("HyperConnection", "HyperHead")):  # a matrix for the streams of a token, side by side
+        return ModuleUse(0, sum(each.numel() for each in own.values() if each.dim() == 2), children)
     if any(each.dim() > 1 for name, each in own.items() if name != _DECAY):
         raise UserError(
             f"{name}: no rule says what a token does with the matrices of a {kind}; profile a model of another family"

@@ -17,6 +17,7 @@ from plain_families import plain_family_logits, stock_family_logits
 from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
@@ -30,8 +31,9 @@ from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
-from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.profiling.costs import matrix_flops
+from moevolve.workers.profiling.outline import outline_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -100,7 +102,7 @@ def depth(family: str) -> int:
 def test_facts_and_logits_are_those_of_the_equations(
     family: str, model_config: Configs, resident: Residents, checkpoint: Checkpoints, tokens: Tensor
 ) -> None:
-    facts, model, layers = describe_model(model_config(family)), resident(family), depth(family)
+    facts, model, layers = outline_model(model_config(family)).facts, resident(family), depth(family)
     assert (facts.family, len(facts.moe_layers)) == (family.split("-", maxsplit=1)[0], layers)
     expert = {"nemotron_h": 2 * 24 * 32, "nemotron_h-latent": 2 * 24 * 16}.get(family, 3 * 24 * 32)
     assert (facts.experts, facts.active, facts.expert_parameters) == (EXPERTS, 2, expert)
@@ -118,6 +120,15 @@ def test_facts_and_logits_are_those_of_the_equations(
         edit = edit_of_kind(layers, EXPERTS, kind, space=space)
         assert_close(logits(model, edit, ids), plain_family_logits(checkpoint(family), edit, ids))
     assert torch.equal(logits(model, IdentityEdit(), ids), stock_family_logits(checkpoint(family), ids))
+
+
+def test_what_mixes_residual_streams_is_counted(resident: Residents) -> None:
+    model: Any = resident("hy_v4").model
+    streams = torch.zeros((1, 1, model.config.hc_mult, model.config.hidden_size))
+    for part in (model.model.layers[0].attn_hc, model.model.hc_head):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            part(streams)
+        assert matrix_flops(part, model.config) == counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("family", OWN_MIXERS)
