@@ -9,6 +9,7 @@ DEMO := --set name=demo --set model.dtype=float32 --set 'tasks.0.counts={search:
 STORE := sqlite:///.demo/moevolve.db
 FOLDERS := search workers evaluators store kernels tests configs
 
+# Otherwise every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint format bench bench-real matrix clean

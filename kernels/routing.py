@@ -50,6 +50,7 @@ def top_k(
     skip_below: float | None = None,
     *,
     bias: Tensor | None = None,
+    ranks: Tensor | None = None,
     mapped: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Choose the k best experts of each token and compute their routing weights.
@@ -59,16 +60,18 @@ def top_k(
         active: Number k of experts per token, at most the number that the rule's groups allow.
         rule: Routing rule of the family.
         skip_below: Threshold of dynamic skipping, for k = 2 only; None for no skipping.
-        bias: Correction bias, added to the scores for choosing only, float32 [experts]; None for none.
+        bias: Correction bias, added to the ranks for choosing only, float32 [experts]; None for none.
+        ranks: What experts are chosen by, [tokens, experts]; None for the scores.
         mapped: True if the scores come from a continuous mapping, so that their sum can be zero.
 
     Returns:
         Weights float32 [tokens, k] and expert indices int64 [tokens, k], in descending order of rank.
     """
-    if bias is None and rule.groups.count == 1:
+    if bias is None and ranks is None and rule.groups.count == 1:
         weights, chosen = torch.topk(scores, active, dim=-1)
     else:
-        ranks = scores if bias is None else scores + bias
+        ranks = scores if ranks is None else ranks
+        ranks = ranks if bias is None else ranks + bias
         chosen = torch.topk(_within_groups(ranks, rule.groups), active, dim=-1).indices
         weights = scores.gather(1, chosen)
     used = None
@@ -181,27 +184,17 @@ def route_logits(
     """
     if rule.scores == "sparse_mixer":
         return _sparse_mixer(logits, rule.nearness)
-    if rule.scores in ("softmax_of_chosen", "sigmoid_of_chosen"):
-        return _weights_of_chosen(logits, active, rule, skip_below, bias)
-    return top_k(scores_of(logits, rule), active, rule, skip_below, bias=bias)
-
-
-def _weights_of_chosen(
-    logits: Tensor, active: int, rule: RoutingRule, skip_below: float | None, bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Choose experts by their logits, and weight them by a softmax over the chosen ones or by sigmoids."""
-    chosen = torch.topk(logits if bias is None else logits + bias, active, dim=-1).indices
-    values = logits.gather(-1, chosen)
     if rule.scores == "softmax_of_chosen":
+        values, chosen = torch.topk(logits, active, dim=-1)
         weights = torch.softmax(values, dim=-1, dtype=torch.float32)
-    else:
-        weights = elementwise(torch.sigmoid, values.float())
-    if skip_below is not None:
-        weights = weights * _used(weights, skip_below)
-    # A softmax sums to 1 unless one of the two is skipped.
-    if rule.renormalise and (skip_below is not None or rule.scores == "sigmoid_of_chosen"):
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + POSITIVE_EPS)
-    return weights * rule.scale, chosen
+        if skip_below is not None:
+            weights = weights * _used(weights, skip_below)
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights * rule.scale, chosen
+    if rule.scores == "sigmoid_of_chosen":
+        scores = elementwise(torch.sigmoid, logits.float())
+        return top_k(scores, active, rule, skip_below, bias=bias, ranks=logits)
+    return top_k(scores_of(logits, rule), active, rule, skip_below, bias=bias)
 
 
 def _sparse_mixer(logits: Tensor, nearness: float) -> tuple[Tensor, Tensor]:

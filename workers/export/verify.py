@@ -300,10 +300,11 @@ class _ExportedModel:
     def run_layer(self, index: int, inputs: Sequence[Tensor], arguments: Sequence[_Arguments]) -> list[Tensor]:
         """Run a decoder layer, after those before it, on the hidden states of every sequence."""
         layer, states = self.layers[index], []
+        carrying = carries(layer)
         for sequence, (state, (args, kwargs)) in enumerate(zip(inputs, arguments, strict=True)):
-            carried = {CARRIED: self._carried.get(sequence)} if carries(layer) else {}
+            carried = {CARRIED: self._carried.get(sequence)} if carrying else {}
             output = layer(state.to(self._device), *args, **kwargs | carried)
-            self._carried[sequence] = output[1] if carried else None
+            self._carried[sequence] = output[1] if carrying else None
             states.append(state_of(output))
         return states
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
@@ -164,9 +164,11 @@ JAMBA = ExpertFamily(
     router="router",
     packs=False,
 )
-# The softmax over the chosen ones is the softmax over all of them, rescaled.
-GRANITE = tuple(
-    ExpertFamily(
+
+
+def _granite(model_type: str, title: str, **differing: Any) -> ExpertFamily:
+    # The softmax over the chosen ones is the softmax over all of them, rescaled.
+    return ExpertFamily(
         model_type,
         title,
         casts_weights=True,
@@ -174,27 +176,20 @@ GRANITE = tuple(
         width_field="intermediate_size",
         block="block_sparse_moe",
         router="router",
-        stored=(".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight"),
-        stored_weight="layer.weight",
         output_scale=lambda config: float(config.residual_multiplier),
-        packs=packs,
+        **differing,
     )
-    for model_type, title, packs in (
-        ("granitemoe", "Granite-MoE", True),
-        ("granitemoeshared", "Granite-MoE with shared experts", True),
-        ("granitemoehybrid", "Granite 4", False),
-    )
-)
-GRANITE_SWA = ExpertFamily(
-    "granitemoe_swa",
-    "Granite Swash",
-    casts_weights=True,
-    experts_field="num_local_experts",
-    width_field="intermediate_size",
-    block="block_sparse_moe",
-    router="router",
-    output_scale=lambda config: float(config.residual_multiplier),
-    sdpa=False,
+
+
+_GRANITE_NAMES: dict[str, Any] = {
+    "stored": (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight"),
+    "stored_weight": "layer.weight",
+}
+GRANITE = (
+    _granite("granitemoe", "Granite-MoE", **_GRANITE_NAMES),
+    _granite("granitemoeshared", "Granite-MoE with shared experts", **_GRANITE_NAMES),
+    _granite("granitemoehybrid", "Granite 4", packs=False, **_GRANITE_NAMES),
+    _granite("granitemoe_swa", "Granite Swash", sdpa=False),
 )
 
 

@@ -66,7 +66,7 @@ class RepairApplicator:
         base = self._parts.applicator(type(edit.base))
         if not isinstance(base, Repairable):
             raise UserError(f"edits of kind {type(edit.base).__name__} can't be repaired")
-        for layer in self._parts.moe_layers[:1]:
+        for layer in self._parts.moe_layers:
             if layer.unrepairable is not None:
                 raise UserError(
                     f"candidates of a {layer.family.model_type} model can't be repaired: {layer.unrepairable}"
