@@ -207,12 +207,16 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
 
 
 def _whole_config(config: ModelConfig) -> PretrainedConfig:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         settings = AutoConfig.from_pretrained(_source(config), **_hub_arguments(config))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"model {config.path}: its config can't be read: {first_line(error)}") from error
+    except StrictDataclassError as error:
+        said = " ".join(str(error).split())  # its first line says where, and the second one what
+        raise UserError(f"model {config.path}: its config can't be read: {said}") from error
     if gguf_file(config) is not None and hasattr(settings, "quantization_config"):
         del settings.quantization_config  # that of the checkpoint that the file was made from
     return settings

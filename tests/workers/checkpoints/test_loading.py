@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.loading import load_model, own_dtype
+from moevolve.workers.checkpoints.loading import load_config, load_model, own_dtype
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.layers import check_router, find_moe_layers
 from moevolve.workers.model.describe import describe_model
@@ -76,6 +76,13 @@ def test_remote_code_needs_consent(checkpoint: Checkpoints, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_config_with_a_wrong_value_is_named(model_config: Configs, tmp_path: Path) -> None:
+    settings = json.loads((Path(model_config("mixtral").path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"hidden_size": "wide"}))
+    with pytest.raises(UserError, match=r"its config can't be read: .*hidden_size.*'wide'"):
+        load_config(ModelConfig(str(tmp_path)))
+
+
 def test_cuda_without_a_device_is_refused(model_config: Configs) -> None:
     with pytest.raises(UserError, match="no CUDA device"):
         ResidentModel.load(replace(model_config("mixtral"), device="cuda"))
