@@ -120,13 +120,10 @@ def test_a_running_search_is_copied_as_it_stands(store: Store, there: Store) -> 
 
 
 CLASHES = {
-    "UPDATE searches SET seed = 8": "search alpha is in both stores, and differs in seed",
-    "UPDATE individuals SET fitness = 0.75 WHERE idx = 50": "individual alpha:50 .* differs in fitness",
-    "DELETE FROM parents WHERE child_idx = 53": "individual alpha:.*53.* differs in parents",
-    "UPDATE evaluations SET score = 0.123 WHERE score > 0.8": "evaluation of phenotype .* differs in score",
-    "UPDATE exports SET form = 'native'": "exports id-alpha, 3, here .* differs in form",
-    "UPDATE calibrations SET content = fingerprint": "calibrations c+ is in both stores, and differs in content",
-    "UPDATE evaluation_contexts SET metric = 'f1'": "evaluation_contexts .* differs in metric",
+    "UPDATE individuals SET content_hash = 'x' WHERE idx = 50": "individual 50 .* already recorded with another genome",
+    "UPDATE individuals SET fitness = 0.75 WHERE idx = 50": "individual 50 .* already is ok with fitness 0.75",
+    "UPDATE evaluation_contexts SET metric = 'f1'": "task fingerprint .* by f1, not",
+    "UPDATE searches SET config_hash = 'other'": "another search alpha",
     "UPDATE searches SET id = 'id-other'": "another search alpha",
 }
 
