@@ -38,7 +38,6 @@ from moevolve.store.session import (
     make_engine,
     transaction,
     vacuum,
-    wait_for_locks,
 )
 from moevolve.store.writes import (
     ContextKey,
@@ -69,7 +68,6 @@ class Store(StoreReader):
     def __init__(self, engine: Engine, url: str) -> None:
         super().__init__(engine, url)
         self.retry_timeout_s = BUSY_SECONDS if self.is_file else 0.0
-        wait_for_locks(engine, lambda: self.retry_timeout_s)
         self._contexts: dict[ContextKey, int] = {}
 
     @classmethod
@@ -86,9 +84,9 @@ class Store(StoreReader):
         return cls._prepared(make_engine(url, create), url, create)
 
     @contextmanager
-    def write_transaction(self, bounded: bool = True) -> Iterator[Connection]:
+    def write_transaction(self) -> Iterator[Connection]:
         """A transaction that reads and writes; see `session.transaction`."""
-        with transaction(self._engine, write=True, bounded=bounded) as connection:
+        with transaction(self._engine, write=True, wait_s=lambda: self.retry_timeout_s) as connection:
             yield connection
 
     def create_search(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sqlite3
@@ -29,88 +28,21 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import (
-    ArgumentError,
-    DBAPIError,
-    InterfaceError,
-    OperationalError,
-    SQLAlchemyError,
-)
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool, StaticPool
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
 
 from moevolve.store.errors import StoreError, UnreachableError
 
-log = logging.getLogger(__name__)
-
 BUSY_SECONDS = 60
-
-
-def file_of(url: URL) -> Path | None:
-    """The file of a SQLite URL; None for other databases and for databases in memory."""
-    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
-        return None
-    return Path(str(url.database))
-
-
-def check_file(path: Path, create: bool) -> None:
-    """Refuses a path that can't be a store.
-
-    Raises:
-        StoreError: The path is a folder, its folder is missing, or the file is missing and `create` is false.
-    """
-    if path.is_dir():
-        raise StoreError(f"{path} is a folder, not a store")
-    if not path.parent.is_dir():
-        raise StoreError(f"folder {path.parent} of the store {path.name} does not exist; create it first")
-    if not create and not path.exists():
-        raise StoreError(f"there is no store at {path}")
-
-
-def may_write(path: Path) -> bool:
-    """Whether this user may change or create a file, and create others in its folder."""
-    effective = os.access in os.supports_effective_ids
-    places = (path, path.parent) if path.exists() else (path.parent,)
-    return all(os.access(place, os.W_OK, effective_ids=effective) for place in places)
-
-
-def connect_to_read(path: Path) -> sqlite3.Connection:
-    """Opens a connection that refuses to write.
-
-    While any process has a store in write-ahead-log mode open, readers included, the files `-wal` and `-shm` exist in
-    its folder. If they are missing and this user can't create them, the store is opened as a file that doesn't change.
-
-    Raises:
-        StoreError: A write-ahead log was left behind that this user can't read.
-    """
-    path = path.resolve()  # SQLite keeps its log next to the file itself, not next to a link to it
-    wal, shm = (path.with_name(path.name + end).exists() for end in ("-wal", "-shm"))
-    if may_write(path):
-        how = "mode=rw"  # a read-only connection could not remove the log when it closes
-    elif wal and not shm:
-        raise StoreError(
-            f"{path} was left in the middle of a write and its folder can't be written to: copy it, with the files "
-            f"{path.name}-* beside it, to a folder of yours"
-        )
-    else:
-        how = "mode=ro" if wal or shm else "mode=ro&immutable=1"
-    address = f"file:{quote(str(path))}?{how}"
-    connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
-    connection.execute("PRAGMA query_only=ON")
-    return connection
-
-
+"""Seconds for which a write to a SQLite file waits for other writers."""
 CHUNK = 500
 """Number of values per IN list, far below every backend's limit on the variables of a statement."""
-
-_GONE = "{}: the store was deleted or replaced while this process had it open; put it back, and start this again"
 
 _PRAGMAS = (
     "foreign_keys=ON",
     # In WAL mode, NORMAL loses nothing if a process is killed. A power cut may lose the last commits, but no
     # consistency.
     "synchronous=NORMAL",
-    f"busy_timeout={BUSY_SECONDS * 1000}",
     # In pages of 4 KiB. Hashes are spread all over their indexes, so checkpoints are expensive and should be rare. The
     # cache (64 MiB) holds the pages that they touch.
     "wal_autocheckpoint=16384",
@@ -124,7 +56,6 @@ _SECRETS = (
 )
 
 T = TypeVar("T")
-
 
 _IDLE_S = 20
 """Seconds for which a write transaction on PostgreSQL may wait for its client."""
@@ -142,18 +73,23 @@ _POSTGRES_WAITS = {
 }
 
 
+def file_of(url: URL) -> Path | None:
+    """The file of a SQLite URL; None for other databases and for databases in memory."""
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return None
+    return Path(str(url.database))
+
+
 def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
     """Makes an engine for `url`, which doesn't connect yet.
 
     Args:
         url: URL of the database.
-        create: Allow a missing SQLite file to be created.
-        read_only: Open a SQLite file such that writes are refused. On PostgreSQL, each transaction that doesn't write
-            is read-only anyway.
+        create: Make a missing SQLite file, which is an empty database.
+        read_only: Have SQLite refuse writes. On PostgreSQL, each transaction that doesn't write is read-only anyway.
 
     Raises:
-        StoreError: The URL is invalid, the database isn't supported, or the file can't be a store
-            (`files.check_file`).
+        StoreError: The URL is invalid, the database isn't supported, or the file can't be a store.
     """
     try:
         parsed = make_url(url)
@@ -174,38 +110,49 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
 
 def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
     path = file_of(url)
-    if path is not None:
-        check_file(path, create)
-    if path is not None and read_only:
-        # In a read-only folder, how the file is opened depends on who else has it open: each transaction reopens it.
-        pool: dict[str, Any] = {} if may_write(path.resolve()) else {"poolclass": NullPool}
-        engine = _engine(url, creator=lambda: connect_to_read(path), **pool)
-    elif path is not None:
-        if not may_write(path.resolve()):
-            raise StoreError(f"{path}: writing needs permission to change the file and its folder; reading doesn't")
-        engine = _engine(url, creator=_connector(path))
-    else:
+    if path is None:
         # Each connection to a database in memory would be another, empty store, so there is only one.
-        wait = {"timeout": BUSY_SECONDS, "check_same_thread": False}
-        engine = _engine(url, connect_args=wait, poolclass=StaticPool)
-    _set_up_sqlite(engine, path)
+        engine = _engine(url, creator=lambda: _connect(":memory:", read_only), poolclass=StaticPool)
+        _begin_transactions(engine, None)
+        return engine
+    _check_file(path, create)
+    if create:
+        path.open("ab").close()
+    address = f"file:{quote(str(path.absolute()))}?mode=rw"  # a file that was deleted isn't made again
+    engine = _engine(url, creator=lambda: _connect(address, read_only))
+    _begin_transactions(engine, path)
     return engine
 
 
-def _connector(path: Path) -> Callable[[], sqlite3.Connection]:
-    """A function that opens connections to a file; only the first one may create it."""
-    known = path.exists()
+def _check_file(path: Path, create: bool) -> None:
+    """Refuses a path that can't be a store.
 
-    def connect() -> sqlite3.Connection:
-        nonlocal known
-        if known and not path.exists():
-            raise StoreError(_GONE.format(path))
-        address = f"file:{quote(str(path.absolute()))}?mode={'rw' if known else 'rwc'}"
-        connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
-        known = True
-        return connection
+    Raises:
+        StoreError: The path is a folder, its folder is missing, the file is missing and `create` is false, or this user
+            can't write to it.
+    """
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder, not a store")
+    if not path.parent.is_dir():
+        raise StoreError(f"folder {path.parent} of the store {path.name} does not exist; create it first")
+    if not create and not path.exists():
+        raise StoreError(f"there is no store at {path}")
+    # SQLite keeps its log next to the file itself, not next to a link to it.
+    target, effective = path.resolve(), os.access in os.supports_effective_ids
+    places = [place for place in (target, target.parent) if place.exists()]
+    if not all(os.access(place, os.W_OK, effective_ids=effective) for place in places):
+        raise StoreError(
+            f"{path}: a store, even one that is only read, needs permission to write to its file and folder, where "
+            "SQLite keeps its log; copy it to a folder of yours"
+        )
 
-    return connect
+
+def _connect(address: str, read_only: bool) -> sqlite3.Connection:
+    # sqlite3's own transactions (`isolation_level`) begin too late and never IMMEDIATE; `_begin_transactions` does it.
+    connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    for pragma in (*_PRAGMAS, *(["query_only=ON"] if read_only else [])):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
 
 
 def _engine(url: URL, **options: Any) -> Engine:
@@ -225,29 +172,25 @@ def without_password(url: str | URL) -> str:
     return text
 
 
-def _set_up_sqlite(engine: Engine, path: Path | None) -> None:
-    @event.listens_for(engine, "connect")
-    def connect(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
-        entry.info["file"] = None if path is None else _identity(path)
-        # sqlite3's own transactions begin too late and never IMMEDIATE: they are off, and `begin` below begins them.
-        connection.isolation_level = None
-        cursor = connection.cursor()
-        for pragma in _PRAGMAS:
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
+def _begin_transactions(engine: Engine, path: Path | None) -> None:
+    """Begins SQLite's transactions, each in the file that was there at first."""
+    opened = None if path is None else _identity(path)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        opened = connection.connection.info["file"]
         if path is not None and opened != _identity(path):
             # SQLite would go on with the file that no path leads to any more, until its last connection closes.
-            raise StoreError(_GONE.format(path))
+            raise StoreError(
+                f"{path}: the store was deleted or replaced while this process had it open; put it back, and start "
+                "this again"
+            )
         # A transaction that first reads can't wait for another writer when it then writes: it fails at once with
         # SQLITE_BUSY. So transactions that write take the lock when they begin.
-        if connection.get_execution_options().get("moevolve_write", False):
-            _begin_to_write(connection)
-        else:
+        wait_s = connection.get_execution_options().get("moevolve_wait_s")
+        if wait_s is None:
             connection.exec_driver_sql("BEGIN")
+        else:
+            _begin_to_write(connection, wait_s)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -259,43 +202,23 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def wait_for_locks(engine: Engine, timeout_s: Callable[[], float]) -> None:
-    """Sets how long a write to a SQLite file waits for other writers; `timeout_s` is called during each wait."""
-    engine.update_execution_options(moevolve_lock_timeout=timeout_s)
-
-
-def _begin_to_write(connection: Connection) -> None:
-    """Begins a write transaction, after waiting for other writers.
-
-    Raises:
-        StoreError: Another process did not end its write in time.
-    """
-    timeout_s = connection.engine.get_execution_options().get("moevolve_lock_timeout", lambda: BUSY_SECONDS)
+def _begin_to_write(connection: Connection, wait_s: Callable[[], float]) -> None:
+    """Begins a write transaction, after waiting for other writers."""
     raw: Any = connection.connection.driver_connection
     # In short steps, because SQLite's own wait can't be interrupted by Ctrl-C.
     raw.execute(f"PRAGMA busy_timeout={_STEP_S * 1000:.0f}")
     start = time.monotonic()
     try:
-        while not _try_to_begin(connection):
-            waited = time.monotonic() - start
-            if waited + _STEP_S > timeout_s():
-                raise StoreError(
-                    f"{without_password(connection.engine.url)}: database is locked: another process writes to it "
-                    f"for {waited:.0f} s now; try again when that has ended"
-                )
+        while True:
+            try:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                return
+            except OperationalError as error:
+                busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() - start + _STEP_S > wait_s():
+                    raise
     finally:
         raw.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
-
-
-def _try_to_begin(connection: Connection) -> bool:
-    """Begins a write transaction; False if the file is locked."""
-    try:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-    except OperationalError as error:
-        if isinstance(error.orig, sqlite3.Error) and error.orig.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-            return False
-        raise
-    return True
 
 
 def use_wal(engine: Engine) -> None:
@@ -329,49 +252,43 @@ def _outside_transactions(engine: Engine, *statements: str) -> bool:
 
 
 @contextmanager
-def transaction(engine: Engine, write: bool = False, bounded: bool = True) -> Iterator[Connection]:
+def transaction(
+    engine: Engine, write: bool = False, wait_s: Callable[[], float] = lambda: BUSY_SECONDS
+) -> Iterator[Connection]:
     """A transaction that is committed at the end of the block and rolled back on any error. Reads see one snapshot.
 
     Args:
         engine: Engine of the database.
         write: Allow writes.
-        bounded: Let PostgreSQL end a write transaction whose client is silent for 20 s. Otherwise a driver that is
-            suspended during a write would keep its search's row locked.
+        wait_s: Returns the seconds for which a write waits for another writer of a SQLite file; called while it waits.
 
     Raises:
         UnreachableError: The database is unreachable; the transaction may have been committed.
         StoreError: Any other database error, in one line.
     """
-    where = without_password(engine.url)
+    postgres = engine.dialect.name == "postgresql"
     try:
         with engine.connect() as connection:
-            if engine.dialect.name == "sqlite":
-                connection.execution_options(moevolve_write=write)
+            if not postgres:
+                connection.execution_options(moevolve_wait_s=wait_s if write else None)
             elif not write:
                 connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            with _discarded_after_defects(connection), connection.begin():
-                if write and bounded and engine.dialect.name == "postgresql":
-                    connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_S * 1000:.0f}")
-                yield connection
+            try:
+                with connection.begin():
+                    if write and postgres:
+                        # A driver that is suspended during a write would keep its search's row locked.
+                        limit = f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_S * 1000:.0f}"
+                        connection.exec_driver_sql(limit)
+                    yield connection
+            except BaseException:
+                # An error may leave a result half read, which a rollback doesn't end. Until that ends, a SQLite
+                # connection goes on seeing its old snapshot.
+                if not isinstance(engine.pool, StaticPool):  # the only connection to a database in memory
+                    connection.invalidate()
+                raise
     except (SQLAlchemyError, OverflowError) as error:
-        raise (UnreachableError if _is_unreachable(error) else StoreError)(f"{where}: {one_line(error)}") from error
-
-
-@contextmanager
-def _discarded_after_defects(connection: Connection) -> Iterator[None]:
-    """Keeps a connection from being used again after an error that isn't the store's.
-
-    Such an error may leave a result half read. A rollback doesn't end the statement of a SQLite result, and until that
-    ends, later transactions of the same connection see the old snapshot.
-    """
-    try:
-        yield
-    except (SQLAlchemyError, StoreError):
-        raise
-    except BaseException:
-        if not isinstance(connection.engine.pool, StaticPool):  # the only connection to a database in memory
-            connection.invalidate()
-        raise
+        kind = UnreachableError if _is_unreachable(error) else StoreError
+        raise kind(f"{without_password(engine.url)}: {one_line(error)}") from error
 
 
 def _is_unreachable(error: Exception) -> bool:
@@ -392,12 +309,8 @@ def lock_against_prune(connection: Connection, alone: bool = False) -> None:
     """
     if connection.dialect.name != "postgresql":
         return  # SQLite has one writer at a time anyway
-    kind = "lock" if alone else "lock_shared"
-    if connection.execute(select(getattr(func, f"pg_try_advisory_xact_{kind}")(_CONTENT_LOCK))).scalar_one():
-        return
-    other = "searches that are being launched" if alone else "`moevolve db prune`"
-    log.warning("%s: waiting for %s, which may take minutes", without_password(connection.engine.url), other)
-    connection.execute(select(getattr(func, f"pg_advisory_xact_{kind}")(_CONTENT_LOCK)))
+    lock = func.pg_advisory_xact_lock if alone else func.pg_advisory_xact_lock_shared
+    connection.execute(select(lock(_CONTENT_LOCK)))
 
 
 def one_line(error: Exception) -> str:

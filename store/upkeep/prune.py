@@ -65,7 +65,7 @@ def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, d
         LeaseHeldError: One of the searches has a driver. Nothing was deleted.
         StoreError: There is no such search. Nothing was deleted.
     """
-    with store.write_transaction(bounded=False) as connection:
+    with store.write_transaction() as connection:
         inner = connection.begin_nested()
         found = _prune(connection, names, calibrations_of)
         if dry_run:
