@@ -40,7 +40,6 @@ from moevolve.store.session import (
     vacuum,
 )
 from moevolve.store.writes import (
-    ContextKey,
     touch,
     utc_now,
     write_evaluations,
@@ -68,7 +67,6 @@ class Store(StoreReader):
     def __init__(self, engine: Engine, url: str) -> None:
         super().__init__(engine, url)
         self.retry_timeout_s = BUSY_SECONDS if self.is_file else 0.0
-        self._contexts: dict[ContextKey, int] = {}
 
     @classmethod
     def open(cls, url: str, create: bool = True) -> Self:
@@ -317,16 +315,13 @@ class Store(StoreReader):
             before = events.best_rank(connection, search_id)
             decided = write_individuals(connection, search_id, individuals)
             events.append_progress(connection, search_id, decided, before)
-            added = write_evaluations(connection, evaluations, self._contexts)
-        # Cached only after the commit: a transaction that is rolled back leaves no contexts.
-        self._contexts = {**self._contexts, **added}
+            write_evaluations(connection, evaluations)
 
     @retrying
     def add_evaluations(self, evaluations: Sequence[EvaluationRecord]) -> None:
         """Writes evaluations outside a search's run; needs no lease, because evaluations belong to no search."""
         with self.write_transaction() as connection:
-            added = write_evaluations(connection, evaluations, self._contexts)
-        self._contexts = {**self._contexts, **added}
+            write_evaluations(connection, evaluations)
 
     @retrying
     def retry(self, writer: str | Lease, first: int) -> None:

@@ -161,6 +161,15 @@ class Individual(Base):
     """A genome in its search, with its 0-based index `idx`."""
 
     __tablename__ = "individuals"
+    __table_args__ = (
+        CheckConstraint(
+            "(status = 'pending' AND fitness IS NULL AND tie_break IS NULL AND failure IS NULL)"
+            " OR (status = 'ok' AND fitness IS NOT NULL AND tie_break IS NOT NULL AND failure IS NULL)"
+            " OR (status = 'failed' AND fitness IS NULL AND tie_break IS NULL AND failure IS NOT NULL"
+            " AND failure_kind IS NOT NULL)",
+            name="ok_or_failed",
+        ),
+    )
     search_id: Mapped[str] = mapped_column(ForeignKey("searches.id"), primary_key=True)
     idx: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     phase: Mapped[str] = mapped_column(String)
@@ -201,6 +210,7 @@ class Parent(Base):
 
     __tablename__ = "parents"
     __table_args__ = (
+        CheckConstraint("parent_idx < child_idx", name="earlier"),
         ForeignKeyConstraint(["search_id", "child_idx"], ["individuals.search_id", "individuals.idx"]),
         ForeignKeyConstraint(["search_id", "parent_idx"], ["individuals.search_id", "individuals.idx"]),
         Index("ix_parents_descendants", "search_id", "parent_idx", "child_idx"),

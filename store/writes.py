@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, get_args
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select, update
 
@@ -16,14 +16,13 @@ from moevolve.store.records import (
     INDIVIDUAL_COLUMNS,
     EvaluationRecord,
     ExportRecord,
-    FailureKind,
     IndividualRecord,
     Lease,
 )
 from moevolve.store.session import chunks, insert_all, insert_new, update_all
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
 
-ContextKey = tuple[str, str, str, str, str, str]
+_Context = tuple[str, str, str, str, str, str]
 """Fingerprints of model, engine and task split, followed by task, split and metric."""
 _INTEGER_COLUMNS = ("experts", "active", "parameters", "active_parameters", "parameters_full", "depth")
 _DECIDED = ("status", "fitness", "tie_break", "failure", "failure_kind")
@@ -51,84 +50,68 @@ def write_individuals(
 ) -> list[IndividualRecord]:
     """Adds the new individuals with their parents, and stores the outcomes of those that were pending.
 
+    A batch may have an individual twice, first pending and then with its outcome.
+
     Returns:
         The individuals whose outcome is new.
 
     Raises:
         StoreError: The same cases as `Store.record`.
     """
-    given = _by_index(search_id, batch)
-    stored = _stored(connection, search_id, sorted(given))
-    for one in given.values():
-        if one.index in stored:
-            _check_same(search_id, stored[one.index], one)
-    fresh = {index: one for index, one in given.items() if index not in stored}
-    _check_parents(connection, search_id, fresh)
+    known = _stored(connection, search_id, sorted({one.index for one in batch}))
+    fresh: list[int] = []
+    decided: dict[int, IndividualRecord] = {}
+    for one in map(_with_plain_numbers, batch):
+        before = known.get(one.index)
+        if before is None:
+            fresh.append(one.index)
+        else:
+            _check_same(search_id, before, one)
+        if before is None or before.status == "pending":
+            known[one.index] = one
+            if one.status != "pending":
+                decided[one.index] = one
     now = utc_now()
-    insert_all(connection, individuals, [_individual_row(search_id, one, now) for one in fresh.values()])
+    insert_all(connection, individuals, [_individual_row(search_id, known[index], now) for index in fresh])
     edges = [
-        {"search_id": search_id, "child_idx": one.index, "position": position, "parent_idx": int(parent)}
-        for one in fresh.values()
-        for position, parent in enumerate(one.parents)
+        {"search_id": search_id, "child_idx": index, "position": position, "parent_idx": int(parent)}
+        for index in fresh
+        for position, parent in enumerate(known[index].parents)
     ]
     insert_all(connection, parents, edges)
-    _decide(connection, search_id, [one for one in given.values() if one.index in stored], stored)
-    return [
-        one
-        for one in given.values()
-        if one.status != "pending" and (one.index in fresh or stored[one.index].status == "pending")
+    changes = [
+        {"of_search": search_id, "at": index, **{name: getattr(one, name) for name in _DECIDED}}
+        for index, one in decided.items()
+        if index not in fresh
     ]
-
-
-def _by_index(search_id: str, batch: Sequence[IndividualRecord]) -> dict[int, IndividualRecord]:
-    """The records of a batch by index, checked; of a pending and a decided record of one individual, the latter."""
-    given: dict[int, IndividualRecord] = {}
-    for one in map(_checked, batch):
-        before = given.setdefault(one.index, one)
-        _check_same(search_id, before, one)
-        if before.status == "pending":
-            given[one.index] = one
-        elif one.status != "pending" and _contradict(before, one):
-            raise StoreError(f"fitness of individual {one.index} is given twice, and differently")
-    return given
+    update_all(connection, _DECIDE, changes)
+    return list(decided.values())
 
 
 def _check_same(search_id: str, there: Any, one: IndividualRecord) -> None:
+    """Refuses a record of an individual that is known already, if it has another genome or another outcome."""
     if (there.content_hash, there.phenotype_hash) != (one.content_hash, one.phenotype_hash):
         raise StoreError(
             f"individual {one.index} of search {search_id} is already recorded with another genome; "
             "two drivers on one search, or another version of the software?"
         )
+    outcomes = [(each.status, each.fitness, each.tie_break) for each in (there, one)]
+    if "pending" not in (there.status, one.status) and outcomes[0] != outcomes[1]:
+        raise StoreError(
+            f"individual {one.index} of search {search_id} already is {there.status} with fitness {there.fitness}; "
+            f"refusing {one.status} with {one.fitness}"
+        )
 
 
 def _stored(connection: Connection, search_id: str, indices: Sequence[int]) -> dict[int, Any]:
-    """The stored rows (hashes, status, fitness) among these indices."""
-    columns = [
-        individuals.c[name] for name in ("idx", "content_hash", "phenotype_hash", "status", "fitness", "tie_break")
-    ]
+    """The stored rows (hashes and outcome) among these indices."""
+    names = ("idx", "content_hash", "phenotype_hash", "status", "fitness", "tie_break")
     found: dict[int, Any] = {}
     for some in chunks(indices):
-        query = select(*columns).where(individuals.c.search_id == search_id, individuals.c.idx.in_(some))
+        query = select(*(individuals.c[name] for name in names))
+        query = query.where(individuals.c.search_id == search_id, individuals.c.idx.in_(some))
         found.update((row.idx, row) for row in connection.execute(query))
     return found
-
-
-def _check_parents(connection: Connection, search_id: str, fresh: Mapping[int, IndividualRecord]) -> None:
-    wanted: set[int] = set()
-    for one in fresh.values():
-        late = [parent for parent in one.parents if parent >= one.index]
-        if late or one.index < 0:
-            raise StoreError(f"individual {one.index} of search {search_id}: parents {late} must have smaller indices")
-        wanted.update(one.parents)
-    outside = sorted(wanted - fresh.keys())
-    known: set[int] = set()
-    for some in chunks(outside):
-        query = select(individuals.c.idx).where(individuals.c.search_id == search_id, individuals.c.idx.in_(some))
-        known.update(connection.execute(query).scalars())
-    missing = [parent for parent in outside if parent not in known]
-    if missing:
-        child = next(one.index for one in fresh.values() if missing[0] in one.parents)
-        raise StoreError(f"parent {missing[0]} of individual {child} of search {search_id} is not recorded")
 
 
 def _individual_row(search_id: str, one: IndividualRecord, now: datetime) -> dict[str, Any]:
@@ -144,76 +127,24 @@ def _individual_row(search_id: str, one: IndividualRecord, now: datetime) -> dic
     }
 
 
-def _checked(one: IndividualRecord) -> IndividualRecord:
-    """The same record with plain floats.
-
-    Raises:
-        StoreError: Its status and its numbers contradict each other.
-    """
-    where = f"fitness of individual {one.index}"
-    if one.status == "ok":
-        score, tie = _numbers(where, one.fitness, one.tie_break)
-        return replace(one, fitness=score, tie_break=tie)
-    if one.fitness is not None or one.tie_break is not None or (one.status == "failed") != bool(one.failure):
-        raise StoreError(f"{where}: it is pending, ok with numbers, or failed with a reason and none; got {one}")
-    if one.status == "failed" and one.failure_kind not in get_args(FailureKind):
-        raise StoreError(f"{where}: it failed, but by whose fault? got {one.failure_kind!r}")
-    return one
+def _with_plain_numbers(one: IndividualRecord) -> IndividualRecord:
+    if one.status != "ok":
+        return one
+    score, tie = _numbers(f"fitness of individual {one.index}", one.fitness, one.tie_break)
+    return replace(one, index=int(one.index), fitness=score, tie_break=tie)
 
 
-def _contradict(first: Any, second: IndividualRecord) -> bool:
-    return (first.status, first.fitness, first.tie_break) != (second.status, second.fitness, second.tie_break)
-
-
-def _decide(
-    connection: Connection, search_id: str, known: Sequence[IndividualRecord], stored: Mapping[int, Any]
-) -> None:
-    changes = []
-    for one in known:
-        row = stored[one.index]
-        if one.status == "pending":
-            continue
-        if row.status == "pending":
-            values = {name: getattr(one, name) for name in _DECIDED}
-            changes.append({"of_search": search_id, "at": int(one.index), **values})
-        elif _contradict(row, one):
-            raise StoreError(
-                f"individual {one.index} of search {search_id} already is {row.status} with fitness {row.fitness}; "
-                f"refusing {one.status} with {one.fitness}"
-            )
-    update_all(connection, _DECIDE, changes)
-
-
-def write_evaluations(
-    connection: Connection, batch: Sequence[EvaluationRecord], cache: Mapping[ContextKey, int]
-) -> dict[ContextKey, int]:
-    """Adds the new evaluations.
-
-    Args:
-        connection: The transaction.
-        batch: Evaluations, new or already stored.
-        cache: Ids of committed contexts.
-
-    Returns:
-        Ids of the contexts that were not in the cache, to be added to it after the commit.
-    """
-    added = _new_contexts(connection, batch, cache)
-    ids = {**cache, **added}
-    now = utc_now()
-    insert_new(connection, evaluations, [_evaluation_row(one, ids, now) for one in batch])
-    return added
-
-
-def _new_contexts(
-    connection: Connection, batch: Sequence[EvaluationRecord], cache: Mapping[ContextKey, int]
-) -> dict[ContextKey, int]:
-    keys: dict[ContextKey, EvaluationRecord] = {}
+def write_evaluations(connection: Connection, batch: Sequence[EvaluationRecord]) -> None:
+    """Adds the new evaluations. One that is stored already stays as it is."""
+    ids: dict[_Context, int] = {}
     for one in batch:
-        keys.setdefault(_key(one), one)
-    return {key: _context_id(connection, one) for key, one in keys.items() if key not in cache}
+        if _key(one) not in ids:
+            ids[_key(one)] = _context_id(connection, one)
+    now = utc_now()
+    insert_new(connection, evaluations, [_evaluation_row(one, ids[_key(one)], now) for one in batch])
 
 
-def _key(one: EvaluationRecord) -> ContextKey:
+def _key(one: EvaluationRecord) -> _Context:
     return one.model_fingerprint, one.engine_fingerprint, one.task_fingerprint, one.task, one.split, one.metric
 
 
@@ -232,15 +163,12 @@ def _context_id(connection: Connection, one: EvaluationRecord) -> int:
     return int(row.id)
 
 
-def _evaluation_row(one: EvaluationRecord, ids: Mapping[ContextKey, int], now: datetime) -> dict[str, Any]:
+def _evaluation_row(one: EvaluationRecord, context_id: int, now: datetime) -> dict[str, Any]:
     score, gold = one.score, one.gold_logprob
-    where = f"evaluation of {one.phenotype_hash} on {one.task}/{one.split}"
     if one.failure is None:
-        score, gold = _numbers(where, score, gold)
-    elif score is not None or gold is not None or not one.failure:
-        raise StoreError(f"{where}: a failure has a reason and no score")
+        score, gold = _numbers(f"evaluation of {one.phenotype_hash} on {one.task}/{one.split}", score, gold)
     return {
-        "context_id": ids[_key(one)],
+        "context_id": context_id,
         "phenotype_hash": one.phenotype_hash,
         "score": score,
         "gold_logprob": gold,

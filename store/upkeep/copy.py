@@ -129,7 +129,7 @@ def _copy_individuals(here: Connection, there: Connection, search: SearchRecord)
     i, c = individuals.c, contexts.c
     own = (c.model_fingerprint == search.model_fingerprint, c.engine_fingerprint == search.engine_fingerprint)
     ids = here.execute(select(c.id).where(*own).order_by(c.id)).scalars().all()
-    write_evaluations(there, read_evaluations(here, ids, [FULL_MODEL]), {})
+    write_evaluations(there, read_evaluations(here, ids, [FULL_MODEL]))
     open_there = select(i.idx).where(i.search_id == search.id, i.status == "pending")
     pending = set(there.execute(open_there).scalars())
     decided = 0
@@ -138,5 +138,5 @@ def _copy_individuals(here: Connection, there: Connection, search: SearchRecord)
         page = read_history(here, search.id, indices[start : start + CHUNK])
         decided += sum(one.index in pending for one in write_individuals(there, search.id, page))
         phenotypes = sorted({one.phenotype_hash for one in page})
-        write_evaluations(there, read_evaluations(here, ids, phenotypes), {})
+        write_evaluations(there, read_evaluations(here, ids, phenotypes))
     return decided

@@ -178,7 +178,7 @@ REFUSED = {
     "second fitness": ([decided(0, 0.75)], []),
     "failed after ok": ([decided(0, None)], []),
     "two fitnesses at once": ([decided(9, 0.5), decided(9, 0.25)], []),
-    "pending with a fitness": ([individual(1, fitness=0.5)], []),
+    "pending with a fitness": ([individual(9, fitness=0.5)], []),
     "not a number": ([decided(1, float("nan"))], []),
     "no tie-break": ([individual(1, status="ok", fitness=0.5)], []),
     "score not finite": ([], [evaluation(1, float("inf"))]),
