@@ -171,7 +171,7 @@ def read(store: Store) -> None:
 
 def plans(store: Store) -> None:
     with transaction(store._engine) as connection:
-        contexts = {one.split: one for one in queries._contexts(connection, "rte", None)}
+        contexts = {one.split: one for one in queries.task_contexts(connection, "rte", None)}
         asked = {
             "best": queries.candidates(contexts["search"], queries.Filter(), 10, [contexts["dev"].id]),
             "best with experts": queries.candidates(contexts["search"], queries.Filter(4), 10),
