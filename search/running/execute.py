@@ -34,26 +34,10 @@ _PAUSED = "paused"
 PoolFactory = Callable[[SearchSetup], Pool]
 
 
-def ray_pool(
-    setup: SearchSetup, first: FirstWorker | None = None, on_left_out: Callable[[str], object] = lambda _: None
-) -> RayPool:
-    """The pool of a search's configuration on Ray.
-
-    Args:
-        setup: The search.
-        first: Source of the first worker, if that is there already.
-        on_left_out: See `RayPool`.
-    """
+def ray_pool(setup: SearchSetup, first: FirstWorker | None = None) -> RayPool:
+    """The pool of a search's configuration on Ray; `first` is the source of the first worker, if that is there."""
     config = setup.config
-    return RayPool(
-        config.workers,
-        config.model,
-        config.engine,
-        setup.all_prepared,
-        needed=setup.needed,
-        first=first,
-        on_left_out=on_left_out,
-    )
+    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed, first=first)
 
 
 def execute(
@@ -103,8 +87,7 @@ def execute(
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            on_left_out = partial(store.note, setup.search_id, "node")
-            make_pool = make_pool or partial(ray_pool, first=first, on_left_out=on_left_out)
+            make_pool = make_pool or partial(ray_pool, first=first)
             _run(setup, store, heartbeat, share, observer, make_pool, finished)
         except StopRequested as asked:
             store.set_status(lease, asked.status, "asked for from outside")
