@@ -49,13 +49,8 @@ _CHECK_S = 1.0
 _CALIBRATION = "the calibration"
 """Key of a calibration's attempts, in place of a request's ticket."""
 
-
-@dataclass(frozen=True, slots=True)
-class _CalibrationJob:
-    """A calibration to make: its statistics, and the splits whose prompts are run."""
-
-    recipe: CalibrationRecipe
-    splits: tuple[PreparedSplit, ...]
+_CalibrationJob = tuple[CalibrationRecipe, tuple[PreparedSplit, ...]]
+"""The statistics to measure, and the splits whose prompts are run."""
 
 
 @dataclass(eq=False)
@@ -184,7 +179,7 @@ class RayPool:
     ) -> bytes:
         """See `Pool`. The first free worker calibrates while others load."""
         replies: list[EvaluationReply] = []
-        self._job, self._calibrated = _CalibrationJob(recipe, splits), None
+        self._job, self._calibrated = (recipe, splits), None
         self._dispatch()
         try:
             while self._calibrated is None:
@@ -236,9 +231,8 @@ class RayPool:
             if seat.info is None or seat.busy:
                 continue
             if self._job is not None:
-                job, self._job = self._job, None
-                seat.job = job
-                seat.wait_for(seat.actor.calibrate.remote(job.recipe, job.splits))
+                seat.job, self._job = self._job, None
+                seat.wait_for(seat.actor.calibrate.remote(*seat.job))
                 continue
             if not self._queue:
                 return
@@ -301,7 +295,6 @@ class RayPool:
 
         Raises:
             NoRoomError: No worker is ready, and all that got a node have found too little memory.
-            UserError: No worker is ready to calibrate, and the model can't be loaded.
             PoolError: No worker is ready, and all have failed to start several times.
         """
         lost = out_of_reach(error) or (seat.node != "" and not node_alive(seat.node))
@@ -309,9 +302,6 @@ class RayPool:
         seat.no_room = no_room(error)
         if seat.no_room is not None and not self.ready and all(each.no_room for each in self._seats if each.node):
             raise NoRoomError(str(seat.no_room)) from error
-        cause = error.cause if isinstance(error, RayTaskError) else None
-        if self._job is not None and not self.ready and seat.no_room is None and isinstance(cause, UserError):
-            raise UserError(str(cause)) from error
         if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._seats):
             raise PoolError(f"workers can't start: {reason_of(error)}") from error
         pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(seat.failed_starts - 1, 16)) if seat.failed_starts else 0.0

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 
 from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config.run import WorkersSection
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.final_table import Finaliser, FinalTable, build_final_table, winner_of
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import ControlledPool, Pool, StopRequested
 from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.pools.ray_cluster import cluster_name, cluster_nodes
 from moevolve.search.pools.ray_pool import RayPool
+from moevolve.search.pools.shares import contender_of, shares
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
 from moevolve.search.running.observer import Observer, logged_as
-from moevolve.search.running.sharing import ClusterShare
 from moevolve.search.running.webhooks import posting_webhooks
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import CancelledError, LeaseLostError
 from moevolve.store.events import asker
-from moevolve.store.records import Lease, Progress, SearchRecord
+from moevolve.store.records import Control, Lease, Progress, ResourceRequest, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.contract.settings import engine_fingerprint
@@ -31,6 +34,9 @@ log = logging.getLogger(__name__)
 
 _PAUSED = "paused"
 
+_UPDATE_S = 1.0
+"""Interval at which a search's share of a cluster is computed again."""
+
 PoolFactory = Callable[[SearchSetup], Pool]
 
 
@@ -38,6 +44,54 @@ def ray_pool(setup: SearchSetup, first: FirstWorker | None = None) -> RayPool:
     """The pool of a search's configuration on Ray; `first` is the source of the first worker, if that is there."""
     config = setup.config
     return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed, first=first)
+
+
+class ClusterShare:
+    """A search's share of the cluster that it has joined.
+
+    Args:
+        workers: The search's settings of workers.
+        useful: Largest number of individuals under evaluation at once; more workers would be idle.
+    """
+
+    def __init__(self, workers: WorkersSection, useful: int) -> None:
+        self._workers, self._useful = workers, useful
+        self._count = workers.least
+        self._updated = -_UPDATE_S
+
+    def request(self) -> ResourceRequest | None:
+        """The resources that the search could use, for other drivers; None before it has joined a cluster."""
+        cluster, workers = cluster_name(), self._workers
+        if cluster is None:
+            return None
+        return ResourceRequest(cluster, workers.least, workers.most(self._useful), workers.num_cpus, workers.num_gpus)
+
+    def workers_due(self, heartbeat: LeaseHeartbeat, control: Control) -> int:
+        """The number of workers that the search should have now.
+
+        Args:
+            heartbeat: Source of the other searches' requests.
+            control: Control of this search.
+        """
+        if control.workers is not None:
+            return control.workers
+        now = time.monotonic()
+        running = heartbeat.running_searches
+        if running is not None and self._workers.count == "auto" and now - self._updated >= _UPDATE_S:
+            self._count = self._shared(heartbeat.lease.search_id, control, running)
+            self._updated = now
+        return self._count
+
+    def _shared(self, search: str, control: Control, running: dict[str, Control]) -> int:
+        own, nodes = self.request(), cluster_nodes()
+        if own is None or nodes is None:
+            return self._count
+        others = [
+            contender_of(other, each, each.claim)
+            for other, each in running.items()
+            if other != search and each.claim is not None and each.claim.cluster == own.cluster
+        ]
+        return shares(nodes, [contender_of(search, control, own), *others])[search]
 
 
 def execute(

@@ -239,8 +239,6 @@ def test_a_calibration_is_tried_again_when_its_worker_dies(stand_in: StandIn) ->
     with pytest.raises(PoolError, match=r"longer than 100 s; raise workers\.start_timeout_s, or .*calibration_tokens"):
         pool.calibrate(ANYTHING, ())
     assert stand_in.waited - before >= 100
-    with pytest.raises(UserError, match=r"^not a model for this$"):
-        pool_of(Fates(starting=[REFUSE])).calibrate(ANYTHING, ())
 
 
 def test_an_evaluation_has_so_many_attempts_and_so_much_time(stand_in: StandIn) -> None:

@@ -13,9 +13,10 @@ from waiting import PATIENT_S
 
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.shares import Node
-from moevolve.search.running import lease_heartbeat, sharing
+from moevolve.search.running import execute, lease_heartbeat
+from moevolve.search.running.execute import ClusterShare
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat
-from moevolve.search.running.sharing import ClusterShare
+from moevolve.store.records import ResourceRequest
 from moevolve.store.repository import Store
 
 LEASE_S = PATIENT_S
@@ -40,9 +41,9 @@ class Drivers:
         self.driving: dict[str, LeaseHeartbeat] = {}
         self._store, self._due = store, dict[str, Callable[[], int]]()
         self._stack = ExitStack()
-        patch.setattr(sharing, "cluster_nodes", lambda: self.nodes)
-        patch.setattr(sharing, "cluster_name", lambda: self.cluster)
-        patch.setattr(sharing, "_UPDATE_S", 0.0)
+        patch.setattr(execute, "cluster_nodes", lambda: self.nodes)
+        patch.setattr(execute, "cluster_name", lambda: self.cluster)
+        patch.setattr(execute, "_UPDATE_S", 0.0)
         patch.setattr(lease_heartbeat, "_BEAT_S", BEAT_S)
 
     def start(self, name: str, useful: int = 8, **settings: object) -> None:
@@ -93,7 +94,7 @@ def test_those_of_another_cluster_are_left_alone(drivers: Drivers, store: Store)
     drivers.start("a", useful=3)
     drivers.come_to(a=3)
     drivers.cluster = "there"
-    with LeaseHeartbeat(store, "b", LEASE_S, 5, lambda: sharing.ResourceRequest("elsewhere", 4, 4, 1, 0)):
+    with LeaseHeartbeat(store, "b", LEASE_S, 5, lambda: ResourceRequest("elsewhere", 4, 4, 1, 0)):
         deadline = time.monotonic() + PATIENT_S
         while "b" not in (seen := drivers.driving["a"].running_searches or {}) or seen["b"].claim is None:
             assert time.monotonic() < deadline
