@@ -1,10 +1,10 @@
 """Webhooks at the end of a search: the driver that holds its lease posts a signed JSON body.
 
-Headers and signature are those of Standard Webhooks (https://www.standardwebhooks.com), for which there are libraries
-in most languages: `webhook-signature` is `v1,` and the base64 of the HMAC-SHA256, with the target's key, of
-`webhook-id`, `webhook-timestamp` (seconds since 1970) and the body, joined by dots. Attempts to post the same event
-have the same id. In the body, `winner` is the winner in the final table of a finished search, which `dev` may have
-picked, and `best_on_search` the individual with the highest fitness.
+Headers and signature are those of Standard Webhooks (https://www.standardwebhooks.com): `webhook-signature` is `v1,`
+and the base64 of the HMAC-SHA256, with the target's key, of `webhook-id`, `webhook-timestamp` (seconds since 1970) and
+the body, joined by dots. Attempts to post the same event have the same id. In the body, `winner` is the winner in the
+final table of a finished search, which `dev` may have picked, and `best_on_search` the individual with the highest
+fitness.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ among a run's settings, which every reader of the store sees."""
 PAUSES_S = (0.0, 2.0, 8.0)
 """Pauses before the attempts."""
 TIMEOUT_S = 10.0
-"""Time limit of an attempt."""
+"""Longest wait for each part of an answer."""
 _PREFIX = "whsec_"
 """Prefix of keys that Standard Webhooks writes in base64."""
 
@@ -120,20 +119,18 @@ def posting_webhooks(store: StoreReader, search_id: str, pauses: Sequence[float]
     """
     targets = targets_of_environment()
     before = _last_status(store, search_id) if targets else None
-    lost = False
     try:
         yield
     except LeaseLostError:  # another driver runs the search now, and posts its end
-        lost = True
+        targets = ()
         raise
     finally:
-        if targets and not lost:
-            try:
-                event = _last_status(store, search_id)
-                if event is not None and (before is None or event.seq > before.seq):
-                    _tell(store, event, targets, pauses)
-            except (StoreError, UserError) as error:
-                log.warning("webhooks: nobody was told of the end: %s", error)
+        try:
+            event = _last_status(store, search_id) if targets else None
+            if event is not None and (before is None or event.seq > before.seq):
+                _tell(store, event, targets, pauses)
+        except (StoreError, UserError) as error:
+            log.warning("webhooks: nobody was told of the end: %s", error)
 
 
 def _last_status(store: StoreReader, search_id: str) -> Event | None:
@@ -183,24 +180,11 @@ def _signed(name: str, body: bytes, key: bytes) -> dict[str, str]:
 
 def _post(target: WebhookSection, body: bytes, name: str) -> str | None:
     """Post a body; the reason of a failure, None for success. Redirects aren't followed."""
-    failures: list[str | None] = [f"it didn't answer within {TIMEOUT_S:g} s"]
-    headers = {"content-type": "application/json", **_signed(name, body, target.secret)}
-
-    def post() -> None:
-        failures.append(_failure(target.url, body, headers))
-
-    # The library's own limit is one for each part of an answer, which a target could send byte by byte.
-    thread = threading.Thread(target=post, daemon=True)
-    thread.start()
-    thread.join(TIMEOUT_S)
-    return failures[-1]
-
-
-def _failure(url: str, body: bytes, headers: dict[str, str]) -> str | None:
     import httpx2
 
+    headers = {"content-type": "application/json", **_signed(name, body, target.secret)}
     try:
-        answer = httpx2.post(url, content=body, headers=headers, timeout=TIMEOUT_S, follow_redirects=False)
+        answer = httpx2.post(target.url, content=body, headers=headers, timeout=TIMEOUT_S, follow_redirects=False)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         return type(error).__name__  # its message, and a traceback, may hold the URL
     return None if answer.is_success else f"it answered {answer.status_code}"

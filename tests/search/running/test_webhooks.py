@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import hmac
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +20,6 @@ from store_samples import search, split
 from moevolve.evaluators.errors import UserError
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.local import LocalPool
-from moevolve.search.running import webhooks
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
@@ -159,27 +156,6 @@ def test_what_failed_is_tried_again_and_not_for_ever(
     assert {told["name"] for told in receiver.got} == {f"id-alpha.{store.latest_events('id-alpha', 1)[0].seq}"}
     assert ("was not told of failed: PoolError: full in 3 attempts" in caplog.text) == (refused > 2)
     assert caplog.text.count("it answered 302") == min(refused, 3)
-
-
-def test_an_answer_that_never_ends_is_not_waited_for(
-    store: Store, receiver: Receiver, notify: Notify, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(webhooks, "TIMEOUT_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as dripping:
-
-        def drip() -> None:
-            with contextlib.suppress(OSError):
-                connection, _ = dripping.accept()
-                connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
-                while True:
-                    connection.sendall(b"x")
-                    time.sleep(0.05)
-
-        threading.Thread(target=drip, daemon=True).start()
-        notify(f"http://127.0.0.1:{dripping.getsockname()[1]}/hook", receiver.url)
-        with posting_webhooks(store, "id-alpha", [0.0]):
-            store.set_status("id-alpha", "failed")
-    assert len(receiver.got) == 1 and caplog.text.count("it didn't answer within 0.3 s") == 1
 
 
 def test_who_lost_the_search_says_nothing_of_its_end(store: Store, receiver: Receiver, notify: Notify) -> None:
