@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Join, and_, case, func, literal, select, union_all
+from sqlalchemy import Connection, and_, case, func, literal, select, union_all
 
 from moevolve.store.records import FULL_MODEL, SPLITS, SearchRecord, Split
 from moevolve.store.tables import contexts, evaluations, individuals, search_tasks
@@ -48,10 +48,11 @@ class SearchCosts:
 
 def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
     """Sums up the evaluations of a search's individuals and of its full model."""
-    i, e, t = individuals.c, evaluations.c, search_tasks.c
+    i, e, t, c = individuals.c, evaluations.c, search_tasks.c, contexts.c
     own = select(i.phenotype_hash).where(i.search_id == search.id).distinct()
     phenotypes = connection.execute(select(func.count()).select_from(own.subquery())).scalar_one()
     new = e.created_at >= search.created_at
+    same_split = and_(c.task_fingerprint == t.task_fingerprint, c.task == t.task, c.split == t.split)
     query = (
         select(
             *(t.task, t.split, func.count(), func.sum(case((new, 0), else_=1))),
@@ -59,8 +60,9 @@ def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
             *(func.sum(e.examples_seen), func.sum(case((new, e.seconds), else_=0.0))),
             func.sum(case((e.phenotype_hash == FULL_MODEL, 0.0), else_=e.seconds)),
         )
-        .select_from(_own_evaluations())
-        .where(t.search_id == search.id, *_own_contexts(search))
+        .select_from(search_tasks.join(contexts, same_split).join(evaluations, e.context_id == c.id))
+        .where(t.search_id == search.id)
+        .where(c.model_fingerprint == search.model_fingerprint, c.engine_fingerprint == search.engine_fingerprint)
         .where(e.phenotype_hash.in_(union_all(own, select(literal(FULL_MODEL)))))
         .group_by(t.task, t.split, t.position)
         .order_by(t.position)
@@ -72,15 +74,3 @@ def read_costs(connection: Connection, search: SearchRecord) -> SearchCosts:
     order = {task: place for place, task in enumerate(dict.fromkeys(one.task for one in found))}
     found.sort(key=lambda one: (order[one.task], SPLITS.index(one.split)))
     return SearchCosts(phenotypes, tuple(found))
-
-
-def _own_evaluations() -> Join:
-    """Joins the task splits of searches with the evaluations in their contexts."""
-    c, t = contexts.c, search_tasks.c
-    same = and_(c.task_fingerprint == t.task_fingerprint, c.task == t.task, c.split == t.split)
-    return search_tasks.join(contexts, same).join(evaluations, evaluations.c.context_id == c.id)
-
-
-def _own_contexts(search: SearchRecord) -> tuple[ColumnElement[bool], ...]:
-    c = contexts.c
-    return c.model_fingerprint == search.model_fingerprint, c.engine_fingerprint == search.engine_fingerprint

@@ -6,12 +6,11 @@ the limit, and then merges the contexts' rows. It sorts no more rows than it ret
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, bindparam, func, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, union
 
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.leases import running
@@ -54,17 +53,15 @@ def read_searches(connection: Connection) -> list[SearchSummary]:
     ):
         tasks[search_id][task] = None
     owners = {search_id: control.owner for search_id, control in running(connection).items()}
-    return [_summary(tuple(row), scores, tuple(tasks[row.id]), owners.get(row.id)) for row in rows]
-
-
-def _summary(
-    row: tuple[Any, ...], scores: Mapping[tuple[str, Split], float], tasks: tuple[str, ...], owner: str | None
-) -> SearchSummary:
-    *values, highest, failed, pending, best = row
-    search = SearchRecord(**dict(zip(SEARCH_COLUMNS, values, strict=True)))
-    total = 0 if highest is None else highest + 1
-    dev, test = scores.get((search.id, "dev")), scores.get((search.id, "test"))
-    return SearchSummary(search, total, total - failed - pending, failed, best, dev, test, tasks, owner)
+    found = []
+    for row in rows:
+        *values, newest, lost, waiting, fitness = row
+        search = SearchRecord(**dict(zip(SEARCH_COLUMNS, values, strict=True)))
+        total = 0 if newest is None else newest + 1
+        dev, test = scores.get((search.id, "dev")), scores.get((search.id, "test"))
+        counts = total, total - lost - waiting, lost
+        found.append(SearchSummary(search, *counts, fitness, dev, test, tuple(tasks[row.id]), owners.get(row.id)))
+    return found
 
 
 def _winners_scores(connection: Connection) -> dict[tuple[str, Split], float]:
@@ -139,45 +136,39 @@ def read_page(
         query = query.order_by(i.idx.desc())
         if after is not None:
             query = query.where(i.idx < after.index)
-    indices = list(connection.execute(query.limit(limit)).scalars())
+    return read_in_order(connection, search_id, query.limit(limit))
+
+
+def read_in_order(connection: Connection, search_id: str, query: Select[Any]) -> list[IndividualRecord]:
+    """The individuals of a search whose indices a query selects, in its order."""
+    indices = list(connection.execute(query).scalars())
     rows = {row.index: row for row in read_history(connection, search_id, indices)}
     return [rows[index] for index in indices]
-
-
-def read_fitness(connection: Connection, search_id: str, first: int) -> list[tuple[int, float]]:
-    """Index and fitness of a search's `ok` individuals from `first` on; see `StoreReader.fitness_by_index`."""
-    i = individuals.c
-    query = select(i.idx, i.fitness).where(i.search_id == search_id, i.status == "ok")
-    if first:
-        query = query.where(i.idx >= first)
-    return [(row[0], row[1]) for row in connection.execute(query)]
 
 
 def read_individual(connection: Connection, ref: str) -> IndividualDetail:
     """The individual `ref` with its evaluations and exports; see `StoreReader.individual`."""
     search, row = find_individual(connection, ref)
     (individual,) = read_history(connection, search.id, [row.idx])
-    c = contexts.c
-    ids = select(c.id).where(
-        c.model_fingerprint == search.model_fingerprint, c.engine_fingerprint == search.engine_fingerprint
-    )
-    here = list(connection.execute(ids).scalars())
+    here = context_ids(connection, search.model_fingerprint, search.engine_fingerprint)
     found = read_evaluations(connection, here, [individual.phenotype_hash])
     found.sort(key=lambda one: (one.task, SPLITS.index(one.split), one.task_fingerprint))
-    return IndividualDetail(
-        search=search,
-        individual=individual,
-        evaluations=tuple(found),
-        exports=tuple(read_exports(connection, search.id, individual.index)),
-    )
+    e = exports.c
+    query = select(e.path, e.form, e.checks, e.created_at).where(e.search_id == search.id, e.idx == individual.index)
+    exported = [ExportRecord(*values) for values in connection.execute(query.order_by(e.created_at, e.id))]
+    return IndividualDetail(search, individual, tuple(found), tuple(exported))
 
 
-def context_ids(connection: Connection, model: str, engine: str, task_fingerprints: Sequence[str]) -> list[int]:
-    """Ids of the contexts with these fingerprints of model, engine and task splits."""
+def context_ids(
+    connection: Connection, model: str, engine: str, task_fingerprints: Sequence[str] | None = None
+) -> list[int]:
+    """Ids of the contexts with these fingerprints of model, engine and, if given, task splits."""
     c = contexts.c
+    query = select(c.id).where(c.model_fingerprint == model, c.engine_fingerprint == engine).order_by(c.id)
+    if task_fingerprints is None:
+        return list(connection.execute(query).scalars())
     found: list[int] = []
     for some in chunks(sorted(set(task_fingerprints))):
-        query = select(c.id).where(c.model_fingerprint == model, c.engine_fingerprint == engine)
         found += connection.execute(query.where(c.task_fingerprint.in_(some))).scalars()
     return found
 
@@ -193,22 +184,12 @@ def read_evaluations(
         for context_id in some:
             for few in chunks(hashes):
                 query = select(evaluations).where(e.context_id == context_id, e.phenotype_hash.in_(few))
-                found += [_evaluation(row, about[context_id]) for row in connection.execute(query)]
+                for row in connection.execute(query):
+                    values = row._asdict() | about[context_id]._asdict()
+                    del values["context_id"], values["id"]
+                    found.append(EvaluationRecord(**values))
     found.sort(key=lambda one: (one.phenotype_hash, one.task_fingerprint))
     return found
-
-
-def _evaluation(row: Row[Any], context: Row[Any]) -> EvaluationRecord:
-    values = dict(row._mapping) | dict(context._mapping)
-    del values["context_id"], values["id"]
-    return EvaluationRecord(**values)
-
-
-def read_exports(connection: Connection, search_id: str, idx: int) -> list[ExportRecord]:
-    """The exports of an individual, oldest first."""
-    e = exports.c
-    query = select(e.path, e.form, e.checks, e.created_at).where(e.search_id == search_id, e.idx == idx)
-    return [ExportRecord(*row) for row in connection.execute(query.order_by(e.created_at, e.id))]
 
 
 _DESCRIPTION = (
@@ -239,8 +220,7 @@ class Candidate:
 
 def known_tasks(connection: Connection) -> list[str]:
     """Names of the tasks that have evaluations or belong to a search."""
-    names = set(connection.execute(select(contexts.c.task).distinct()).scalars())
-    return sorted(names | set(connection.execute(select(search_tasks.c.task).distinct()).scalars()))
+    return sorted(connection.execute(union(select(contexts.c.task), select(search_tasks.c.task))).scalars())
 
 
 def best(connection: Connection, task: str, where: Filter, limit: int, by: Split) -> list[BestRow]:
@@ -386,21 +366,10 @@ def _has_individual(phenotype: Any, context: Any, search: SearchRecord | None) -
 
 def _earliest(connection: Connection, one: Candidate, search: SearchRecord | None) -> Any:
     """The individual that represents a candidate: the first one in the oldest search that has the phenotype."""
-    values = {
-        "phenotype": one.phenotype_hash,
-        "model": one.context.model_fingerprint,
-        "engine": one.context.engine_fingerprint,
-        "only": search.id if search else None,
-    }
-    return connection.execute(_earliest_query(search is not None), values).one()
-
-
-@cache
-def _earliest_query(one_search: bool) -> Select[Any]:
     other = individuals.alias("other")
     first = (
         select(other.c.idx)
-        .where(other.c.phenotype_hash == bindparam("phenotype"), other.c.search_id == searches.c.id)
+        .where(other.c.phenotype_hash == one.phenotype_hash, other.c.search_id == searches.c.id)
         .where(other.c.status == "ok")
         .order_by(other.c.idx)
         .limit(1)
@@ -414,12 +383,14 @@ def _earliest_query(one_search: bool) -> Select[Any]:
             *columns, searches.c.name.label("search_name"), searches.c.genome_kind, searches.c.created_at.label("born")
         )
         .join_from(searches, individuals, and_(individuals.c.search_id == searches.c.id, individuals.c.idx == first))
-        .where(searches.c.model_fingerprint == bindparam("model"))
-        .where(searches.c.engine_fingerprint == bindparam("engine"))
+        .where(searches.c.model_fingerprint == one.context.model_fingerprint)
+        .where(searches.c.engine_fingerprint == one.context.engine_fingerprint)
         .order_by(searches.c.created_at, searches.c.id)
         .limit(1)
     )
-    return query.where(searches.c.id == bindparam("only")) if one_search else query
+    if search is not None:
+        query = query.where(searches.c.id == search.id)
+    return connection.execute(query).one()
 
 
 def _rows(connection: Connection, here: Sequence[Any], held: Sequence[tuple[Candidate, Any]]) -> list[BestRow]:

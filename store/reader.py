@@ -283,8 +283,10 @@ class StoreReader:
     @retrying
     def fitness_by_index(self, search_id: str, first: int = 0) -> list[tuple[int, float]]:
         """Index and fitness of a search's individuals from `first` on that have a fitness, in no particular order."""
+        i = models.individuals.c
+        query = select(i.idx, i.fitness).where(i.search_id == search_id, i.status == "ok", i.idx >= first)
         with self.transaction() as connection:
-            return queries.read_fitness(connection, search_id, first)
+            return [(row.idx, row.fitness) for row in connection.execute(query)]
 
     @retrying
     def course(self, search_id: str) -> Course:
@@ -347,9 +349,7 @@ class StoreReader:
     def best_of_search(self, search_id: str, limit: int = 1) -> list[IndividualRecord]:
         """The best `ok` individuals of a search by (fitness desc, tie_break desc, index asc), each phenotype once."""
         with self.transaction() as connection:
-            indices = list(connection.execute(queries.best_indices(search_id, limit)).scalars())
-            rows = {row.index: row for row in read_history(connection, search_id, indices)}
-        return [rows[index] for index in indices]
+            return queries.read_in_order(connection, search_id, queries.best_indices(search_id, limit))
 
     @retrying
     def pareto(

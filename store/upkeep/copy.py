@@ -11,14 +11,13 @@ from sqlalchemy import Connection, Row, Table, func, select, update
 from moevolve.store.errors import StoreError
 from moevolve.store.leases import fence, free_lease
 from moevolve.store.lineage import find_search
-from moevolve.store.queries import read_evaluations, read_history
+from moevolve.store.queries import context_ids, read_evaluations, read_history
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, ExportRecord, SearchRecord
 from moevolve.store.repository import Store
 from moevolve.store.session import CHUNK, insert_all, insert_new, lock_against_prune
 from moevolve.store.tables import (
     calibrations,
-    contexts,
     evaluations,
     events,
     exports,
@@ -126,9 +125,8 @@ def _copy_individuals(here: Connection, there: Connection, search: SearchRecord)
     Returns:
         Number of individuals that were pending in the target and now have an outcome.
     """
-    i, c = individuals.c, contexts.c
-    own = (c.model_fingerprint == search.model_fingerprint, c.engine_fingerprint == search.engine_fingerprint)
-    ids = here.execute(select(c.id).where(*own).order_by(c.id)).scalars().all()
+    i = individuals.c
+    ids = context_ids(here, search.model_fingerprint, search.engine_fingerprint)
     write_evaluations(there, read_evaluations(here, ids, [FULL_MODEL]))
     open_there = select(i.idx).where(i.search_id == search.id, i.status == "pending")
     pending = set(there.execute(open_there).scalars())
