@@ -32,14 +32,13 @@ Rank = tuple[float, float]
 def asker() -> str:
     """Whoever asked for what this process does: by name, or its user and machine."""
     named = ASKER.get() or os.environ.get(ASKER_VARIABLE)
-    return named or f"{_user()} on {socket.gethostname()}"
-
-
-def _user() -> str:
+    if named:
+        return named
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
-        return f"user {os.getuid()}"
+        user = f"user {os.getuid()}"
+    return f"{user} on {socket.gethostname()}"
 
 
 def append(connection: Connection, search_id: str, kind: EventKind, text: str, index: int | None = None) -> None:
@@ -61,12 +60,7 @@ def best_rank(connection: Connection, search_id: str) -> Rank | None:
 def append_progress(
     connection: Connection, search_id: str, decided: Sequence[IndividualRecord], before: Rank | None
 ) -> None:
-    """Appends one event if newly decided individuals include a new best one, and one event if some of them failed.
-
-    Args:
-        decided: The individuals, which the same transaction has already written.
-        before: The best rank without them.
-    """
+    """Appends an event if one of the newly decided individuals is better than `before`, and one if some failed."""
     failed = [one for one in decided if one.status == "failed"]
     if failed:
         first = min(failed, key=lambda one: one.index)
@@ -82,7 +76,7 @@ def append_progress(
 
 
 def read_course(connection: Connection, search_id: str) -> Course:
-    """The best individuals of a search as they were recorded, with the time that the search had run until then."""
+    """How the best fitness of a search rose over individuals and over time. Its cost is that of its events."""
     e, i = events.c, individuals.c
     there = and_(i.search_id == e.search_id, i.idx == e.idx)
     query = select(e.kind, e.text, e.idx, e.at, i.fitness).outerjoin(individuals, there).where(e.search_id == search_id)
@@ -108,25 +102,24 @@ def read_course(connection: Connection, search_id: str) -> Course:
     return Course(tuple(steps), 0 if highest is None else highest + 1, seconds / 3600)
 
 
-def read_events(connection: Connection, after: Mapping[str, int], limit: int) -> list[Event]:
-    """The first events of some searches after the last known ones, in order of time.
-
-    Those of one search keep the order of their numbers, also if the clock was set back between them.
+def read_events(connection: Connection, after: Mapping[str, int], limit: int = 1000) -> list[Event]:
+    """The events of some searches after the last known ones, in order of time.
 
     Args:
         after: Number of the last known event by search id.
-        limit: Maximum number of events per search.
+        limit: Maximum number of events per search; call again with the last number for more.
     """
     e = events.c
     found: list[list[Event]] = []
     for search_id, seq in after.items():
         query = select(e.search_id, e.seq, e.kind, e.text, e.idx, e.at).where(e.search_id == search_id, e.seq > seq)
         found.append([Event(*row) for row in connection.execute(query.order_by(e.seq).limit(limit))])
+    # A merge keeps the numbers of one search in order, also if the clock was set back between its events.
     return list(heapq.merge(*found, key=lambda one: (one.at, one.search_id)))
 
 
-def read_latest(
-    connection: Connection, search_id: str | None, limit: int, kinds: Collection[EventKind] = ()
+def read_latest_events(
+    connection: Connection, search_id: str | None = None, limit: int = 100, kinds: Collection[EventKind] = ()
 ) -> list[Event]:
     """The latest events of a search, or of all searches, newest first; of all kinds if none are given."""
     e = events.c

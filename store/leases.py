@@ -18,14 +18,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select, text, update
+from pydantic import TypeAdapter
+from sqlalchemy import Connection, Row, select, text, update
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
 from moevolve.store.events import append, asker
 from moevolve.store.lineage import find_search
-from moevolve.store.records import DESIRED_STATES, Control, DesiredState, Lease, Progress, ResourceRequest
+from moevolve.store.records import Control, DesiredState, Lease, Progress, ResourceRequest
 from moevolve.store.session import lock_against_prune
 from moevolve.store.tables import leases
+
+_PROGRESS = TypeAdapter(Progress)
+_OWNER = re.compile(r"process (?P<process>\d+) on .* \((?P<machine>\S+), (?P<numbering>\S+)\)")
 
 
 def now_of(connection: Connection) -> datetime:
@@ -41,12 +45,12 @@ def free_lease(search_id: str) -> dict[str, Any]:
     return {"search_id": search_id, "epoch": 0, "desired_state": "running", "priority": 0, "events": 0}
 
 
-def acquire(connection: Connection, search_id: str, owner: str, seconds: float, priority: int | None) -> Lease:
-    """Acquires a search's lease and clears what users asked of its previous driver.
-
-    A request to cancel the search stays: the previous driver may have died before it could carry it out.
+def acquire(connection: Connection, search_id: str, owner: str, seconds: float, priority: int | None = None) -> Lease:
+    """Acquires a search's lease, the right to write to it, and clears what users asked of its previous driver.
 
     Args:
+        search_id: Id of the search.
+        owner: Name of the process (`this_process`).
         seconds: Seconds until the lease expires, unless it is renewed.
         priority: New priority of the search; None keeps the previous one.
 
@@ -70,6 +74,7 @@ def acquire(connection: Connection, search_id: str, owner: str, seconds: float, 
         owner=owner,
         epoch=lease.epoch,
         expires_at=now + timedelta(seconds=seconds),
+        # The previous driver may have died before it could carry out a cancel.
         desired_state="cancelled" if row.desired_state == "cancelled" and found.status != "finished" else "running",
         workers=None,
         stage=None,
@@ -83,11 +88,21 @@ def renew(
     connection: Connection,
     lease: Lease,
     seconds: float,
-    stage: str | None,
-    progress: Progress | None,
-    claim: ResourceRequest | None,
+    stage: str | None = None,
+    progress: Progress | None = None,
+    claim: ResourceRequest | None = None,
 ) -> Control:
-    """Extends a lease, stores its owner's state, and returns what users ask of the owner; see `Store.renew`.
+    """Extends a lease, also an expired one that no other driver has acquired, and stores its owner's state.
+
+    Args:
+        lease: Lease of the driver.
+        seconds: Seconds from now until the lease expires.
+        stage: A line about what the driver is doing; None keeps the previous one, as for the others.
+        progress: Progress of the search.
+        claim: Workers that the search could use.
+
+    Returns:
+        The state of the search, with what users ask of the driver.
 
     Raises:
         LeaseLostError: Another driver has the lease.
@@ -97,7 +112,7 @@ def renew(
     if stage is not None:
         changes["stage"] = stage
     if progress is not None:
-        changes["progress"] = json.dumps(asdict(progress))
+        changes["progress"] = _PROGRESS.dump_json(progress).decode()
     if claim is not None:
         changes["claim"] = json.dumps(asdict(claim))
     _update(connection, lease.search_id, **changes)
@@ -118,7 +133,7 @@ def fence(connection: Connection, writer: str | Lease) -> str:
         writer: The driver's lease; or the search's id if the writer is no driver.
 
     Returns:
-        The search's id.
+        Id of the search.
 
     Raises:
         LeaseLostError: Another driver has the lease.
@@ -138,18 +153,16 @@ def fence(connection: Connection, writer: str | Lease) -> str:
 def ask(
     connection: Connection,
     search_id: str,
-    desired_state: DesiredState | None,
-    workers: int | None,
-    priority: int | None,
+    desired_state: DesiredState | None = None,
+    workers: int | None = None,
+    priority: int | None = None,
 ) -> Control:
-    """Asks a search's driver for a change; see `Store.ask`.
+    """Asks the driver of a search for a change, which the driver makes within seconds; None keeps a value.
 
     Raises:
         NotRunningError: The search has no driver.
-        StoreError: The desired state is unknown.
+        StoreError: There is no such search.
     """
-    if desired_state is not None and desired_state not in DESIRED_STATES:
-        raise StoreError(f"a driver can be asked for {', '.join(DESIRED_STATES)}, not {desired_state!r}")
     control = _control(_locked(connection, search_id), now_of(connection))
     if not control.alive:
         found = find_search(connection, search_id)
@@ -171,12 +184,15 @@ def read(connection: Connection, search_id: str) -> Control:
 
 def read_all(connection: Connection) -> dict[str, Control]:
     """The same for every search, by id."""
-    return _read(connection, select(leases))
+    now = now_of(connection)
+    return {row.search_id: _control(row, now) for row in connection.execute(select(leases))}
 
 
 def running(connection: Connection) -> dict[str, Control]:
     """The same for the searches that have a driver. Its cost doesn't grow with the number of other searches."""
-    found = _read(connection, select(leases).where(leases.c.owner.is_not(None)))
+    now = now_of(connection)
+    owned = connection.execute(select(leases).where(leases.c.owner.is_not(None)))
+    found = {row.search_id: _control(row, now) for row in owned}
     return {search_id: control for search_id, control in found.items() if control.alive}
 
 
@@ -192,18 +208,10 @@ def revoke_expired(connection: Connection) -> set[str]:
     return {row.search_id for row in held if not is_gone(row.owner)}
 
 
-def _read(connection: Connection, rows: Select[Any]) -> dict[str, Control]:
-    now = now_of(connection)
-    return {row.search_id: _control(row, now) for row in connection.execute(rows)}
-
-
 def _control(row: Row[Any], now: datetime) -> Control:
     lasts = row.expires_at is not None and now < row.expires_at
     alive = row.owner is not None and lasts and not is_gone(row.owner)
-    progress = None
-    if row.progress is not None:
-        values = json.loads(row.progress)
-        progress = Progress(**{**values, "best": values["best"] and tuple(values["best"])})
+    progress = None if row.progress is None else _PROGRESS.validate_json(row.progress)
     return Control(
         row.owner,
         row.epoch,
@@ -240,9 +248,6 @@ def _locked(connection: Connection, search_id: str) -> Row[Any]:
 
 def _update(connection: Connection, search_id: str, **values: Any) -> None:
     connection.execute(update(leases).where(leases.c.search_id == search_id).values(**values))
-
-
-_OWNER = re.compile(r"process (?P<process>\d+) on .* \((?P<machine>\S+), (?P<numbering>\S+)\)")
 
 
 def this_process() -> str:

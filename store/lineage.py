@@ -32,7 +32,7 @@ def find_search(connection: Connection, name_or_id: str) -> SearchRecord:
     """The search with this id or name.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: There is none; the message suggests similar names.
     """
     match = (searches.c.id == name_or_id) | (searches.c.name == name_or_id)
     row = connection.execute(select(*(searches.c[name] for name in SEARCH_COLUMNS)).where(match)).first()
@@ -68,12 +68,18 @@ def find_individual(connection: Connection, ref: str) -> tuple[SearchRecord, Row
 Direction = Literal["ancestors", "descendants"]
 
 
-def lineage(connection: Connection, ref: str, direction: Direction, max_depth: int | None) -> LineageGraph:
-    """The individual `ref` with all its ancestors or descendants, at most `max_depth` generations away.
+def read_ancestors(connection: Connection, ref: str, max_depth: int | None = None) -> LineageGraph:
+    """The individual `SEARCH:INDEX` and its ancestors, at most `max_depth` generations back."""
+    return lineage(connection, ref, "ancestors", max_depth)
 
-    Raises:
-        StoreError: The reference is unknown or the depth negative.
-    """
+
+def read_descendants(connection: Connection, ref: str, max_depth: int | None = None) -> LineageGraph:
+    """The individual `SEARCH:INDEX` and its descendants, at most `max_depth` generations on."""
+    return lineage(connection, ref, "descendants", max_depth)
+
+
+def lineage(connection: Connection, ref: str, direction: Direction, max_depth: int | None) -> LineageGraph:
+    """The individual `SEARCH:INDEX` with its relatives in one direction, at most `max_depth` generations away."""
     if max_depth is not None and max_depth < 0:
         raise StoreError(f"the depth of a lineage is 0 or more generations, got {max_depth}")
     search, row = find_individual(connection, ref)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Integer, and_, cast, func, select
 
 from moevolve.store.errors import StoreError
-from moevolve.store.queries import Filter, task_contexts, top
+from moevolve.store.queries import Filter, find_named, task_contexts, top
 from moevolve.store.records import FULL_MODEL, SCORED, BestRow, SearchRecord, Split
 from moevolve.store.tables import evaluations, individuals, search_tasks, searches
 
@@ -48,10 +48,11 @@ class Cell:
 
 
 def read_front(
-    connection: Connection, task: str, split: Split, search: SearchRecord | None, size: Size
+    connection: Connection, task: str, split: Split = "search", search: str | None = None, size: Size = "parameters"
 ) -> list[BestRow]:
-    """The best score for each size, kept where the score rises; see `StoreReader.pareto`."""
-    here = _scored_contexts(connection, task, split, search)
+    """The Pareto front of score against parameters, or those used per token, from the smallest model on."""
+    only = find_named(connection, search)
+    here = _scored_contexts(connection, task, split, only)
     sizes = evaluations.c[size]
     tops: dict[int, float] = {}
     for context in here:
@@ -62,14 +63,17 @@ def read_front(
     found: list[BestRow] = []
     for value in sorted(tops):
         if not found or tops[value] > found[-1].score:
-            rows = top(connection, here, split, Filter(search=search), 1, only=sizes == value)
+            rows = top(connection, here, split, Filter(search=only), 1, only=sizes == value)
             found += [row for row in rows if not found or row.score > found[-1].score]
     return found
 
 
-def read_cells(connection: Connection, task: str, split: Split, search: SearchRecord | None, size: Size) -> list[Cell]:
-    """All candidates, counted in cells of a chart; see `StoreReader.candidate_cells`."""
-    here = [one for one in _scored_contexts(connection, task, split, search) if one.split == split]
+def read_cells(
+    connection: Connection, task: str, split: Split = "search", search: str | None = None, size: Size = "parameters"
+) -> list[Cell]:
+    """All scored candidates, counted in at most 200 x 200 cells of a chart of score against size."""
+    only = find_named(connection, search)
+    here = [one for one in _scored_contexts(connection, task, split, only) if one.split == split]
     sizes, scores = evaluations.c[size], evaluations.c.score
     low, high = _range(connection, here, sizes)
     counted: dict[tuple[int, int], list[float]] = {}
@@ -77,10 +81,10 @@ def read_cells(connection: Connection, task: str, split: Split, search: SearchRe
         column = (sizes - low) * (_CELLS - 1) // max(1, high - low)
         row = cast(scores * _CELLS, Integer)
         query = select(column, row, func.avg(sizes), func.avg(scores), func.count()).where(*_sized(context, sizes))
-        if search is not None:
+        if only is not None:
             # From the search's own phenotypes: there may be many times as many evaluations of others.
             i = individuals.c
-            own = select(i.phenotype_hash).where(i.search_id == search.id, i.status == "ok").distinct().subquery()
+            own = select(i.phenotype_hash).where(i.search_id == only.id, i.status == "ok").distinct().subquery()
             query = query.select_from(own).join(evaluations, evaluations.c.phenotype_hash == own.c.phenotype_hash)
         for x, y, mean_size, mean_score, count in connection.execute(query.group_by(column, row)):
             cell = counted.setdefault((x, y), [0.0, 0.0, 0])
@@ -93,16 +97,24 @@ def read_cells(connection: Connection, task: str, split: Split, search: SearchRe
 
 
 def read_marks(
-    connection: Connection, task: str, split: Split, search: SearchRecord | None, operators: Collection[str]
+    connection: Connection, task: str, split: Split, search: str | None, operators: Collection[str]
 ) -> list[Mark]:
-    """The full models, and the first individuals of some operators; see `StoreReader.marks`."""
-    here = [one for one in _scored_contexts(connection, task, split, search) if one.split == split]
+    """Models to compare candidates with: the full model, and the first individuals that some operators made.
+
+    Args:
+        task: Name of the task.
+        split: Split of the scores.
+        search: Name or id of a search; None takes the newest 20 that have the task.
+        operators: Operators of individuals without parents, among the first 64 individuals of a search.
+    """
+    only = find_named(connection, search)
+    here = [one for one in _scored_contexts(connection, task, split, only) if one.split == split]
     s, t, i, e = searches.c, search_tasks.c, individuals.c, evaluations.c
     columns = s.id, s.name, s.model_fingerprint, s.engine_fingerprint, s.created_at
     query = select(*columns).join(search_tasks, t.search_id == s.id)
     query = query.where(t.task == task).distinct().order_by(s.created_at.desc(), s.id).limit(_SEARCHES)
-    if search is not None:
-        query = query.where(s.id == search.id)
+    if only is not None:
+        query = query.where(s.id == only.id)
     whole = dict[tuple[str, str], Mark]()
     found: list[Mark] = []
     for row in connection.execute(query):

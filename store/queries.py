@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, o
 
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.leases import running
-from moevolve.store.lineage import find_individual, suggestion
+from moevolve.store.lineage import find_individual, find_search, suggestion
 from moevolve.store.records import (
     INDIVIDUAL_COLUMNS,
     SCORED,
@@ -94,7 +94,7 @@ def _winners_scores(connection: Connection) -> dict[tuple[str, Split], float]:
 def read_history(
     connection: Connection, search_id: str, indices: Sequence[int] | None = None
 ) -> list[IndividualRecord]:
-    """All individuals of a search, or those with some indices, sorted by index."""
+    """All recorded individuals of a search, or those with some indices, sorted by index."""
     if indices is not None:
         return [row for some in chunks(sorted(indices)) for row in _history(connection, search_id, some)]
     return _history(connection, search_id, None)
@@ -118,28 +118,49 @@ def _history(connection: Connection, search_id: str, indices: Sequence[int] | No
 
 
 def read_page(
-    connection: Connection, search_id: str, order: Order, after: IndividualRecord | None, limit: int
+    connection: Connection, search_id: str, order: Order = "best", after: int | None = None, limit: int = 50
 ) -> list[IndividualRecord]:
-    """A page of a search's individuals by keyset paging; see `StoreReader.page`."""
+    """A page of a search's individuals. Every page takes the same time, however large the search is.
+
+    Args:
+        search_id: Id of the search.
+        order: `best` lists individuals with a fitness by rank; `newest` all, latest first; `failed` those that failed,
+            latest first.
+        after: Index of the last individual on the previous page; None for the first page.
+        limit: Maximum number of individuals.
+
+    Raises:
+        NotFoundError: There is no individual `after`.
+    """
     i = individuals.c
+    last = None
+    if after is not None:
+        last = next(iter(read_history(connection, search_id, [after])), None)
+        if last is None:
+            raise NotFoundError(f"no individual {after} in search {search_id}")
     query = select(i.idx).where(i.search_id == search_id)
     if order == "best":
         query = query.where(i.status == "ok").order_by(i.fitness.desc(), i.tie_break.desc(), i.idx)
-        if after is not None:
+        if last is not None:
             # A row comparison can't mix directions. The redundant first condition lets the index seek to the start.
-            same = and_(i.fitness == after.fitness, i.tie_break == after.tie_break, i.idx > after.index)
-            less = and_(i.fitness == after.fitness, i.tie_break < after.tie_break)
-            query = query.where(i.fitness <= after.fitness, or_(i.fitness < after.fitness, less, same))
+            same = and_(i.fitness == last.fitness, i.tie_break == last.tie_break, i.idx > last.index)
+            less = and_(i.fitness == last.fitness, i.tie_break < last.tie_break)
+            query = query.where(i.fitness <= last.fitness, or_(i.fitness < last.fitness, less, same))
     else:
         if order == "failed":
             query = query.where(i.status == "failed")
         query = query.order_by(i.idx.desc())
-        if after is not None:
-            query = query.where(i.idx < after.index)
-    return read_in_order(connection, search_id, query.limit(limit))
+        if last is not None:
+            query = query.where(i.idx < last.index)
+    return _in_order(connection, search_id, query.limit(limit))
 
 
-def read_in_order(connection: Connection, search_id: str, query: Select[Any]) -> list[IndividualRecord]:
+def read_best_of_search(connection: Connection, search_id: str, limit: int = 1) -> list[IndividualRecord]:
+    """The best `ok` individuals of a search by (fitness desc, tie_break desc, index asc), each phenotype once."""
+    return _in_order(connection, search_id, best_indices(search_id, limit))
+
+
+def _in_order(connection: Connection, search_id: str, query: Select[Any]) -> list[IndividualRecord]:
     """The individuals of a search whose indices a query selects, in its order."""
     indices = list(connection.execute(query).scalars())
     rows = {row.index: row for row in read_history(connection, search_id, indices)}
@@ -147,7 +168,12 @@ def read_in_order(connection: Connection, search_id: str, query: Select[Any]) ->
 
 
 def read_individual(connection: Connection, ref: str) -> IndividualDetail:
-    """The individual `ref` with its evaluations and exports; see `StoreReader.individual`."""
+    """The individual `SEARCH:INDEX` (search name or id), with its evaluations and exports.
+
+    Raises:
+        NotFoundError: The reference has another form, or there is no such search or individual; the message suggests
+            similar ones.
+    """
     search, row = find_individual(connection, ref)
     (individual,) = read_history(connection, search.id, [row.idx])
     here = context_ids(connection, search.model_fingerprint, search.engine_fingerprint)
@@ -223,8 +249,44 @@ def known_tasks(connection: Connection) -> list[str]:
     return sorted(connection.execute(union(select(contexts.c.task), select(search_tasks.c.task))).scalars())
 
 
-def best(connection: Connection, task: str, where: Filter, limit: int, by: Split) -> list[BestRow]:
-    """The ranking of `StoreReader.best` for one task."""
+def read_best(
+    connection: Connection,
+    task: str | None = None,
+    experts: int | None = None,
+    active: int | None = None,
+    search: str | None = None,
+    limit: int = 10,
+    by: Split = "dev",
+) -> list[BestRow]:
+    """The best configurations for a task.
+
+    Only individuals with status `ok` appear, each phenotype (per model) once, under its earliest individual. Rows are
+    sorted by score, then mean gold log-probability, then the search's age and the index.
+
+    Args:
+        task: Name of the task; None ranks every task, sorted by name, with `limit` rows each.
+        experts: Number of experts n' that a configuration must have.
+        active: Number of active experts k that a configuration must have.
+        search: Name or id of the search that individuals must belong to.
+        limit: Maximum number of rows.
+        by: Split that ranks. `search` ranks by the search-split score. `dev` ranks configurations with a dev score
+            first, by that score, and others after them by their search-split score; those that failed on dev do not
+            appear. `test` ranks only configurations with a test score, by that score.
+
+    Raises:
+        StoreError: The task or search is unknown; the message suggests similar names.
+    """
+    where = Filter(experts, active, find_named(connection, search))
+    tasks = known_tasks(connection) if task is None else [task]
+    return [row for one in tasks for row in _ranking(connection, one, where, limit, by)]
+
+
+def find_named(connection: Connection, search: str | None) -> SearchRecord | None:
+    """The search with this name or id; None if none is named."""
+    return None if search is None else find_search(connection, search)
+
+
+def _ranking(connection: Connection, task: str, where: Filter, limit: int, by: Split) -> list[BestRow]:
     if by not in SCORED or limit < 1:
         raise StoreError(
             f"a ranking needs a split of {', '.join(SCORED)} and a limit from 1 on, got {by!r} and {limit}"

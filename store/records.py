@@ -31,7 +31,6 @@ SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
 SCORED: tuple[Split, ...] = ("search", "dev", "test")
 """Splits with scores; methods measure and fit on `calibration`, but nothing is scored on it."""
 SEARCH_STATUSES: tuple[SearchStatus, ...] = get_args(SearchStatus)
-DESIRED_STATES: tuple[DesiredState, ...] = get_args(DesiredState)
 FULL_MODEL = "full"
 """The phenotype hash of the unedited model's evaluations."""
 BYTES_AS_TEXT = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
@@ -60,12 +59,9 @@ class SearchRecord:
         model_path: Path or hub id that the model was loaded from.
         engine_fingerprint: Hash of everything in the evaluation engine that can change a score.
         seed: Signed 64-bit seed.
-        genome_kind: Name of the kind, such as `eep` or `factorllm`.
-        software_version: Version of moevolve.
         status_reason: One-line reason for the status `interrupted` or `failed`.
         winner: Index of the individual that won a finished search; None if there is none, or the search isn't finished.
         tags: The users' words for the search, without white space.
-        note: The users' remark on the search.
         archived: True for a search that listings leave out by default.
     """
 
@@ -100,12 +96,7 @@ class SearchRecord:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write to a search, which ends when another process acquires the next epoch.
-
-    Attributes:
-        owner: Name of the process that has the lease (`leases.this_process`).
-        epoch: Number of times that the lease has been acquired.
-    """
+    """The right of `owner` (`leases.this_process`) to write to a search, until a process acquires the next epoch."""
 
     search_id: str
     owner: str
@@ -122,7 +113,6 @@ class Progress:
         phase: Kind of the newest individual's phase.
         best: Index and fitness of the best individual so far.
         full: Fitness of the unedited model; None while unknown.
-        failed: Number of individuals that failed.
         reused: Number of evaluations that were found in the store or in this search instead of being run.
         evaluated: Number of evaluations that were run since the driver started.
         rate: Evaluations per second since the first one arrived, so that loading the model doesn't count.
@@ -195,7 +185,6 @@ class Event:
         seq: Number of the event within the search: 1, 2, ... in the order of commits.
         text: A line for users.
         index: Index of the individual that the event is about, if it is about one.
-        at: Time of the event.
     """
 
     search_id: str
@@ -253,7 +242,6 @@ class SearchTaskRecord:
     """One task split of a search, in the config's order (`position` is the place in the sequence given).
 
     Attributes:
-        task: Name of the task.
         task_fingerprint: Hash that identifies the prepared split.
         weight: Weight of the task in the fitness; 0 for auxiliary splits (calibration, tie-breaks, held-out tasks).
     """
@@ -304,22 +292,17 @@ class IndividualRecord:
         index: 0-based index within the search.
         phase: Kind of the phase, such as `prune` or `merge`.
         operator: Description of the operator that made the genome.
-        genome: Serialised genome.
-        content_hash: Hash of the genome.
         phenotype_hash: Hash of the edit that the genome expresses to; part of the key of its evaluations.
         experts: Number of retained experts n' per MoE layer.
         active: Number of active experts k per token.
         parameters: Number of parameters of the edited model.
         active_parameters: Number of parameters that the edited model uses per token.
         parameters_full: Number of parameters of the unedited model.
-        summary: Short text for listings.
         depth: 0 without parents, else 1 + the largest depth of a parent.
         parents: Indices of the parents in the same search, in order, each smaller than `index`.
         status: `ok` individuals have a `fitness` and a `tie_break`, `failed` ones a `failure` and a `failure_kind`.
         fitness: Weighted mean of the search-split scores over the search's tasks, less a penalty if one is configured.
         tie_break: Rank among individuals of equal fitness, larger is better: usually the mean gold log-probability.
-        failure: One-line reason.
-        failure_kind: Cause of the failure.
     """
 
     __pydantic_config__ = BYTES_AS_TEXT
@@ -361,11 +344,9 @@ class EvaluationRecord:
         metric: Name of the metric that computes the score from the outcomes; a property of the task split.
         outcomes: Little-endian float32 values in [0, 1], one per example; None if they were not kept.
         seconds: Wall time on the worker.
-        worker: Name of the worker, for information only.
         attempt: Number of the attempt, from 1.
         experts, active, parameters, active_parameters: Size of the edited model, as in `IndividualRecord`; None for the
-            full model.
-            Repeated here so that rankings by number of experts and Pareto fronts read a single index.
+            full model. Repeated here so that rankings by number of experts and Pareto fronts read a single index.
     """
 
     __pydantic_config__ = BYTES_AS_TEXT
@@ -396,7 +377,6 @@ class ExportRecord:
     """One exported checkpoint.
 
     Attributes:
-        path: Path of the directory.
         checks: Results of comparing the files with the model or the source checkpoint, as JSON text.
     """
 
@@ -431,7 +411,6 @@ class BestRow:
     """One configuration in a ranking for one task.
 
     Attributes:
-        task: Task of the ranking.
         ranked_by: Split whose score ranks this row.
         search_score, dev_score, test_score: Scores of this phenotype on the task's splits; None where not evaluated.
         index: Index of the earliest individual with this phenotype.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from typing import Self
+from functools import wraps
+from typing import Concatenate, Self
 
 from sqlalchemy import Connection, Engine, delete, func, select, update
 
@@ -13,19 +14,14 @@ from moevolve.store import events, leases
 from moevolve.store import tables as models
 from moevolve.store.errors import NameTakenError, StoreError
 from moevolve.store.lineage import find_individual, find_search
-from moevolve.store.reader import StoreReader, retrying
+from moevolve.store.reader import P, R, StoreReader, retrying
 from moevolve.store.records import (
-    SEARCH_STATUSES,
     UNBOUND,
-    Control,
-    DesiredState,
     EvaluationRecord,
     EventKind,
     ExportRecord,
     IndividualRecord,
     Lease,
-    Progress,
-    ResourceRequest,
     SearchRecord,
     SearchStatus,
     SearchTaskRecord,
@@ -49,6 +45,17 @@ from moevolve.store.writes import (
 )
 
 
+def writing(change: Callable[Concatenate[Connection, P], R]) -> Callable[Concatenate[Store, P], R]:
+    """Makes a method of a store from a change, which is made in a transaction of its own."""
+
+    @wraps(change)
+    def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.write_transaction() as connection:
+            return change(connection, *args, **kwargs)
+
+    return method
+
+
 class Store(StoreReader):
     """Reads and writes searches, individuals, evaluations and lineage in one SQL database.
 
@@ -61,7 +68,8 @@ class Store(StoreReader):
     * **One writer per search, any number of searches.** Several processes may share one store. A search's driver holds
       its lease, and the writes of a driver that lost its lease are refused (`moevolve.store.leases`).
 
-    Methods with a `writer` take the driver's lease, or the id of a search that has no driver.
+    Methods with a `writer` take the driver's lease, or the id of a search that has no driver. They raise LeaseLostError
+    or LeaseHeldError if another driver runs the search, and StoreError if there is no such search.
     """
 
     def __init__(self, engine: Engine, url: str) -> None:
@@ -70,15 +78,7 @@ class Store(StoreReader):
 
     @classmethod
     def open(cls, url: str, create: bool = True) -> Self:
-        """Opens the store at `url` (`sqlite:///file.db`, `postgresql://user@host/name`).
-
-        Args:
-            url: URL of the database.
-            create: Create the store if there is none.
-
-        Raises:
-            StoreError: The same cases as `StoreReader.open`. The database is left unchanged.
-        """
+        """Opens the store at `url`, and creates it if there is none and `create` is true; see `StoreReader.open`."""
         return cls._prepared(make_engine(url, create), url, create)
 
     @contextmanager
@@ -90,11 +90,11 @@ class Store(StoreReader):
     def create_search(
         self, search: SearchRecord, tasks: Sequence[SearchTaskRecord], model_facts: str | None = None
     ) -> None:
-        """Adds a search with its task splits.
+        """Adds a search with its task splits, in order.
 
         Args:
             search: The search.
-            tasks: Its task splits, in order.
+            tasks: Its task splits.
             model_facts: Facts of its model as JSON, with which its genomes can be read without the model.
 
         Raises:
@@ -104,7 +104,6 @@ class Store(StoreReader):
         now = utc_now()
         if not search.id or not search.name.strip() or ":" in search.name + search.id:
             raise StoreError(f"a search needs an id and a name without ':', got {search.id!r} and {search.name!r}")
-        _check_status(search.status)
         row = {one.name: getattr(search, one.name) for one in fields(search)} | {"model_facts": model_facts}
         row |= {"created_at": search.created_at or now, "updated_at": search.updated_at or search.created_at or now}
         with self.write_transaction() as connection:
@@ -126,45 +125,24 @@ class Store(StoreReader):
 
     @retrying
     def amend_search(self, writer: str | Lease, config: str, auxiliary: Sequence[SearchTaskRecord]) -> None:
-        """Replaces a search's config and its auxiliary splits, which may change after its launch.
-
-        Args:
-            writer: Lease or search id, see `Store`.
-            config: New config as JSON text.
-            auxiliary: All task splits of weight 0 that the search has from now on.
-
-        Raises:
-            LeaseLostError, LeaseHeldError: Another driver runs the search.
-            StoreError: There is no such search.
-        """
+        """Replaces a search's config, as JSON, and its task splits of weight 0, which may change after its launch."""
         t = models.search_tasks
         with self.write_transaction() as connection:
             search_id = touch(connection, writer)
             connection.execute(update(models.searches).where(models.searches.c.id == search_id).values(config=config))
             connection.execute(delete(t).where(t.c.search_id == search_id, t.c.weight == 0))
-            first = 1 + (
-                connection.execute(select(func.max(t.c.position)).where(t.c.search_id == search_id)).scalar() or 0
-            )
-            rows = [{"search_id": search_id, "position": first + i, **asdict(task)} for i, task in enumerate(auxiliary)]
+            last = connection.execute(select(func.max(t.c.position)).where(t.c.search_id == search_id)).scalar() or 0
+            rows = [
+                {"search_id": search_id, "position": position, **asdict(task)}
+                for position, task in enumerate(auxiliary, last + 1)
+            ]
             insert_all(connection, t, rows)
 
     @retrying
     def set_status(
         self, writer: str | Lease, status: SearchStatus, reason: str | None = None, winner: int | None = None
     ) -> None:
-        """Changes the status of a search and replaces its reason and its winner.
-
-        Args:
-            writer: Lease or search id, see `Store`.
-            status: New status.
-            reason: One line for users.
-            winner: Index of the individual that won a finished search.
-
-        Raises:
-            LeaseLostError, LeaseHeldError: Another driver runs the search.
-            StoreError: The search or status is unknown.
-        """
-        _check_status(status)
+        """Changes the status of a search, and replaces its reason, one line for users, and its winner's index."""
         with self.write_transaction() as connection:
             _set_status(connection, touch(connection, writer), status, reason, winner)
 
@@ -176,13 +154,7 @@ class Store(StoreReader):
         note: str | None = None,
         archived: bool | None = None,
     ) -> None:
-        """Changes what users have written about a search, whether it has a driver or not.
-
-        Args:
-            search_id: Id of the search.
-            tags: All tags that it has from now on; None keeps the previous ones.
-            note: New note; None keeps the previous one.
-            archived: Whether listings leave it out by default; None keeps that as it is.
+        """Changes what users have written about a search, whether it has a driver or not; None keeps a label as it is.
 
         Raises:
             StoreError: There is no such search, or a tag is empty or has white space.
@@ -215,83 +187,11 @@ class Store(StoreReader):
             if bound != fingerprint:
                 raise StoreError(f"search {search_id} is about the weights {bound}, not {fingerprint} ({path})")
 
-    def acquire(
-        self,
-        search_id: str,
-        owner: str,
-        seconds: float,
-        priority: int | None = None,
-    ) -> Lease:
-        """Acquires the lease of a search, which is the right to write to it.
-
-        Args:
-            search_id: Id of the search.
-            owner: Name of the process (`leases.this_process`).
-            seconds: Seconds until the lease expires, unless it is renewed.
-            priority: New priority of the search; None keeps the previous one.
-
-        Raises:
-            LeaseHeldError: Another driver has the lease.
-            StoreError: There is no such search.
-        """
-        with self.write_transaction() as connection:
-            return leases.acquire(connection, search_id, owner, seconds, priority)
-
-    @retrying
-    def renew(
-        self,
-        lease: Lease,
-        seconds: float,
-        stage: str | None = None,
-        progress: Progress | None = None,
-        claim: ResourceRequest | None = None,
-    ) -> Control:
-        """Extends a lease, also an expired one that no other driver has acquired, and stores its owner's state.
-
-        Args:
-            lease: Lease of the driver.
-            seconds: Seconds from now until the lease expires.
-            stage: A line about what the driver is doing; None keeps the previous one.
-            progress: Progress of the search; None keeps the previous one.
-            claim: Workers that the search could use; None keeps the previous ones.
-
-        Returns:
-            The state of the search, with what users ask of the driver.
-
-        Raises:
-            LeaseLostError: Another driver has the lease.
-        """
-        with self.write_transaction() as connection:
-            return leases.renew(connection, lease, seconds, stage, progress, claim)
-
-    @retrying
-    def release(self, lease: Lease) -> None:
-        """Releases a lease; does nothing if another driver has acquired it."""
-        with self.write_transaction() as connection:
-            leases.release(connection, lease)
-
-    @retrying
-    def ask(
-        self,
-        search_id: str,
-        desired_state: DesiredState | None = None,
-        workers: int | None = None,
-        priority: int | None = None,
-    ) -> Control:
-        """Asks the driver of a search for a change, which the driver makes within seconds.
-
-        Args:
-            search_id: Id of the search.
-            desired_state: New desired state; None keeps the previous one.
-            workers: New number of workers; None keeps the previous one.
-            priority: New priority of the search; None keeps the previous one.
-
-        Raises:
-            NotRunningError: The search has no driver.
-            StoreError: There is no such search.
-        """
-        with self.write_transaction() as connection:
-            return leases.ask(connection, search_id, desired_state, workers, priority)
+    acquire = writing(leases.acquire)
+    renew = retrying(writing(leases.renew))
+    release = retrying(writing(leases.release))
+    ask = retrying(writing(leases.ask))
+    add_evaluations = retrying(writing(write_evaluations))
 
     @retrying
     def record(
@@ -306,21 +206,14 @@ class Store(StoreReader):
         batch.
 
         Raises:
-            LeaseLostError, LeaseHeldError: Another driver runs the search.
-            StoreError: The search is unknown, an index is taken by another genome, a parent isn't recorded, an
-                individual has a different fitness already, or a score isn't a finite number. Nothing is written.
+            StoreError: An index is taken by another genome, a parent isn't recorded, an individual has a different
+                fitness already, or a score isn't a finite number. Nothing is written.
         """
         with self.write_transaction() as connection:
             search_id = touch(connection, writer)
             before = events.best_rank(connection, search_id)
             decided = write_individuals(connection, search_id, individuals)
             events.append_progress(connection, search_id, decided, before)
-            write_evaluations(connection, evaluations)
-
-    @retrying
-    def add_evaluations(self, evaluations: Sequence[EvaluationRecord]) -> None:
-        """Writes evaluations outside a search's run; needs no lease, because evaluations belong to no search."""
-        with self.write_transaction() as connection:
             write_evaluations(connection, evaluations)
 
     @retrying
@@ -334,9 +227,6 @@ class Store(StoreReader):
         Args:
             writer: Lease or search id, see `Store`.
             first: Index of the first individual whose parents may have been selected with such a failure in view.
-
-        Raises:
-            StoreError: There is no such search.
         """
         with self.write_transaction() as connection:
             search_id = touch(connection, writer)
@@ -346,11 +236,7 @@ class Store(StoreReader):
 
     @retrying
     def note(self, search_id: str, kind: EventKind, text: str) -> None:
-        """Appends an event to a search. It needs no lease, and after a lost connection it may be there twice.
-
-        Raises:
-            StoreError: There is no such search.
-        """
+        """Appends an event to a search. It needs no lease, and after a lost connection it may be there twice."""
         with self.write_transaction() as connection:
             events.append(connection, search_id, kind, text)
 
@@ -391,8 +277,3 @@ def _set_status(
     # Setting the same status again is no event (a retry after a lost connection), except that a search runs again.
     if status == "running" or (before.status, before.status_reason) != (status, reason):
         events.append(connection, search_id, "status", f"{status}: {reason}" if reason else status)
-
-
-def _check_status(status: str) -> None:
-    if status not in SEARCH_STATUSES:
-        raise StoreError(f"no such status of a search: {status!r}; it is one of {', '.join(SEARCH_STATUSES)}")

@@ -304,7 +304,6 @@ def lock_against_prune(connection: Connection, alone: bool = False) -> None:
     """Keeps others from pruning data that a new search or a new driver might reuse, until the transaction ends.
 
     Args:
-        connection: The transaction.
         alone: Take the lock for pruning itself, which excludes all others.
     """
     if connection.dialect.name != "postgresql":

@@ -135,7 +135,7 @@ def _with_plain_numbers(one: IndividualRecord) -> IndividualRecord:
 
 
 def write_evaluations(connection: Connection, batch: Sequence[EvaluationRecord]) -> None:
-    """Adds the new evaluations. One that is stored already stays as it is."""
+    """Adds evaluations, which belong to no search and so need no lease. Those that are stored already stay."""
     ids: dict[_Context, int] = {}
     for one in batch:
         if _key(one) not in ids:
