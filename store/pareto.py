@@ -144,7 +144,6 @@ def _scored_contexts(connection: Connection, task: str, split: Split, search: Se
 
 
 def _sized(context: Any, sizes: ColumnElement[int | None]) -> tuple[ColumnElement[bool], ...]:
-    """Matches the scored candidates of a context."""
     return evaluations.c.context_id == context.id, evaluations.c.score.is_not(None), sizes.is_not(None)
 
 

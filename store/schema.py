@@ -79,7 +79,8 @@ def prepare(engine: Engine, create: bool) -> bool:
             # Another process may have built it between the two transactions.
             revision = _revision(connection)
             if revision is None:
-                revision, built = _build(connection), True
+                _build(connection)
+                revision, built = newest_revision(), True
     if revision != newest_revision():
         url = shlex.quote(without_password(engine.url.set(drivername=engine.dialect.name)))
         raise StoreError(
@@ -98,50 +99,46 @@ def upgrade(url: str) -> Upgrade:
     """
     engine = make_engine(url, create=False)
     try:
-        return _upgrade(engine)
+        with transaction(engine, write=True) as connection:
+            _lock(connection)
+            before = _revision(connection)
+            if before is None:
+                raise StoreError(f"{location(engine)} is an empty database, not a store of moevolve")
+            if before != newest_revision():
+                _refuse_drivers(connection)
+                _migrate(connection)
+            return Upgrade(before, newest_revision())
     finally:
         engine.dispose()
 
 
-def _upgrade(engine: Engine) -> Upgrade:
-    with transaction(engine, write=True) as connection:
-        _lock(connection)
-        before = _revision(connection)
-        if before is None:
-            raise StoreError(f"{location(engine)} is an empty database, not a store of moevolve")
-        if before == newest_revision():
-            return Upgrade(before, before)
-        if inspect(connection).has_table("leases"):
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("LOCK TABLE leases IN ACCESS EXCLUSIVE MODE"))
-            running = leases.running(connection)
-            if running:
-                s = searches.c
-                names = connection.execute(select(s.id, s.name).where(s.id.in_(running)).order_by(s.name))
-                named = ", ".join(f"{name} by {running[search_id].owner}" for search_id, name in names)
-                raise LeaseHeldError(f"{location(engine)} has searches that are being run ({named}): stop them first")
-        return Upgrade(before, _migrate(connection))
+def _refuse_drivers(connection: Connection) -> None:
+    """Refuses an upgrade while searches are running, and keeps new drivers away until the transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("LOCK TABLE leases IN ACCESS EXCLUSIVE MODE"))
+    running = leases.running(connection)
+    if running:
+        s = searches.c
+        names = connection.execute(select(s.id, s.name).where(s.id.in_(running)).order_by(s.name))
+        named = ", ".join(f"{name} by {running[search_id].owner}" for search_id, name in names)
+        where = location(connection.engine)
+        raise LeaseHeldError(f"{where} has searches that are being run ({named}): stop them first")
 
 
-def _build(connection: Connection) -> str:
-    """Make the tables of the models in an empty database.
-
-    Migrations would end with the same, as a test proves, but importing Alembic and running them takes half a second.
-    """
+def _build(connection: Connection) -> None:
+    """Makes the tables in an empty database. Migrations would end with the same, but take half a second."""
     Base.metadata.create_all(connection, checkfirst=False)
     key = f"CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
     connection.execute(text(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL, {key})"))
     connection.execute(text(f"INSERT INTO {VERSION_TABLE} VALUES (:revision)"), {"revision": newest_revision()})
     write_typical_statistics(connection)
-    return newest_revision()
 
 
-def _migrate(connection: Connection) -> str:
+def _migrate(connection: Connection) -> None:
     from alembic import command
 
     command.upgrade(alembic_config(connection), newest_revision())
     write_typical_statistics(connection)
-    return newest_revision()
 
 
 def _lock(connection: Connection) -> None:

@@ -71,7 +71,6 @@ def prune(store: Store, names: Sequence[str], calibrations_of: CalibrationsOf, d
         if dry_run:
             inner.rollback()
             return found
-        inner.commit()
         busy = running(connection)
     if busy or not any((found.searches, found.evaluations, found.calibrations)):
         return found
@@ -83,19 +82,16 @@ def _prune(connection: Connection, names: Sequence[str], calibrations_of: Calibr
     ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
     counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
     evaluated = _drop_evaluations(connection, _idle_contexts(connection, revoke_expired(connection)))
-    calibrated = _drop_calibrations(connection, _unneeded_calibrations(connection, calibrations_of))
+    calibrated = _drop_calibrations(connection, calibrations_of)
     size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
     return PruneReport(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
 
 
 def _drop_search(connection: Connection, search_id: str) -> tuple[int, int]:
     """Deletes a search; returns the number of its individuals and the bytes of their genomes."""
-    connection.execute(delete(parents).where(parents.c.search_id == search_id))
-    connection.execute(delete(exports).where(exports.c.search_id == search_id))
-    dropped = _drop(connection, individuals, individuals.c.genome, individuals.c.search_id == search_id)
-    connection.execute(delete(search_tasks).where(search_tasks.c.search_id == search_id))
-    for table in (events, leases):
+    for table in (parents, exports, search_tasks, events, leases):
         connection.execute(delete(table).where(table.c.search_id == search_id))
+    dropped = _drop(connection, individuals, individuals.c.genome, individuals.c.search_id == search_id)
     connection.execute(delete(searches).where(searches.c.id == search_id))
     return dropped
 
@@ -134,14 +130,12 @@ def _drop_evaluations(connection: Connection, idle: Sequence[Any]) -> tuple[int,
     return total, size
 
 
-def _unneeded_calibrations(connection: Connection, calibrations_of: CalibrationsOf) -> set[str]:
-    stored = set(connection.execute(select(calibrations.c.fingerprint)).scalars())
-    return stored.difference(*(calibrations_of(summary.search) for summary in read_searches(connection)))
-
-
-def _drop_calibrations(connection: Connection, unneeded: Collection[str]) -> tuple[int, int]:
+def _drop_calibrations(connection: Connection, calibrations_of: CalibrationsOf) -> tuple[int, int]:
+    """Deletes the calibrations that no search needs; returns their number and their bytes."""
     c, total, size = calibrations.c, 0, 0
-    for some in chunks(sorted(unneeded)):
+    stored = set(connection.execute(select(c.fingerprint)).scalars())
+    needed = (calibrations_of(summary.search) for summary in read_searches(connection))
+    for some in chunks(sorted(stored.difference(*needed))):
         dropped = _drop(connection, calibrations, c.content, c.fingerprint.in_(some))
         total, size = total + dropped[0], size + dropped[1]
     return total, size
