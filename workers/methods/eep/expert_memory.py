@@ -80,6 +80,8 @@ class ExpertMemory:
     access pattern no eviction policy does better, because whatever it evicts is needed before what it keeps. The number
     of layers that keep their experts follows from their size and the available memory, and doesn't affect results.
 
+    All methods that load experts raise `torch.OutOfMemoryError` if the device can't hold even one layer's.
+
     Args:
         device: Device that the model runs on.
         layers: Number of MoE layers of the model.
@@ -90,14 +92,14 @@ class ExpertMemory:
     def __init__(self, device: torch.device, layers: int, auxiliary_bytes: int | None = None) -> None:
         self._device, self._layers, self._auxiliary_bytes = device, layers, auxiliary_bytes
         self._limit: int | None = None
-        self._own: dict[int, _Allocation] = {}
-        self._shared: _Allocation | None = None
+        # By ordinal of the layer; the shared allocation comes last.
+        self._allocations: dict[int, _Allocation] = {}
+        self._shared = layers
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated now."""
-        allocations = (*self._own.values(), *(() if self._shared is None else (self._shared,)))
-        return sum(allocation.spec.nbytes for allocation in allocations)
+        return sum(allocation.spec.nbytes for allocation in self._allocations.values())
 
     def keeps(self, user: MemoryUser, spec: ExpertSpec) -> bool:
         """Whether a layer gets memory of its own, assuming that every layer's experts are as large as `spec`."""
@@ -105,69 +107,41 @@ class ExpertMemory:
 
     def holds(self, user: MemoryUser, spec: ExpertSpec) -> bool:
         """Whether a layer's experts are on the device."""
-        own = self._own.get(user.ordinal)
-        return any(allocation is not None and allocation.spec is spec for allocation in (own, self._shared))
+        found = (self._allocations.get(place) for place in (user.ordinal, self._shared))
+        return any(allocation is not None and allocation.spec is spec for allocation in found)
 
     def load(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
-        """Copy a layer's experts to memory of its own or to the shared allocation.
-
-        Raises:
-            torch.OutOfMemoryError: The device can't hold even one layer's experts.
-        """
-        if not self.keeps(user, spec):
-            self._evict(user.ordinal)
-            return self.load_shared(user, spec)
-        try:
-            return self._load_own(user, spec).tensors
-        except torch.OutOfMemoryError:
-            # Something else took the memory that was free. Layers with memory of their own keep it, this one shares.
-            self._evict(user.ordinal)
-            self._limit = self.nbytes
-            return self.load_shared(user, spec)
+        """Copy a layer's experts to memory of its own or to the shared allocation."""
+        if self.keeps(user, spec):
+            try:
+                return self._load_own(user, spec).tensors
+            except torch.OutOfMemoryError:
+                # Something else took the memory that was free. Layers that have their own keep it, this one shares.
+                self._limit = self.nbytes
+        self._evict(user.ordinal)
+        return self.load_shared(user, spec)
 
     def load_writable(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
-        """Copy a layer's experts to memory of its own and keep them there, because the caller will change them.
-
-        Raises:
-            torch.OutOfMemoryError: The device can't hold them.
-        """
-        allocation = self._own.get(user.ordinal)
+        """Copy a layer's experts to memory of its own and keep them there, because the caller will change them."""
+        allocation = self._allocations.get(user.ordinal)
         if allocation is None or allocation.spec is not spec:
             allocation = self._load_own(user, spec)
         allocation.modified = True
         return allocation.tensors
 
     def load_shared(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
-        """Copy a layer's experts to the shared allocation, which the next such layer overwrites.
-
-        Raises:
-            torch.OutOfMemoryError: The device can't hold them.
-        """
-        before, self._shared = self._shared, None
-        if before is not None and before.user is not user:
-            before.user.evict()
-        fits = before is not None and (before.spec.shapes, before.spec.dtype) == (spec.shapes, spec.dtype)
-        if before is not None and fits:
-            tensors = before.tensors
-        else:
-            del before
-            self._free_space(spec.nbytes, user.ordinal)
-            tensors = spec.allocate(self._device)
-        if spec.fill is not None:
-            spec.fill(tensors)
-        self._shared = _Allocation(user, spec, tensors)
-        return tensors
+        """Copy a layer's experts to the shared allocation, which the next such layer overwrites."""
+        return self._load(self._shared, user, spec).tensors
 
     def release_shared(self, user: MemoryUser) -> None:
         """Release the shared allocation if this layer's experts are in it."""
-        if self._shared is not None and self._shared.user is user:
-            self._shared = None
+        if self._shares(user):
+            del self._allocations[self._shared]
 
     def discard_changes(self, user: MemoryUser) -> None:
         """Allow a layer's changed experts to be overwritten."""
-        allocation = self._own.get(user.ordinal)
-        if allocation is not None:
-            allocation.modified = False
+        if user.ordinal in self._allocations:
+            self._allocations[user.ordinal].modified = False
 
     @property
     def _allowed(self) -> int:
@@ -175,38 +149,41 @@ class ExpertMemory:
             self._limit = experts_room(self._device, self._auxiliary_bytes)
         return self._limit
 
+    def _shares(self, user: MemoryUser) -> bool:
+        return self._shared in self._allocations and self._allocations[self._shared].user is user
+
     def _load_own(self, user: MemoryUser, spec: ExpertSpec) -> _Allocation:
-        if self._shared is not None and self._shared.user is user:
-            self._shared = None
-            user.evict()  # or the layer would hold the shared tensors while it gets memory of its own
-        before = self._own.pop(user.ordinal, None)
+        if self._shares(user):
+            self._evict(self._shared)
+        return self._load(user.ordinal, user, spec)
+
+    def _load(self, place: int, user: MemoryUser, spec: ExpertSpec) -> _Allocation:
+        """Fill the allocation at a place, or a new one if the experts have other shapes."""
+        before = self._allocations.pop(place, None)
         fits = before is not None and (before.spec.shapes, before.spec.dtype) == (spec.shapes, spec.dtype)
+        if before is not None and not (fits and before.user is user):
+            before.user.evict()  # or a layer would hold the old tensors while they are overwritten or replaced
         if before is not None and fits:
             tensors = before.tensors
         else:
-            if before is not None:
-                user.evict()  # or the layer would hold its old tensors while it gets new ones
             del before
             self._free_space(spec.nbytes, user.ordinal)
             tensors = spec.allocate(self._device)
         if spec.fill is not None:
             spec.fill(tensors)
-        allocation = self._own[user.ordinal] = _Allocation(user, spec, tensors)
+        allocation = self._allocations[place] = _Allocation(user, spec, tensors)
         return allocation
 
     def _free_space(self, size: int, ordinal: int) -> None:
         """Evict other layers' experts, deepest first and modified ones never, until `size` bytes are allowed."""
-        if self.nbytes + size > self._allowed and self._shared is not None:
-            self._shared.user.evict()
-            self._shared = None
-        for other in sorted(self._own, reverse=True):
+        for other in sorted(self._allocations, reverse=True):
             if self.nbytes + size <= self._allowed:
                 return
-            if other != ordinal and not self._own[other].modified:
+            if other != ordinal and not self._allocations[other].modified:
                 self._evict(other)
 
-    def _evict(self, ordinal: int) -> None:
-        allocation = self._own.pop(ordinal, None)
+    def _evict(self, place: int) -> None:
+        allocation = self._allocations.pop(place, None)
         if allocation is not None:
             allocation.user.evict()
 
