@@ -13,7 +13,7 @@ from moevolve.workers.contract.methods import Calibrator, Exporter, Method, Modu
 from moevolve.workers.methods.eep.method import EEP
 from moevolve.workers.methods.factorllm.method import FACTORLLM
 from moevolve.workers.methods.nanomoe.method import NANOMOE
-from moevolve.workers.methods.repair.method import REPAIR
+from moevolve.workers.methods.repair.apply import REPAIR
 from moevolve.workers.methods.tomoe.method import TOMOE
 
 METHODS: dict[type, Method] = {
