@@ -90,7 +90,7 @@ class EepEdit:
             `moevolve.kernels.routing`.
         skip_rows: Tokens to measure thresholds of dynamic skipping on, after the rest of the edit is applied; None
             skips nothing. With k = 2, the second expert is skipped if its weight is below the layer's threshold times
-            the first's (`moevolve.workers.methods.eep.skipping`).
+            the first's (`moevolve.workers.methods.eep.router`).
         widths: Neurons of a kept expert by layer; None keeps the original experts' width in all layers. They take
             effect in a repair that chooses neurons.
 
@@ -136,7 +136,6 @@ class EepEdit:
 
     @property
     def active_by_layer(self) -> tuple[int, ...]:
-        """Experts per token of every MoE layer."""
         return self.active if isinstance(self.active, tuple) else (self.active,) * self.layers
 
     @property
@@ -171,7 +170,6 @@ class EepEdit:
 
     @cached_property
     def finite(self) -> bool:
-        """Whether every entry is finite."""
         return bool(np.isfinite(self.router_mapping).all() and np.isfinite(self.expert_merging).all())
 
     @cached_property

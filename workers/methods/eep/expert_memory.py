@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from moevolve.workers.contract.capacity import experts_room
+
+if TYPE_CHECKING:
+    from moevolve.workers.methods.eep.experts import LayerExperts
 
 Fill = Callable[[Mapping[str, Tensor]], None]
 """Writes experts into tensors, given by name."""
@@ -44,20 +47,6 @@ class ExpertSpec:
         return {name: torch.empty(shape, dtype=self.dtype, device=device) for name, shape in self.shapes.items()}
 
 
-class MemoryUser(Protocol):
-    """A MoE layer that runs on experts in an `ExpertMemory`.
-
-    Attributes:
-        ordinal: Index of the layer among the MoE layers.
-    """
-
-    ordinal: int
-
-    def evict(self) -> None:
-        """Drop all references to the layer's device tensors, because their memory is about to be reused."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class _Allocation:
     """Device tensors of one layer's experts.
@@ -66,7 +55,7 @@ class _Allocation:
         modified: True if the tensors may have changed after `spec` filled them, so that they can't be rebuilt.
     """
 
-    user: MemoryUser
+    user: LayerExperts
     spec: ExpertSpec
     tensors: dict[str, Tensor]
     modified: bool = False
@@ -101,16 +90,16 @@ class ExpertMemory:
         """Bytes allocated now."""
         return sum(allocation.spec.nbytes for allocation in self._allocations.values())
 
-    def keeps(self, user: MemoryUser, spec: ExpertSpec) -> bool:
+    def keeps(self, user: LayerExperts, spec: ExpertSpec) -> bool:
         """Whether a layer gets memory of its own, assuming that every layer's experts are as large as `spec`."""
         return user.ordinal < kept_layers(self._layers, spec.nbytes, self._allowed)
 
-    def holds(self, user: MemoryUser, spec: ExpertSpec) -> bool:
+    def holds(self, user: LayerExperts, spec: ExpertSpec) -> bool:
         """Whether a layer's experts are on the device."""
         found = (self._allocations.get(place) for place in (user.ordinal, self._shared))
         return any(allocation is not None and allocation.spec is spec for allocation in found)
 
-    def load(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
+    def load(self, user: LayerExperts, spec: ExpertSpec) -> dict[str, Tensor]:
         """Copy a layer's experts to memory of its own or to the shared allocation."""
         if self.keeps(user, spec):
             try:
@@ -121,7 +110,7 @@ class ExpertMemory:
         self._evict(user.ordinal)
         return self.load_shared(user, spec)
 
-    def load_writable(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
+    def load_writable(self, user: LayerExperts, spec: ExpertSpec) -> dict[str, Tensor]:
         """Copy a layer's experts to memory of its own and keep them there, because the caller will change them."""
         allocation = self._allocations.get(user.ordinal)
         if allocation is None or allocation.spec is not spec:
@@ -129,16 +118,16 @@ class ExpertMemory:
         allocation.modified = True
         return allocation.tensors
 
-    def load_shared(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
+    def load_shared(self, user: LayerExperts, spec: ExpertSpec) -> dict[str, Tensor]:
         """Copy a layer's experts to the shared allocation, which the next such layer overwrites."""
         return self._load(self._shared, user, spec).tensors
 
-    def release_shared(self, user: MemoryUser) -> None:
+    def release_shared(self, user: LayerExperts) -> None:
         """Release the shared allocation if this layer's experts are in it."""
         if self._shares(user):
             del self._allocations[self._shared]
 
-    def discard_changes(self, user: MemoryUser) -> None:
+    def discard_changes(self, user: LayerExperts) -> None:
         """Allow a layer's changed experts to be overwritten."""
         if user.ordinal in self._allocations:
             self._allocations[user.ordinal].modified = False
@@ -149,15 +138,15 @@ class ExpertMemory:
             self._limit = experts_room(self._device, self._auxiliary_bytes)
         return self._limit
 
-    def _shares(self, user: MemoryUser) -> bool:
+    def _shares(self, user: LayerExperts) -> bool:
         return self._shared in self._allocations and self._allocations[self._shared].user is user
 
-    def _load_own(self, user: MemoryUser, spec: ExpertSpec) -> _Allocation:
+    def _load_own(self, user: LayerExperts, spec: ExpertSpec) -> _Allocation:
         if self._shares(user):
             self._evict(self._shared)
         return self._load(user.ordinal, user, spec)
 
-    def _load(self, place: int, user: MemoryUser, spec: ExpertSpec) -> _Allocation:
+    def _load(self, place: int, user: LayerExperts, spec: ExpertSpec) -> _Allocation:
         """Fill the allocation at a place, or a new one if the experts have other shapes."""
         before = self._allocations.pop(place, None)
         fits = before is not None and (before.spec.shapes, before.spec.dtype) == (spec.shapes, spec.dtype)

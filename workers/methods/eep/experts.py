@@ -93,7 +93,7 @@ class LayerExperts:
             self._load_with(self._memory.load_writable)
 
     def evict(self) -> None:
-        """See `MemoryUser`. The next forward pass loads the experts in use again."""
+        """Drop the device tensors, whose memory is about to be reused; the next pass loads the experts in use again."""
         self._install(_parameters(self._spec.allocate(torch.device("meta"))), self._spec.count)
 
     def use_originals(self) -> None:

@@ -27,8 +27,7 @@ from moevolve.workers.families.registry import FAMILIES, active_experts
 from moevolve.workers.methods.eep.apply import eep_fault
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
-from moevolve.workers.methods.eep.router import EditableRouter
-from moevolve.workers.methods.eep.skipping import mean_active_experts
+from moevolve.workers.methods.eep.router import EditableRouter, mean_active_experts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
