@@ -98,8 +98,7 @@ def measuring_bytes(recipe: ExpertsRecipe, facts: ModelFacts, hidden: int, row_b
     If subsets are found by dropping experts one by one, the samples of all layers of a group are loaded together.
 
     Args:
-        recipe: Settings of the calibration.
-        facts: Sizes of the model.
+        recipe, facts: Settings of the calibration, and sizes of the model.
         hidden: Width of the residual stream.
         row_bytes: Bytes of activations in a layer per token and expert that the token runs.
         longest: Tokens of the longest sequence.

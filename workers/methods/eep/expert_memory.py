@@ -74,8 +74,8 @@ class ExpertMemory:
     Args:
         device: Device that the model runs on.
         layers: Number of MoE layers of the model.
-        auxiliary_bytes: Bytes that forward passes need besides weights and experts, if known. Experts may take the rest
-            of what is free when the first of them are loaded (`moevolve.workers.contract.capacity.experts_room`).
+        auxiliary_bytes: See `ModelParts.pass_bytes`. Experts may take the rest of what is free when the first of them
+            are loaded (`moevolve.workers.contract.capacity.experts_room`).
     """
 
     def __init__(self, device: torch.device, layers: int, auxiliary_bytes: int | None = None) -> None:
@@ -178,15 +178,9 @@ class ExpertMemory:
 
 
 def kept_layers(layers: int, size: int, allowed: int) -> int:
-    """Number of layers that keep their experts on the device.
+    """Number of layers that keep their experts on the device, of `size` bytes each and `allowed` bytes together.
 
-    Args:
-        layers: Number of MoE layers.
-        size: Bytes of one layer's experts.
-        allowed: Bytes that all experts together may take.
-
-    Returns:
-        All layers if their experts fit. Otherwise as many as fit besides one allocation that the others share.
+    All do if they fit. Otherwise as many as fit besides one allocation that the others share.
     """
     fitting = allowed // max(size, 1)
     return layers if fitting >= layers else max(fitting - 1, 0)

@@ -44,15 +44,10 @@ class LayerExperts:
         memory: ExpertMemory | None = None,
         stored: ExpertFiles | None = None,
     ) -> None:
-        """Take over a layer's experts.
+        """Take over the original experts of a layer that the model runs on a device.
 
-        Args:
-            layer: The layer with its original parameters.
-            ordinal: Index of the layer among the MoE layers.
-            device: Device that the model runs this layer on.
-            memory: Device memory shared with the other layers. If given, the originals are moved to host memory, pinned
-                when `device` is CUDA.
-            stored: The originals of all layers, if they stay in files; `memory` is given as well.
+        If they aren't to stay there, `memory` is what the layers share. They are then moved to host memory, pinned for
+        CUDA, unless they stay in files, `stored`.
         """
         self._module, self._index, self._count = layer.experts, layer.index, layer.count
         self._device, self._memory = device, memory
@@ -119,11 +114,9 @@ class LayerExperts:
         self._use_new(coefficients.shape[0], partial(self._merge, coefficients))
 
     def use_buffer(self, count: int, width: int) -> None:
-        """Run this layer on the buffer, which the caller fills with neurons. Output biases are those in use before.
+        """Run this layer on the buffer, which the caller fills with as many experts as are in use, of another width.
 
-        Args:
-            count: Number of experts, as many as are in use.
-            width: Neurons per expert.
+        Output biases are those in use before.
         """
         biases = {name: getattr(self._module, name).data.clone() for name in self._neurons.output_biases}
         if self._memory is None:

@@ -27,14 +27,9 @@ _ROWS = 1024
 def prune_features(gram: Tensor, right: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
     """Remove features from a regression until `count` remain.
 
-    Args:
-        gram: Gram matrix of the features plus the ridge term, float64 [features, features].
-        right: Products of features and targets, float64 [features, outputs].
-        count: Number of features to keep.
-
-    Returns:
-        The remaining features in ascending order, int64 [count], and their solution, float64 [count, outputs]. None if
-        `gram` is not positive definite.
+    `gram` is the Gram matrix of the features plus the ridge term, float64, and `right` the products of features and
+    targets, float64 [features, outputs]. Returns the remaining features in ascending order, and their solution, float64
+    [count, outputs]; None if `gram` isn't positive definite.
     """
     factor, failed = torch.linalg.cholesky_ex(gram)
     if int(failed):

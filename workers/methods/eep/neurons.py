@@ -151,8 +151,7 @@ def choose_neurons(
     Args:
         neurons: Neurons of all n experts.
         hidden: Inputs of the layer's experts, [tokens, hidden].
-        original: Routing of these tokens by the unedited router.
-        edited: Routing of these tokens by the edited router, to kept experts.
+        original, edited: Routing of these tokens by the unedited router, and by the edited one to kept experts.
         retained: Number of kept experts n'.
         width: Neurons per kept expert.
         recipe: The exponents a, b and c, and whether kept experts may share neurons.

@@ -40,14 +40,9 @@ _PRODUCT_ROWS = 1024
 
 
 class ExpertOutputs:
-    """See `LayerOutput`: all experts of one MoE layer.
+    """See `LayerOutput`: all experts of one MoE layer, the `ordinal`-th, with an edit applied.
 
-    Args:
-        router, experts: Router and experts of the layer with the edit applied. If the edit uses originals in place, it
-            gets copies of them here, which can be changed.
-        shared: Shared expert of the layer; None if there is none.
-        edit: The edit on the model.
-        ordinal: Index of the layer among the MoE layers.
+    If the edit uses originals in place, it gets copies of them here, which can be changed.
     """
 
     next_part = None
@@ -274,12 +269,8 @@ class ExpertFeatures:
 def group_experts(together: NDArray[np.float64], kept: Sequence[int]) -> NDArray[np.int64]:
     """Group experts so that those of a group are seldom chosen together, by greedy moves of single experts.
 
-    Args:
-        together: Products of two experts' routing weights summed over tokens, symmetric [n, n].
-        kept: The experts that stay in groups 0 to n' - 1, in this order, [n'].
-
-    Returns:
-        Group of every expert, [n]. No move of a single expert lowers the sum of `together` within groups.
+    `together` has the products of two experts' routing weights, summed over tokens, [n, n]; no move lowers its sum
+    within groups. The experts in `kept` stay in groups 0 to n' - 1, in this order. Returns every expert's group, [n].
     """
     count, fixed = len(together), np.array(kept)
     between = together * (1 - np.eye(count))
@@ -313,11 +304,10 @@ def fit_rows(
         hidden: Inputs of the router, [tokens, hidden].
         logits: Logits of the unedited router, [tokens, n].
         groups: Group of every expert, [n], with no group from 0 to n' - 1 empty.
-        weight: Rows that the ridge regression shrinks to, one per group, [n', hidden].
-        bias: Biases of these rows, [n'], if the router has biases.
+        weight, bias: Rows that the ridge regression shrinks to, one per group, [n', hidden] and [n'].
 
     Returns:
-        Weight [n', hidden] and bias [n'], if there is one, in the dtypes of those given. None if inputs are not finite.
+        Weight and bias in the form of those given. None if inputs are not finite.
     """
     members = torch.nn.functional.one_hot(torch.from_numpy(groups)).to(logits.device, torch.float32)
     start = _centred(weight.float(), 0)

@@ -110,18 +110,10 @@ class LayerSystem:
 
 
 def fit_ridge(layer: LayerSystem, ridge_lambdas: Sequence[float], memory: int) -> Fit | None:
-    """Fit a change of a layer's weights.
-
-    Args:
-        layer: The layer.
-        ridge_lambdas: Ridge lambdas to try.
-        memory: Bytes that may be allocated in addition to the residual and its weighted copy.
-
-    Returns:
-        The fit; None if no change is finite and reduces the error on held-out tokens.
+    """Fit a change of a layer's weights; return None if none is finite and reduces the error on held-out tokens.
 
     Raises:
-        UserError: The fit takes more memory than allowed.
+        UserError: The fit takes more than `memory` bytes in addition to the residual and its weighted copy.
     """
     width, (tokens, hidden) = layer.features.width, layer.residual.shape
     needed = fit_bytes(width, tokens, hidden)

@@ -110,7 +110,7 @@ class InputStatistics(InputMoments):
 def principal_directions(square: Tensor, count: int) -> Tensor:
     """Principal directions, each divided by its standard deviation so that coordinates along it have variance 1.
 
-    Directions [count, inputs] of a covariance or second moment, float64 [inputs, inputs], begin with that of the largest
+    Directions [count, inputs] of a covariance or second moment, float64 [inputs, inputs], begin with that of largest
     variance. The largest entry of each is positive. Rows are zero if inputs vary in fewer directions.
     """
     variances, vectors = leading_eigenvectors(square, count)
