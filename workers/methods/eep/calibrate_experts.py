@@ -71,11 +71,10 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
             stack.callback(layer.gate.register_forward_hook(hook).remove)
         for row in resident.rows(sequences):
             resident.run(row)
-    arrays = {
-        name: torch.stack([found[name].cpu() for found in layers_arrays])
-        for layers_arrays in zip(*([each.arrays() for each in layer] for layer in measures), strict=True)
-        for name in layers_arrays[0]
-    }
+    arrays: dict[str, Tensor] = {}
+    for measure in zip(*measures, strict=True):
+        found = [each.arrays() for each in measure]
+        arrays |= {name: torch.stack([each[name].cpu() for each in found]) for name in found[0]}
     if subsets is not None:
         arrays |= compare_subsets(samples, subsets)
     return Calibration({name: array.numpy() for name, array in arrays.items()})

@@ -95,7 +95,7 @@ class EepEdit:
             effect in a repair that chooses neurons.
 
     Raises:
-        UserError: The shapes disagree, k or the router space is out of range, or experts are skipped and k isn't 2.
+        UserError: The shapes disagree, k is out of range, or experts are skipped and k isn't 2.
     """
 
     router_mapping: NDArray[np.float32] = field(repr=False)
@@ -116,10 +116,6 @@ class EepEdit:
                 f"expert_merging {self.expert_merging.shape}"
             )
         self._check_active()
-        if self.router_space not in ("probs", "logits"):
-            raise UserError(f"router_space {self.router_space!r} of an EEP edit is unknown; use probs or logits")
-        if self.widths is not None and (len(self.widths) != self.layers or min(self.widths) < 1):
-            raise UserError(f"an EEP edit of {self.layers} layers has widths {self.widths}; give each layer 1 at least")
         if self.skip_rows is not None and self.active != 2:
             raise UserError(f"dynamic skipping is defined for 2 active experts, this EEP edit has {self.active}")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -169,9 +170,10 @@ class LayerFits:
             if target is None:
                 after, _ = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
                 return FittedLayer(selection, (), after, None)
-            trial = self._try_fit(output, state, records, target, selection)
-            if selection is not None and self._strength in ("ridge", "matched"):
-                trial = self._try_pruned(output, state, records, target, trial, selection)
+            try_fit = partial(self._try_fit, output, state, records, target)
+            trial = try_fit(selection)
+            if self._strength in ("ridge", "matched"):
+                trial = self._try_pruned(output, trial, try_fit)
         return self._apply(trial, output)
 
     def _select(self, output: LayerOutput, state: Tensor, records: list[Recorded]) -> NeuronSelection | None:
@@ -184,29 +186,21 @@ class LayerFits:
         _, recorded = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
         return output.select_neurons(recorded, self._weights, recipe, self._memory)
 
-    def _try_pruned(
-        self,
-        output: LayerOutput,
-        state: Tensor,
-        records: list[Recorded],
-        target: Tensor,
-        first: _Trial,
-        important: NeuronSelection,
-    ) -> _Trial:
+    def _try_pruned(self, output: LayerOutput, first: _Trial, try_fit: Callable[[NeuronSelection], _Trial]) -> _Trial:
         """Fit the neurons that pruning leads to. Return this fit or the first, whichever has the smaller error."""
-        recipe = self._recipe.neurons
-        assert recipe is not None and isinstance(output, NeuronSelectingOutput)
-        if recipe.candidates == 1:
+        recipe, important = self._recipe.neurons, first.selection
+        if recipe is None or important is None or recipe.candidates == 1:
             return first
+        assert isinstance(output, NeuronSelectingOutput)
         residual = first.after.float() + first.residual - self._apply(first, output).state.float()
-        ridge_lambda = first.fit.outcome.ridge_lambda if first.fit else None
-        ridge_lambda = ridge_lambda or min(self._recipe.ridge_lambdas)
+        taken = first.fit.outcome.ridge_lambda if first.fit else None
+        ridge_lambda = taken or min(self._recipe.ridge_lambdas)
         checked = self._reference.checked
         weights = (~checked).float() if self._weights is None else self._weights * ~checked
         pruned = output.prune_neurons(first.recorded, important, residual, weights, ridge_lambda, recipe, self._memory)
         if not torch.equal(pruned.neurons, important.neurons):
             output.use_neurons(pruned)
-            trial = self._try_fit(output, state, records, target, pruned)
+            trial = try_fit(pruned)
             if trial.error < first.error:
                 return trial
         output.use_neurons(important)
