@@ -24,7 +24,7 @@ def block_mix(x: Tensor, u: Tensor, v: Tensor, mixing: Tensor | None = None, bia
         bias: Bias [d2], or None.
 
     Returns:
-        Outputs [..., d2].
+        [..., d2].
     """
     blocks, height, _ = u.shape
     tokens = x.reshape(-1, blocks, v.shape[2])

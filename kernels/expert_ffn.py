@@ -48,7 +48,7 @@ def choose_experts(hidden: Tensor, weight: Tensor, bias: Tensor, active: int) ->
         active: Number K of experts with the largest logits that each router chooses.
 
     Returns:
-        Chosen experts, bool [tokens, experts].
+        A mask, bool [tokens, experts].
     """
     routers, experts, _ = weight.shape
     logits = linear(hidden.float(), weight.flatten(0, 1), bias.flatten()).view(-1, routers, experts)
@@ -58,16 +58,13 @@ def choose_experts(hidden: Tensor, weight: Tensor, bias: Tensor, active: int) ->
 
 
 def expert_ffn(hidden: Tensor, chosen: Tensor, network: NetworkWeights, scale: float = 1.0) -> Tensor:
-    """Compute the unweighted sum of the chosen experts' outputs.
+    """Compute the unweighted sum of the chosen experts' outputs, [tokens, hidden] in the dtype of `hidden`.
 
     Args:
         hidden: Hidden states [tokens, hidden].
         chosen: Chosen experts, bool [tokens, experts]; expert i is the i-th of equal slices of the neurons.
         network: Weights of the whole network, in the dtype of `hidden`.
         scale: Factor on the sum, without the output bias.
-
-    Returns:
-        Outputs [tokens, hidden] in the dtype of `hidden`.
     """
     experts = chosen.shape[1]
     width = network.up.shape[0] // experts
@@ -95,23 +92,11 @@ def _slice_output(hidden: Tensor, network: NetworkWeights, neurons: slice) -> Te
     return linear(activations(hidden, network, neurons), network.down[:, neurons])
 
 
-def activations(hidden: Tensor, network: NetworkWeights, neurons: slice) -> Tensor:
-    """Compute the inputs of the output projection for some neurons.
-
-    Args:
-        hidden: Hidden states [tokens, hidden].
-        network: Weights of the whole network.
-        neurons: Range of neurons.
-
-    Returns:
-        Activations [tokens, neurons] in the dtype of `hidden`.
-    """
-    inner = linear(hidden, network.up[neurons], _part(network.up_bias, neurons))
+def activations(hidden: Tensor, network: NetworkWeights, neurons: slice | Tensor) -> Tensor:
+    """Compute the inputs of the output projection, [tokens, neurons], for a range or for indices of neurons."""
+    up_bias, gate_bias = (None if bias is None else bias[neurons] for bias in (network.up_bias, network.gate_bias))
+    inner = linear(hidden, network.up[neurons], up_bias)
     if network.gate is None:
         return elementwise(network.activation, inner)
-    inner *= elementwise(network.activation, linear(hidden, network.gate[neurons], _part(network.gate_bias, neurons)))
+    inner *= elementwise(network.activation, linear(hidden, network.gate[neurons], gate_bias))
     return inner
-
-
-def _part(bias: Tensor | None, neurons: slice) -> Tensor | None:
-    return None if bias is None else bias[neurons]

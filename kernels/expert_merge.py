@@ -33,12 +33,6 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def uses_triton(*tensors: Tensor) -> bool:
-    """Return whether a Triton kernel can run on these tensors: all on one CUDA device, and Triton installed."""
-    first = tensors[0].device
-    return first.type == "cuda" and has_triton() and all(tensor.device == first for tensor in tensors)
-
-
 def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
     """Write merged experts into a preallocated buffer.
 
@@ -52,7 +46,7 @@ def merge_experts(coefficients: Tensor, experts: Tensor, out: Tensor) -> None:
     source, target = experts.view(count, -1), out.view(retained, -1)
     if source.device != target.device:
         _merge_streamed(coefficients, source, target)
-    elif uses_triton(source, target):
+    elif source.device.type == "cuda" and has_triton():
         from moevolve.kernels.triton_merge import merge
 
         merge(coefficients.to(source.device).contiguous(), source, target)
@@ -76,7 +70,7 @@ class _Bags:
 
     @classmethod
     def of(cls, coefficients: Tensor, rows: int, stride: int) -> _Bags:
-        """Bags for a table in which each expert's rows begin `stride` rows after those of the previous expert."""
+        """Make the bags of a table in which each expert's rows begin `stride` rows after those of the previous one."""
         new, old = coefficients.nonzero().unbind(dim=1)
         counts = coefficients.count_nonzero(dim=1).repeat(rows)
         indices = (torch.arange(rows)[:, None] + old * stride).flatten()
@@ -145,13 +139,7 @@ def _merge_dense(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
 def staged_bytes(retained: int, experts: int, values: int, itemsize: int) -> int:
     """Peak temporary device memory of merging one tensor from the host or without Triton, in bytes.
 
-    Merging with Triton on one device takes no temporary memory.
-
-    Args:
-        retained: Number n' of new experts.
-        experts: Number n of original experts.
-        values: Number of values per expert.
-        itemsize: Bytes per value.
+    Merging with Triton on one device takes no temporary memory. `values` counts an expert's values of `itemsize` bytes.
     """
     widened = 0 if itemsize == 4 else 4 * (experts + retained)
     return min(_staged_columns(experts), values) * (itemsize * experts + widened)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moevolve.kernels.expert_ffn import NetworkWeights
-from moevolve.kernels.products import elementwise, linear
+from moevolve.kernels.expert_ffn import NetworkWeights, activations
+from moevolve.kernels.products import linear
 
 _COPY_COST = 24
 """Cost of copying a weight, in multiplications with it. Measured on one CPU core: 12 for networks that fit into the
@@ -46,28 +46,17 @@ class ExpertMasks:
 def choose_expert(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Top-1 routing without noise: choose the expert with the largest logit, the first of those that tie.
 
-    Args:
-        hidden: Hidden states [tokens, hidden] of any floating dtype; logits are float32.
-        weight: Weight of the linear router, float32 [experts, hidden].
-
-    Returns:
-        Logits float32 [tokens, experts] and experts int64 [tokens].
+    Hidden states are [tokens, hidden] of any floating dtype, and the router's weight is float32 [experts, hidden].
+    Returns logits float32 [tokens, experts] and experts int64 [tokens].
     """
     logits = linear(hidden.float(), weight)
     return logits, logits.argmax(dim=-1)
 
 
 def masked_network(hidden: Tensor, chosen: Tensor, masks: ExpertMasks, network: NetworkWeights) -> Tensor:
-    """Run every token through the neurons of its expert. The output bias is added in full.
+    """Run every token, [tokens, hidden], through the neurons of its expert, int64 [tokens].
 
-    Args:
-        hidden: Hidden states [tokens, hidden].
-        chosen: Expert of every token, int64 [tokens].
-        masks: Neurons of the experts.
-        network: Weights of the whole network, in the dtype of `hidden`.
-
-    Returns:
-        Outputs [tokens, hidden] in the dtype of `hidden`.
+    The output bias is added in full. Outputs, weights and hidden states have the same dtype.
     """
     counts = torch.bincount(chosen, minlength=len(masks.kept)).tolist()
     tokens, used = len(hidden), sum(count > 0 for count in counts)
@@ -76,7 +65,8 @@ def masked_network(hidden: Tensor, chosen: Tensor, masks: ExpertMasks, network: 
     kept, width = masks.neurons.shape[1], masks.kept.shape[1]
     if kept * (tokens + _COPY_COST * used) < width * tokens:
         return _sliced(hidden, chosen, counts, masks, network)
-    return _masked(hidden, masks.kept[chosen], network)
+    inner = activations(hidden, network, slice(None))
+    return linear(inner * masks.kept[chosen], network.down, network.down_bias)
 
 
 def _sliced(hidden: Tensor, chosen: Tensor, counts: list[int], masks: ExpertMasks, network: NetworkWeights) -> Tensor:
@@ -93,38 +83,11 @@ def _sliced(hidden: Tensor, chosen: Tensor, counts: list[int], masks: ExpertMask
 
 def _slice_output(hidden: Tensor, neurons: Tensor, network: NetworkWeights) -> Tensor:
     """Output of the network that consists of some neurons, [tokens, hidden]."""
-    inner = linear(hidden, network.up.index_select(0, neurons), _select(network.up_bias, neurons))
-    if network.gate is None:
-        inner = elementwise(network.activation, inner)
-    else:
-        gate = linear(hidden, network.gate.index_select(0, neurons), _select(network.gate_bias, neurons))
-        inner *= elementwise(network.activation, gate)
-    return linear(inner, network.down.index_select(1, neurons), network.down_bias)
-
-
-def _masked(hidden: Tensor, kept: Tensor, network: NetworkWeights) -> Tensor:
-    """Output of the network with activations zeroed where `kept`, bool [tokens, width], is false."""
-    inner = linear(hidden, network.up, network.up_bias)
-    if network.gate is None:
-        inner = elementwise(network.activation, inner)
-    else:
-        inner *= elementwise(network.activation, linear(hidden, network.gate, network.gate_bias))
-    return linear(inner * kept, network.down, network.down_bias)
-
-
-def _select(bias: Tensor | None, neurons: Tensor) -> Tensor | None:
-    return None if bias is None else bias.index_select(0, neurons)
+    down = network.down.index_select(1, neurons)
+    return linear(activations(hidden, network, neurons), down, network.down_bias)
 
 
 def top_dimensions(scores: Tensor, active: int) -> Tensor:
-    """Select the dimensions with the largest scores, the first of those that tie.
-
-    Args:
-        scores: Scores [..., dimensions].
-        active: Number of dimensions to select.
-
-    Returns:
-        Selected dimensions, bool, in the shape of `scores`.
-    """
+    """Mask of the `active` dimensions with the largest scores [..., dimensions], the first of those that tie."""
     order = scores.argsort(dim=-1, descending=True, stable=True)
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order[..., :active], True)

@@ -92,16 +92,9 @@ def widens(dtype: torch.dtype) -> bool:
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, use_onednn: bool = False) -> Tensor:
-    """Compute `x W^T + b`. On a CPU a row's result depends on that row alone, unless gradients are recorded.
+    """Compute `x W^T + b`, [..., outputs], for inputs [..., features] and a weight [outputs, features].
 
-    Args:
-        inputs: Inputs [..., features].
-        weight: Weight [outputs, features].
-        bias: Bias [outputs], or None.
-        use_onednn: Use oneDNN for float32 on a CPU.
-
-    Returns:
-        Outputs [..., outputs].
+    On a CPU a row's result depends on that row alone, unless gradients are recorded. `use_onednn` is for float32 there.
     """
     if _uses_plain_torch(inputs):
         return functional.linear(inputs, weight, bias)
@@ -116,15 +109,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *, use_on
 
 
 def batched(inputs: Tensor, weights: Tensor) -> Tensor:
-    """Compute `x_b W_b^T` for every b, with the guarantee of `linear`.
-
-    Args:
-        inputs: Inputs [batch, rows, features].
-        weights: Weights [batch, outputs, features].
-
-    Returns:
-        Outputs [batch, rows, outputs].
-    """
+    """Compute `x_b W_b^T`, [batch, rows, outputs], for every b, with the guarantee of `linear`."""
     if _uses_plain_torch(inputs):
         return torch.bmm(inputs, weights.transpose(1, 2))
     return torch.stack([linear(*pair) for pair in zip(inputs, weights, strict=True)])
@@ -137,15 +122,9 @@ def grouped(inputs: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         inputs: Inputs [rows, features], sorted by group.
         weights: Weights [groups, features, outputs].
         ends: End of each group's rows, int32 [groups].
-
-    Returns:
-        Outputs [rows, outputs].
     """
-    begins = [0, *ends.tolist()]
-    parts = [
-        linear(inputs[begin:end], weight.t()) for begin, end, weight in zip(begins, begins[1:], weights, strict=False)
-    ]
-    return torch.cat(parts)
+    parts = inputs.tensor_split(ends.tolist()[:-1])
+    return torch.cat([linear(part, weight.t()) for part, weight in zip(parts, weights, strict=True)])
 
 
 def experts(
@@ -170,7 +149,7 @@ def experts(
         use_onednn: See `linear`.
 
     Returns:
-        Outputs [tokens, hidden] in the dtype of `hidden`, summed in float32.
+        [tokens, hidden] in the dtype of `hidden`, summed in float32.
     """
     tokens, active = chosen.shape
     if not tokens:

@@ -23,6 +23,9 @@ from torch import Tensor
 from moevolve.kernels.products import elementwise, linear
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 
+Routed = tuple[Tensor, Tensor]
+"""Weights float32 [tokens, k] and indices of new experts int64 [tokens, k], in descending order of rank."""
+
 SUM_EPS = 1e-6
 """Chosen mapped weights with at most this sum are replaced by 1/k each, in families that rescale them."""
 
@@ -31,11 +34,7 @@ POSITIVE_EPS = 1e-20
 
 
 def scores_of(logits: Tensor, rule: RoutingRule) -> Tensor:
-    """Compute the scores over all experts from logits [tokens, n], float32.
-
-    Raises:
-        ValueError: The family has no such scores, because it takes the top-k of the logits.
-    """
+    """Compute the scores over all experts from logits [tokens, n], float32."""
     if rule.scores == "sigmoid":
         return elementwise(torch.sigmoid, logits.float())
     if rule.scores == "softmax":
@@ -52,7 +51,7 @@ def top_k(
     bias: Tensor | None = None,
     ranks: Tensor | None = None,
     mapped: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> Routed:
     """Choose the k best experts of each token and compute their routing weights.
 
     Args:
@@ -63,17 +62,11 @@ def top_k(
         bias: Correction bias, added to the ranks for choosing only, float32 [experts]; None for none.
         ranks: What experts are chosen by, [tokens, experts]; None for the scores.
         mapped: True if the scores come from a continuous mapping, so that their sum can be zero.
-
-    Returns:
-        Weights float32 [tokens, k] and expert indices int64 [tokens, k], in descending order of rank.
     """
-    if bias is None and ranks is None and rule.groups.count == 1:
-        weights, chosen = torch.topk(scores, active, dim=-1)
-    else:
-        ranks = scores if ranks is None else ranks
-        ranks = ranks if bias is None else ranks + bias
-        chosen = torch.topk(_within_groups(ranks, rule.groups), active, dim=-1).indices
-        weights = scores.gather(1, chosen)
+    ranks = scores if ranks is None else ranks
+    ranks = ranks if bias is None else ranks + bias
+    chosen = torch.topk(_within_groups(ranks, rule.groups), active, dim=-1).indices
+    weights = scores.gather(1, chosen)
     used = None
     if skip_below is not None:
         used = _used(weights, skip_below)
@@ -113,19 +106,8 @@ def route_mapped(
     skip_below: float | None = None,
     *,
     bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Route with a continuous mapping of the scores over all n experts (Eq. 5).
-
-    Args:
-        logits: Router logits over all n experts, [tokens, n], of any floating dtype.
-        mapping: Router mapping `W_RM`, float32 [n', n], finite.
-        active: Number k <= n' of experts per token.
-        rule: Routing rule of the family.
-        skip_below: See `top_k`.
-        bias: Correction bias of the new experts, float32 [n']; None for none.
-
-    Returns:
-        Weights float32 [tokens, k] and indices of new experts int64 [tokens, k].
+) -> Routed:
+    """Route by logits [tokens, n] with a continuous mapping of the scores, `W_RM` float32 [n', n]; see `top_k`.
 
     Raises:
         ValueError: The family has no scores over all experts.
@@ -142,8 +124,8 @@ def route_selected(
     skip_below: float | None = None,
     *,
     bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Route with a one-hot mapping, `W_RM[i, selected[i]] = 1`, exactly and without a matrix product.
+) -> Routed:
+    """Route with a one-hot mapping, `W_RM[i, selected[i]] = 1`, exactly and without a matrix product; see `top_k`.
 
     Rescaling cancels the scale of the softmax over all n experts. So with it, or in logits space, the softmax is taken
     over the selected logits alone: the same function, which stays exact for tokens whose selected experts have almost
@@ -153,14 +135,7 @@ def route_selected(
     Args:
         logits: Router logits over all n experts, [tokens, n], of any floating dtype.
         selected: Original expert that each new expert is routed like, int64 [n'].
-        active: Number k <= n' of experts per token.
-        rule: Routing rule of the family.
         logits_space: True if the mapping acts on the logits.
-        skip_below: See `top_k`.
-        bias: Correction bias of the new experts, float32 [n']; None for none.
-
-    Returns:
-        Weights float32 [tokens, k] and indices of new experts int64 [tokens, k].
     """
     if rule.one_hot_folds or logits_space:
         return route_logits(logits.index_select(-1, selected), active, rule, skip_below, bias=bias)
@@ -169,18 +144,10 @@ def route_selected(
 
 def route_logits(
     logits: Tensor, active: int, rule: RoutingRule, skip_below: float | None = None, *, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Route by the logits of the new experts, with `W_RM` already folded into the router's weight.
+) -> Routed:
+    """Route by logits [tokens, n'] of the new experts, with `W_RM` folded into the router's weight; see `top_k`.
 
-    Args:
-        logits: Router logits over the n' new experts, [tokens, n'], of any floating dtype.
-        active: Number k <= n' of experts per token.
-        rule: Routing rule of the family.
-        skip_below: See `top_k`. With `sparse_mixer` nothing is skipped.
-        bias: Correction bias of the new experts, float32 [n']; None for none.
-
-    Returns:
-        Weights float32 [tokens, k] and indices of new experts int64 [tokens, k].
+    `sparse_mixer` skips nothing.
     """
     if rule.scores == "sparse_mixer":
         return _sparse_mixer(logits, rule.nearness)
@@ -197,7 +164,7 @@ def route_logits(
     return top_k(scores_of(logits, rule), active, rule, skip_below, bias=bias)
 
 
-def _sparse_mixer(logits: Tensor, nearness: float) -> tuple[Tensor, Tensor]:
+def _sparse_mixer(logits: Tensor, nearness: float) -> Routed:
     """Choose two experts of each token one after the other, and weight each by a softmax over those near it.
 
     Source: GRIN (arXiv 2409.12136), Sec. 2.2, at inference, as implemented in `transformers` for Phi-3.5-MoE: in the

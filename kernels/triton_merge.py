@@ -48,12 +48,9 @@ class LaunchGrid:
 
 
 def merge(coefficients: Tensor, source: Tensor, target: Tensor) -> None:
-    """Write `target = coefficients source`, summed in float32. All three are contiguous and on one device.
+    """Write `target = coefficients source`, [rows, size] from float32 [rows, n] and [n, size], summed in float32.
 
-    Args:
-        coefficients: Merging matrix `W_EM`, float32 [rows, n].
-        source: Original experts [n, size], float32, bfloat16 or float16.
-        target: New experts [rows, size], in the dtype of `source`.
+    All three are contiguous and on one device; source and target are float32, bfloat16 or float16 alike.
     """
     rows, count = coefficients.shape
     size = source.shape[1]

@@ -102,7 +102,7 @@ def fit_layer(
         fit = fit_ridge(layer, ridge_lambdas, memory)
         fitted = time.perf_counter() - started
         assert fit is not None
-        for block in fit.blocks or features.blocks(memory // 2):
+        for block in features.blocks(memory // 2):
             residual[block.tokens] -= block.values @ fit.change(block, layer.present)
         if device == "cuda":
             torch.cuda.synchronize()

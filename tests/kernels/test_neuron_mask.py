@@ -11,7 +11,7 @@ from oracles import masked_ffn_token
 from torch import Tensor
 from torch.nn.functional import relu, silu
 
-from moevolve.kernels import neuron_mask
+from moevolve.kernels import expert_ffn, neuron_mask
 from moevolve.kernels.expert_ffn import NetworkWeights
 from moevolve.kernels.neuron_mask import ExpertMasks, choose_expert, masked_network, top_dimensions
 
@@ -72,7 +72,7 @@ def test_only_active_neurons_are_computed_where_copying_pays_off(
 ) -> None:
     """On a CPU this holds for any number of tokens."""
     monkeypatch.setattr(neuron_mask, "_COPY_COST", copy_cost)
-    monkeypatch.setattr(neuron_mask, "elementwise", lambda function, values: function(values))
+    monkeypatch.setattr(expert_ffn, "elementwise", lambda function, values: function(values))
     counted: list[int] = []
 
     def counting(values: Tensor) -> Tensor:

@@ -13,28 +13,15 @@ from moevolve.workers.contract.methods import Calibrator, Exporter, Method, Modu
 from moevolve.workers.methods.eep.method import EEP
 from moevolve.workers.methods.factorllm.method import FACTORLLM
 from moevolve.workers.methods.nanomoe.method import NANOMOE
-from moevolve.workers.methods.repair.method import REPAIR
+from moevolve.workers.methods.repair.apply import REPAIR
 from moevolve.workers.methods.tomoe.method import TOMOE
 
-METHODS: dict[type, Method] = {
-    method.edit: method
-    for method in (
-        EEP,
-        NANOMOE,
-        FACTORLLM,
-        TOMOE,
-        REPAIR,
-    )
-}
+METHODS: dict[type, Method] = {method.edit: method for method in (EEP, NANOMOE, FACTORLLM, TOMOE, REPAIR)}
 """Methods by type of edit."""
 
 
 def method_of(kind: type) -> Method:
-    """The method for a type of edit.
-
-    Raises:
-        UserError: There is none.
-    """
+    """The method for a type of edit."""
     if kind not in METHODS:
         raise UserError(f"edits of kind {kind.__name__} are unknown; there are {_names(list(METHODS))}")
     return METHODS[kind]
@@ -46,11 +33,7 @@ def experts_owner() -> Method:
 
 
 def calibrator_of(recipe: CalibrationRecipe) -> Calibrator:
-    """The calibrator for a type of recipe.
-
-    Raises:
-        UserError: There is none.
-    """
+    """The calibrator for a type of recipe."""
     for method in METHODS.values():
         if type(recipe) in method.calibrators:
             return method.calibrators[type(recipe)]
@@ -58,11 +41,7 @@ def calibrator_of(recipe: CalibrationRecipe) -> Calibrator:
 
 
 def exporter_of(edit: Edit) -> Exporter:
-    """The exporter for an edit, or for the edit that it follows up. Pass it `underlying(edit)`.
-
-    Raises:
-        UserError: There is none for this kind of edit.
-    """
+    """The exporter for an edit, or for the edit that it follows up. Pass it `underlying(edit)`."""
     base = underlying(edit)
     method = experts_owner() if isinstance(base, IdentityEdit) else METHODS.get(type(base))
     if method is None or method.exporter is None:

@@ -87,7 +87,7 @@ class AllocationGenome(ArrayGenome):
             self._set_array(name, np.array(getattr(self, name), dtype=np.float32), (size,))
 
     def to_bytes(self) -> bytes:
-        """Return the header and the arrays as little-endian float32.
+        """Return a header and the arrays as little-endian float32.
 
         The header has the magic number, and as uint16 the numbers of capacities, tasks, kept experts (the largest one
         if it is searched) and experts.
@@ -246,7 +246,7 @@ class WidthBudget:
 
     @property
     def neurons(self) -> int:
-        """Sum of the layers' widths, in neurons."""
+        """Sum of the layers' widths."""
         return self.total * self.step
 
     @property
@@ -255,11 +255,7 @@ class WidthBudget:
         return self.most * self.step
 
     def widths(self, capacities: NDArray[np.floating]) -> tuple[int, ...]:
-        """Divide the total among the layers in proportion to exp(capacity), within the bounds.
-
-        Args:
-            capacities: float [layers].
-        """
+        """Divide the total among the layers in proportion to exp(capacity), float [layers], within the bounds."""
         return tuple(each * self.step for each in _shared(capacities, self.total, self.least, self.most))
 
 
@@ -297,11 +293,7 @@ class ActiveBudget:
         return self.total / self.layers
 
     def numbers(self, activity: NDArray[np.floating]) -> tuple[int, ...]:
-        """Divide the total among the layers in proportion to exp(activity), within the bounds.
-
-        Args:
-            activity: float [layers].
-        """
+        """Divide the total among the layers in proportion to exp(activity), float [layers], within the bounds."""
         return tuple(_shared(activity, self.total, 1, self.most))
 
 
@@ -388,13 +380,8 @@ def as_allocation(genome: Genome, phase: AllocatePhase) -> AllocationGenome:
     return genome if len(genome.capacities) == count else replace(genome, capacities=np.zeros(count, np.float32))
 
 
-def to_vector(genome: Genome, phase: AllocatePhase) -> NDArray[np.float64]:
-    """All numbers of a genome in the form of a phase; see `AllocationGenome.vector`."""
-    return as_allocation(genome, phase).vector
-
-
 def from_vector(space: EepSpace, vector: NDArray[np.floating], phase: AllocatePhase) -> AllocationGenome:
-    """Invert `to_vector`; exponents are clipped to their range."""
+    """Invert `AllocationGenome.vector`; exponents are clipped to their range."""
     return _genome(space, vector, _capacity_count(space, phase))
 
 

@@ -62,17 +62,10 @@ def _hope(space: EepSpace) -> Offspring[EepGenome]:
 
 
 def cheapest_to_drop(matrix: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Find `count` indices with the least sum of the matrix over their pairs.
+    """Find `count` ascending indices with the least sum of a symmetric matrix over their pairs.
 
-    All subsets are tried if there are few. Otherwise indices are added greedily and then swapped one for one, the best
-    swap first, until none lowers the sum: a local minimum.
-
-    Args:
-        matrix: Symmetric, float64 [n, n].
-        count: Number of indices.
-
-    Returns:
-        int64 [count], ascending; of equal sums, the first subset that is found.
+    All subsets are tried if there are few, and the first one with the least sum is taken. Otherwise indices are added
+    greedily and then swapped one for one, the best swap first, until none lowers the sum: a local minimum.
     """
     size = len(matrix)
     if comb(size, count) <= _EXHAUSTIVE:
@@ -187,10 +180,8 @@ def _identity(space: EepSpace) -> Offspring[EepGenome]:
     return Offspring(space.from_kept(every), "identity", ())
 
 
-def _allocated(
-    operator: str, make: Callable[[EepSpace], AllocationGenome]
-) -> Callable[[EepSpace], Offspring[AllocationGenome]]:
-    return lambda space: Offspring(make(space), operator, ())
+def _allocated(operator: str, make: Callable[[EepSpace], AllocationGenome]) -> EepBaseline:
+    return EepBaseline(lambda space: Offspring(make(space), operator, ()), ("allocate",))
 
 
 _PRUNING = ("prune", "merge")
@@ -202,11 +193,11 @@ BASELINES: dict[str, EepBaseline] = {
     "hope": EepBaseline(_hope, _PRUNING, ("pairs",), per_routing_group=False),
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
     "identity": EepBaseline(_identity, _PRUNING, keeps_all=True),
-    "even": EepBaseline(_allocated("even", even_genome), ("allocate",)),
-    "few": EepBaseline(_allocated("few", lambda space: fewest(even_genome(space))), ("allocate",)),
-    "few_line": EepBaseline(_allocated("few_line", lambda space: fewest(line_genome(space))), ("allocate",)),
-    "line": EepBaseline(_allocated("line", line_genome), ("allocate",)),
-    "coverage": EepBaseline(_allocated("coverage", coverage_genome), ("allocate",)),
+    "even": _allocated("even", even_genome),
+    "few": _allocated("few", lambda space: fewest(even_genome(space))),
+    "few_line": _allocated("few_line", lambda space: fewest(line_genome(space))),
+    "line": _allocated("line", line_genome),
+    "coverage": _allocated("coverage", coverage_genome),
 }
 
 
@@ -236,14 +227,9 @@ def expert_recipes(
 
 
 def average_linkage(distances: NDArray[np.float64], clusters: int) -> list[list[int]]:
-    """Cluster points by average linkage (UPGMA).
+    """Cluster points, by their distances [points, points], by average linkage (UPGMA) down to so many clusters.
 
-    Args:
-        distances: Symmetric matrix [points, points].
-        clusters: Number of clusters, at most the number of points.
-
-    Returns:
-        The sorted points of every cluster, clusters in order of their first points.
+    Returns the sorted points of every cluster, clusters in order of their first points.
     """
     from scipy.cluster.hierarchy import average, cut_tree
     from scipy.spatial.distance import squareform

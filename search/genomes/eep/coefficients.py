@@ -21,12 +21,7 @@ Matrices = NDArray[np.float32]
 
 
 def read_coefficients(path: Path, layers: int, experts: int) -> tuple[Matrices, Matrices]:
-    """Read one file; nothing but tensors is unpickled.
-
-    Args:
-        path: The coefficient file.
-        layers: Number of MoE layers of its model.
-        experts: Number of experts n per MoE layer.
+    """Read one file for a model with so many MoE layers of n experts; nothing but tensors is unpickled.
 
     Returns:
         `W_RM` and `W_EM` of every layer, each float32 [layers, n', n].
@@ -40,11 +35,9 @@ def read_coefficients(path: Path, layers: int, experts: int) -> tuple[Matrices, 
     shapes = {matrix.shape for matrix in (*merging, *mapping)}
     if len(shapes) != 1:
         raise UserError(f"{path}: matrices of different shapes: {', '.join(map(str, sorted(shapes)))}")
-    retained, columns = next(iter(shapes))
+    _, columns = next(iter(shapes))
     if columns != experts:
         raise UserError(f"{path}: matrices have {columns} columns, the model has {experts} experts")
-    if retained > experts:
-        raise UserError(f"{path}: {retained} rows are more than the model's {experts} experts")
     return np.stack(mapping), np.stack(merging)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ _MIN_COEFFICIENT = 1e-6
 """Smallest coefficient with which an original expert counts as part of a new one."""
 _GROUP_WIDTH = 2.0
 """Width of a group in inches."""
+_NAMES = ("router mapping", "expert merging")
 
 
 class EepFigures(GenomeFigures[Any]):
@@ -34,26 +36,35 @@ class EepFigures(GenomeFigures[Any]):
     def page(self, genome: Any, start: Any) -> tuple[Figure, str]:
         """See `GenomeFigures.page`: one row per group of layers, router mapping left of expert merging."""
         genome = _matrices_of(genome)
+        picked = spread(genome.space.groups, MAX_ROWS)
+        share = min(1.0, genome.space.retained / genome.space.experts)
+        with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
+            grid = figure.subplots(len(picked), 2, squeeze=False, sharex=True, sharey=True)
+            image = _draw_matrices(grid.T, genome, picked)
+            for axes, group in zip(grid[:, 0], picked, strict=True):
+                axes.set_ylabel(f"{_layers(genome, int(group))}\nnew expert")
+            for axes, name in zip(grid[0], _NAMES, strict=True):
+                axes.set_title(name)
+            for axes in grid[-1]:
+                axes.set_xlabel("original expert")
+            scale_below(figure, image, grid, "coefficient")
         caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
-        return eep_figure(genome), caption + left_out(genome.space.groups, MAX_ROWS, "groups of layers")
+        return figure, caption + left_out(genome.space.groups, MAX_ROWS, "groups of layers")
 
     def draw(self, figure: Any, genome: Any, start: Any, label: str) -> None:
         """See `GenomeFigures.draw`: router mapping above, expert merging below, one column per group of layers."""
         genome = _matrices_of(genome)
-        mapping, merging = genome.canonical
         picked = spread(genome.space.groups, _MAX_GROUPS)
         some = f" ({len(picked)} of {genome.space.groups} groups)" if len(picked) < genome.space.groups else ""
         figure.suptitle(f"{self.subject} of {label}{some}", fontsize="medium")
         grid = figure.subplots(2, len(picked), squeeze=False, sharex=True, sharey=True)
-        for row, (matrices, name) in enumerate(((mapping, "router mapping"), (merging, "expert merging"))):
-            grid[row, 0].set_ylabel(f"{name}\nnew expert", fontsize="small")
-            for axes, group in zip(grid[row], picked, strict=True):
-                image = _coefficients(axes, matrices[group], _limit(mapping, merging))
+        image = _draw_matrices(grid, genome, picked)
+        for axes, name in zip(grid[:, 0], _NAMES, strict=True):
+            axes.set_ylabel(f"{name}\nnew expert", fontsize="small")
         for axes, group in zip(grid[0], picked, strict=True):
             axes.set_title(_layers(genome, int(group)), fontsize="small")
         for axes in grid[1]:
             axes.set_xlabel("original expert", fontsize="small")
-            ticks(axes, genome.space.experts, genome.space.retained)
         figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label="coefficient")
 
     def width(self, genome: Any) -> float:
@@ -61,7 +72,7 @@ class EepFigures(GenomeFigures[Any]):
 
     def matrices(self, genome: Any) -> dict[str, NDArray[np.float32]]:
         genome = _matrices_of(genome)
-        named = tuple(zip(("router mapping", "expert merging"), genome.canonical, strict=True))
+        named = tuple(zip(_NAMES, genome.canonical, strict=True))
         return {
             f"{name}, {_layers(genome, group)}": matrices[group]
             for group in range(genome.space.groups)
@@ -106,33 +117,16 @@ def _matrices_of(genome: EepGenome | AllocationGenome) -> EepGenome:
     return genome.pruned if isinstance(genome, AllocationGenome) else genome
 
 
-def eep_figure(genome: EepGenome) -> Figure:
-    """Draw the matrices for a narrow page."""
-    mapping, merging = genome.canonical
-    picked = spread(genome.space.groups, MAX_ROWS)
-    share = min(1.0, genome.space.retained / genome.space.experts)
-    with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
-        grid = figure.subplots(len(picked), 2, squeeze=False, sharex=True, sharey=True)
-        for row, group in zip(grid, picked, strict=True):
-            for axes, matrices in zip(row, (mapping, merging), strict=True):
-                image = _coefficients(axes, matrices[group], _limit(mapping, merging))
-                ticks(axes, genome.space.experts, genome.space.retained)
-            row[0].set_ylabel(f"{_layers(genome, int(group))}\nnew expert")
-        for axes, name in zip(grid[0], ("router mapping", "expert merging"), strict=True):
-            axes.set_title(name)
-        for axes in grid[-1]:
-            axes.set_xlabel("original expert")
-        scale_below(figure, image, grid, "coefficient")
-        return figure
-
-
-def _coefficients(axes: Any, matrix: NDArray[Any], limit: float) -> Any:
-    return axes.imshow(matrix, cmap=DIVERGING, vmin=-limit, vmax=limit, aspect="auto", interpolation="none")
-
-
-def _limit(*arrays: NDArray[Any]) -> float:
-    """End of the colour scale, which is symmetric around zero."""
-    return float(max(1.0, *(np.abs(array).max() for array in arrays)))
+def _draw_matrices(grid: Any, genome: EepGenome, picked: Iterable[Any]) -> Any:
+    """Draw the matrices of some groups on axes [2, groups], router mappings first, and return the last image."""
+    limit = float(max(1.0, *(np.abs(matrices).max() for matrices in genome.canonical)))  # white is 0
+    for row, matrices in zip(grid, genome.canonical, strict=True):
+        for axes, group in zip(row, picked, strict=True):
+            image = axes.imshow(
+                matrices[group], cmap=DIVERGING, vmin=-limit, vmax=limit, aspect="auto", interpolation="none"
+            )
+            ticks(axes, genome.space.experts, genome.space.retained)
+    return image
 
 
 def _layers(genome: EepGenome, group: int) -> str:

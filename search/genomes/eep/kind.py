@@ -66,15 +66,15 @@ class EepCosts(GenomeCosts[EepSpace]):
     def calibration_bytes(self, longest: int) -> int:
         """See `GenomeCosts.calibration_bytes`: baselines need more memory than the thresholds of dynamic skipping."""
         # Imported here because it imports torch, which most users of genomes don't need.
-        from moevolve.workers.methods.eep.calibrate_experts import ExpertSizes, measuring_bytes
+        from moevolve.workers.methods.eep.calibrate_experts import measuring_bytes
         from moevolve.workers.profiling.activations import expert_row_bytes
 
-        outline, facts, recipe = self.outline, self.outline.facts, self.space.recipe
+        outline, facts = self.outline, self.outline.facts
         row_bytes = expert_row_bytes(outline.hidden, outline.intermediate, facts.dtype_bytes)
         tokens = max(longest, ROW_TOKENS)  # short sequences share a row of the batch
-        sizes = ExpertSizes(facts.experts, facts.active, outline.hidden, facts.dtype_bytes, row_bytes, tokens)
-        parts = (part.inner if isinstance(part, PerTaskRecipe) else part for part in recipe_parts(recipe))
-        return max((measuring_bytes(part, sizes) for part in parts if isinstance(part, ExpertsRecipe)), default=0)
+        parts = (part.inner if isinstance(part, PerTaskRecipe) else part for part in recipe_parts(self.space.recipe))
+        recipes = [part for part in parts if isinstance(part, ExpertsRecipe)]
+        return max((measuring_bytes(each, facts, outline.hidden, row_bytes, tokens) for each in recipes), default=0)
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         """See `GenomeCosts.fitted_maps`: the output projections of a layer's experts are fitted together."""

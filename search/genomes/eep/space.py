@@ -6,6 +6,7 @@ App. A.1 (groups).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
@@ -38,10 +39,10 @@ from moevolve.search.genomes.eep.allocation import (
     AllocationGenome,
     WidthBudget,
     allocation_from_bytes,
+    as_allocation,
     breed_allocation,
     from_vector,
     sample_allocation,
-    to_vector,
 )
 from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
 from moevolve.search.genomes.eep.subsets import Subsets, mean_shares
@@ -165,8 +166,7 @@ class EepSpace:
         """Make the space of a model.
 
         Raises:
-            UserError: n' > n, k > n', there are more groups than MoE layers, or the model's family doesn't support the
-                settings; the message names the field.
+            UserError: The model doesn't support the settings; the message names the field.
         """
         layers = len(facts.moe_layers)
         if not layers:
@@ -239,20 +239,15 @@ class EepSpace:
         return Subsets(self.experts, self.retained, self.facts.rule.groups.count)
 
     def from_kept(self, kept: NDArray[np.int64]) -> EepGenome:
-        """Return the pruning genome that retains `kept`: int64 [groups, n'], distinct per row.
+        """Return the pruning genome that retains `kept`, int64 [groups, n'].
 
-        Raises:
-            ValueError: The model has routing groups, and `kept` isn't sorted with equally many experts of each.
+        Experts are distinct in a row, and if the model has routing groups, sorted with equally many of each.
         """
-        if self.subsets.routing_groups > 1 and not self.subsets.are_valid(kept):
-            raise ValueError(
-                f"{self.facts.family} needs as many experts kept in each of {self.subsets.routing_groups} groups"
-            )
         one_hot = np.eye(self.experts, dtype=np.float32)[kept]
         return EepGenome(self, one_hot, one_hot)
 
     def kept(self, genome: EepGenome) -> NDArray[np.int64]:
-        """Return the experts that a pruning genome retains: int64 [groups, n'], sorted."""
+        """Return the experts that a pruning genome retains, int64 [groups, n'], sorted."""
         return np.sort(genome.expert_merging.argmax(axis=2), axis=1).astype(np.int64)
 
     def calibrated(self, calibration: Calibration) -> EepSpace:
@@ -260,7 +255,6 @@ class EepSpace:
 
     @property
     def statistics(self) -> dict[str, NDArray[Any]]:
-        """Arrays of the calibration."""
         assert self.calibration is not None, "the space isn't calibrated"
         return dict(self.calibration.arrays)
 
@@ -339,10 +333,10 @@ class EepSpace:
     def flatten(self, genome: Any, phase: PhaseConfig) -> NDArray[np.float64]:
         """Prune phase: 1 for retained experts, else 0, [groups * n]. Merge phase: the entries of both tensors.
 
-        Allocate phase: see `moevolve.search.genomes.eep.allocation.to_vector`.
+        Allocate phase: see `AllocationGenome.vector`.
         """
         if isinstance(phase, AllocatePhase):
-            return to_vector(genome, phase)
+            return as_allocation(genome, phase).vector
         if isinstance(phase, PrunePhase):
             return genome.expert_merging.sum(axis=1).astype(np.float64).ravel()
         both = np.concatenate([genome.router_mapping.ravel(), genome.expert_merging.ravel()])
@@ -383,11 +377,7 @@ class EepSpace:
         """Return the parameters of a candidate's model, and those that a token uses.
 
         With `neuron_share` and `mean_active` the active ones are those of layers of the mean width and the mean number
-        of active experts.
-
-        Args:
-            one_hot: True if every row of the router mapping is one-hot.
-            identity: True if the candidate is the unedited model.
+        of active experts. `one_hot` says whether every row of the router mapping is.
         """
         # A mapping that can't be folded into a smaller router is kept in addition to the whole router.
         folds = self.router_space == "logits" or (self.facts.rule.one_hot_folds and one_hot) or identity
@@ -400,13 +390,9 @@ class EepSpace:
         """Widths, exponents of importance, and relative weights of the tasks, as far as they are searched and few."""
         parts = [f"keep {genome.retained} of {self.experts}"]
         if len(genome.capacities):
-            few = len(genome.widths) <= _SUMMARY_WIDTHS
-            widths = " ".join(map(str, genome.widths)) if few else f"{min(genome.widths)} to {max(genome.widths)}"
-            parts.append(f"widths {widths}")
+            parts.append(f"widths {_listed(genome.widths, _SUMMARY_WIDTHS)}")
         if len(genome.activity):
-            few = len(genome.active) <= _SUMMARY_DIGITS // 2
-            active = " ".join(map(str, genome.active)) if few else f"{min(genome.active)} to {max(genome.active)}"
-            parts.append(f"active {active}")
+            parts.append(f"active {_listed(genome.active, _SUMMARY_DIGITS // 2)}")
         parts.append("importance " + "/".join(f"{each:.2g}" for each in genome.exponents))
         if 0 < len(genome.tasks) <= _SUMMARY_TASKS:
             parts.append("tasks " + "/".join(f"{each:.2g}" for each in genome.task_weights / genome.task_weights.max()))
@@ -417,6 +403,11 @@ class EepSpace:
         if self.experts > len(_DIGITS) or self.groups * (self.retained + 1) > _SUMMARY_DIGITS:
             return f"keep {self.retained} of {self.experts}, {self.groups} groups"
         return "keep " + " ".join("".join(_DIGITS[expert] for expert in row) for row in self.kept(genome))
+
+
+def _listed(numbers: Sequence[int], most: int) -> str:
+    """All numbers of layers if there are at most `most`, or else their range."""
+    return " ".join(map(str, numbers)) if len(numbers) <= most else f"{min(numbers)} to {max(numbers)}"
 
 
 def _searched_counts(space: EepSpace, section: EepSection) -> tuple[int, ...]:

@@ -45,13 +45,7 @@ class Subsets:
         return np.concatenate([subset_crossover(rng, one, two) for one, two in pairs])
 
     def mutate(self, rng: np.random.Generator, kept: Kept, rate: float) -> Kept:
-        """Replace each expert of a subset with probability `rate` by one of its routing group: int64 [n'], sorted.
-
-        Args:
-            rng: The child's generator.
-            kept: Retained experts, int64 [n'], sorted.
-            rate: Probability of replacement per retained expert; see `replace_experts`.
-        """
+        """Replace each expert of a sorted subset, int64 [n'], with probability `rate` by one of its routing group."""
         size = self.experts // self.routing_groups
         divided = kept.reshape(self.routing_groups, -1) % size
         child = np.stack([replace_experts(rng, part, size, rate) for part in divided])
@@ -63,12 +57,6 @@ class Subsets:
         order = np.argsort(-divided, axis=2, kind="stable")[:, :, : self.retained // self.routing_groups]
         starts = np.arange(self.routing_groups)[:, None] * (self.experts // self.routing_groups)
         return (np.sort(order, axis=2) + starts).reshape(len(scores), self.retained).astype(np.int64)
-
-    def are_valid(self, kept: Kept) -> bool:
-        """Say whether rows of `kept` [groups, n'] are sorted with equally many experts of every routing group."""
-        group = kept // (self.experts // self.routing_groups)
-        expected = np.arange(self.retained) // (self.retained // self.routing_groups)
-        return bool((np.diff(kept, axis=1) > 0).all() and (group == expected).all())
 
 
 def mean_shares(scores: NDArray[np.floating | np.integer], layer_groups: Sequence[int]) -> NDArray[np.float64]:

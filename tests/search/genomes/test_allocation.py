@@ -29,7 +29,6 @@ from moevolve.search.genomes.eep.allocation import (
     fewest,
     from_vector,
     line_genome,
-    to_vector,
 )
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.genomes.registry import make_space
@@ -277,11 +276,11 @@ def test_a_child_mixes_its_parents_and_changes_something() -> None:
     first = from_vector(space, np.array([*np.full(LAYERS, -1.0), 0, 0, 0]), ALLOCATE)
     second = from_vector(space, np.array([*np.full(LAYERS, 1.0), 2, 2, 1]), ALLOCATE)
     still = ALLOCATE.model_copy(update={"sigma": 1e-9, "entry_rate": 0.0})
-    child = to_vector(breed_allocation(np.random.default_rng(0), still, (first, second)).genome, ALLOCATE)
-    either = np.stack([to_vector(first, ALLOCATE), to_vector(second, ALLOCATE)])
+    child = breed_allocation(np.random.default_rng(0), still, (first, second)).genome.vector
+    either = np.stack([first.vector, second.vector])
     assert (np.abs(child - either).min(axis=0) < 1e-6).all()
     moved = breed_allocation(np.random.default_rng(0), ALLOCATE, (first,)).genome
-    assert not np.array_equal(to_vector(moved, ALLOCATE), to_vector(first, ALLOCATE))
+    assert not np.array_equal(moved.vector, first.vector)
 
 
 def test_numbers_are_changed_as_often_and_as_far_as_settings_say() -> None:
@@ -289,7 +288,7 @@ def test_numbers_are_changed_as_often_and_as_far_as_settings_say() -> None:
     start = from_vector(space, np.array([*np.zeros(LAYERS), 1, 1, 0.5]), ALLOCATE)
     for seed in range(1500):
         child = breed_allocation(np.random.default_rng(seed), ALLOCATE, (start,)).genome
-        difference = to_vector(child, ALLOCATE) - to_vector(start, ALLOCATE)
+        difference = child.vector - start.vector
         changed.update(np.flatnonzero(difference).tolist())
         steps.extend(difference[:LAYERS][difference[:LAYERS] != 0].tolist())
     # If none of the eight numbers is drawn, one is.

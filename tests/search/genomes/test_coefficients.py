@@ -100,7 +100,6 @@ BAD: dict[str, tuple[Any, str]] = {
     "layer missing": ({"layers.[0-2]": matrix(), "others_transfer": matrix()}, "no layers matrix for layer 3"),
     "transfer missing": ({"others": matrix()}, "no transfer matrix for layer 0, and no 'others_transfer'"),
     "columns": ({key: matrix(2, 6) for key in WHOLE}, "matrices have 6 columns, the model has 8 experts"),
-    "rows": ({key: matrix(9, 8) for key in WHOLE}, "9 rows are more than the model's 8 experts"),
     "shapes": (WHOLE | {"layers.1": matrix(3)}, "matrices of different shapes: (2, 8), (3, 8)"),
     "infinite": (WHOLE | {"transfer.[0-1]": matrix() / 0}, "transfer.[0-1] is not a finite matrix"),
     "unknown key": (WHOLE | {"layer.2": matrix()}, "unknown key 'layer.2'; expected layers.*, transfer.*"),

@@ -17,9 +17,8 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.expert_memory import ExpertMemory
 from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
-from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold
+from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold, skipping_thresholds
 from moevolve.workers.methods.eep.shared_expert import SharedExpert
-from moevolve.workers.methods.eep.skipping import skipping_thresholds
 
 
 class EepApplicator:
@@ -34,11 +33,6 @@ class EepApplicator:
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        """Wrap the routers and take over the experts.
-
-        Raises:
-            UserError: The model has no MoE layers.
-        """
         layers, device, on_host = parts.moe_layers, parts.device, parts.on_host
         if not layers:
             raise UserError("EEP edits need MoE layers, and this model is dense")
@@ -61,13 +55,12 @@ class EepApplicator:
         plans = self.plans(edit)
         merging = host_tensor(edit.expert_merging)
         for layer, (router, experts, plan) in enumerate(zip(self.routers, self.experts, plans, strict=True)):
-            if edit.one_hot_merging[layer]:
-                if experts.on_host:
-                    experts.use_selected(edit.expert_merging[layer].argmax(axis=1).tolist())
-                else:
-                    experts.use_originals()
-            else:
+            if not edit.one_hot_merging[layer]:
                 experts.use_merged(merging[layer])
+            elif experts.on_host:
+                experts.use_selected(edit.expert_merging[layer].argmax(axis=1).tolist())
+            else:
+                experts.use_originals()
             router.plan = plan
         self._edit = edit
         if edit.skip_rows is not None:
@@ -76,7 +69,6 @@ class EepApplicator:
                 router.plan = replace(plan, skip_below=threshold)
 
     def outputs(self) -> tuple[ExpertOutputs, ...]:
-        """See `Repairable`."""
         assert self._edit is not None, "there is no edit on the model"
         parts = zip(self._layers, self.routers, self.experts, self.shared, strict=True)
         return tuple(ExpertOutputs(*each, self._edit, ordinal) for ordinal, each in enumerate(parts))
@@ -103,9 +95,10 @@ class EepApplicator:
         for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
             own = positions[i] if edit.one_hot_merging[i] and not experts.on_host else None
             if edit.one_hot_mapping[i]:
-                plans.append(_one_hot_plan(layer, active[i], own, selected[i], logits_space))
+                plan = _one_hot_plan(layer, active[i], selected[i], logits_space)
             else:
-                plans.append(_mapped_plan(layer, active[i], own, mappings[i], logits_space))
+                plan = _mapped_plan(layer, active[i], mappings[i], logits_space)
+            plans.append(replace(plan, positions=own))
         return plans
 
     def check(self, edit: EepEdit) -> None:
@@ -139,25 +132,18 @@ def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
     return None
 
 
-def _one_hot_plan(
-    layer: MoELayer, active: int, positions: Tensor | None, selected: Tensor, logits_space: bool
-) -> RoutingPlan:
+def _one_hot_plan(layer: MoELayer, active: int, selected: Tensor, logits_space: bool) -> RoutingPlan:
     bias = layer.correction_bias
     correction, factors = (None if each is None else each.index_select(0, selected) for each in (bias, layer.factors))
-    return RoutingPlan(
-        active, positions, selected=selected, correction=correction, factors=factors, logits_space=logits_space
-    )
+    return RoutingPlan(active, selected=selected, correction=correction, factors=factors, logits_space=logits_space)
 
 
-def _mapped_plan(
-    layer: MoELayer, active: int, positions: Tensor | None, mapping: Tensor, logits_space: bool
-) -> RoutingPlan:
+def _mapped_plan(layer: MoELayer, active: int, mapping: Tensor, logits_space: bool) -> RoutingPlan:
     correction = None if layer.correction_bias is None else fold(mapping, layer.correction_bias)
     if not logits_space:
-        return RoutingPlan(active, positions, mapping=mapping, correction=correction)
+        return RoutingPlan(active, mapping=mapping, correction=correction)
     return RoutingPlan(
         active,
-        positions,
         folded=fold(mapping, layer.router_weight),
         folded_bias=None if layer.router_bias is None else fold(mapping, layer.router_bias),
         correction=correction,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
@@ -33,13 +34,9 @@ from moevolve.workers.methods.eep.neurons import ExpertNeurons
 class Measure(Protocol):
     """One statistic of one layer."""
 
-    def add(self, routed: RoutedTokens) -> None:
-        """Add tokens to the statistic."""
-        ...
+    def add(self, routed: RoutedTokens) -> None: ...
 
-    def arrays(self) -> dict[str, Tensor]:
-        """The results by name."""
-        ...
+    def arrays(self) -> dict[str, Tensor]: ...
 
 
 def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: ExpertsRecipe) -> Calibration:
@@ -58,8 +55,6 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         - `mean_outputs` gives `output_distances` float32 [layers, n, n], Euclidean distances of mean outputs.
         - A comparison of subsets gives `subset_discrepancy` or `subset_kept`; see `compare_subsets`.
 
-        `expert_runs` int64 [1] counts runs of an expert on a token in addition to the pass itself.
-
     Raises:
         UserError: A sample takes too much memory.
     """
@@ -70,76 +65,55 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
     if subsets is not None:
         check_memory(len(layers), layers[0].count, min(total, subsets.sample))
         samples = [SubsetSample(layer, subsets, total) for layer in layers]
-    runs = [0]
-    _run(resident, sequences, [[*each, *samples[i : i + 1]] for i, each in enumerate(measures)], runs)
-    arrays = {
-        name: torch.stack([found[name].cpu() for found in layers_arrays])
-        for layers_arrays in zip(*([each.arrays() for each in layer] for layer in measures), strict=True)
-        for name in layers_arrays[0]
-    }
+    with ExitStack() as stack:
+        for place, layer in enumerate(layers):
+            hook = partial(_add_tokens, layer, [*measures[place], *samples[place : place + 1]])
+            stack.callback(layer.gate.register_forward_hook(hook).remove)
+        for row in resident.rows(sequences):
+            resident.run(row)
+    arrays: dict[str, Tensor] = {}
+    for measure in zip(*measures, strict=True):
+        found = [each.arrays() for each in measure]
+        arrays |= {name: torch.stack([each[name].cpu() for each in found]) for name in found[0]}
     if subsets is not None:
         arrays |= compare_subsets(samples, subsets)
-    arrays["expert_runs"] = torch.tensor(runs)
     return Calibration({name: array.numpy() for name, array in arrays.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertSizes:
-    """Sizes of a model and its prompts that determine the memory of calibration.
-
-    Attributes:
-        experts: Experts n per MoE layer.
-        active: Experts k per token.
-        hidden: Width of the residual stream.
-        itemsize: Bytes per value of the model.
-        row_bytes: Bytes of activations in a layer per token and expert that the token runs.
-        longest: Tokens of the longest sequence.
-    """
-
-    experts: int
-    active: int
-    hidden: int
-    itemsize: int
-    row_bytes: int
-    longest: int
+def _add_tokens(
+    layer: MoELayer, measures: Sequence[Any], module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, ...]
+) -> None:
+    """Forward hook of a router: add the tokens that it routes to the layer's measures."""
+    logits, weights, chosen = output
+    hidden = layer.experts_input(args[0].reshape(-1, args[0].shape[-1]))
+    routed = RoutedTokens(layer.experts, hidden, logits, weights, chosen)
+    for measure in measures:
+        measure.add(routed)
 
 
-def measuring_bytes(recipe: ExpertsRecipe, sizes: ExpertSizes) -> int:
+def measuring_bytes(recipe: ExpertsRecipe, facts: ModelFacts, hidden: int, row_bytes: int, longest: int) -> int:
     """Peak device memory of calibration besides the model, in bytes: experts' outputs, or samples of tokens.
 
     If subsets are found by dropping experts one by one, the samples of all layers of a group are loaded together.
+
+    Args:
+        recipe, facts: Settings of the calibration, and sizes of the model.
+        hidden: Width of the residual stream.
+        row_bytes: Bytes of activations in a layer per token and expert that the token runs.
+        longest: Tokens of the longest sequence.
     """
-    n, hidden = sizes.experts, sizes.hidden
-    row, most = sizes.row_bytes + hidden * sizes.itemsize, 0
+    n, row, most = facts.experts, row_bytes + hidden * facts.dtype_bytes, 0
     if {"saliency", "importance", "pairs"} & set(recipe.statistics):
-        most = min(ROWS_AT_ONCE, sizes.longest * sizes.active) * (row + 8 * hidden)
+        most = min(ROWS_AT_ONCE, longest * facts.active) * (row + 8 * hidden)
     if "mean_outputs" in recipe.statistics:
-        most = max(most, min(max(ROWS_AT_ONCE, n), sizes.longest * n) * row)
+        most = max(most, min(max(ROWS_AT_ONCE, n), longest * n) * row)
     if recipe.subsets is not None:
         tokens, subsets = min(recipe.subsets.sample, recipe.tokens), recipe.subsets
-        outputs = min(SAMPLED_AT_ONCE, sizes.longest) * n * (row + 4 * (hidden + n))
+        outputs = min(SAMPLED_AT_ONCE, longest) * n * (row + 4 * (hidden + n))
         groups = subsets.layer_groups
         layers = 1 if tries_all(n, subsets) else max(groups.count(group) for group in set(groups))
         most = max(most, outputs, layers * tokens * n**2 * 4)
     return most
-
-
-def _run(resident: Resident, sequences: Sequence[Tokens], by_layer: Sequence[Sequence[Any]], runs: list[int]) -> None:
-    with ExitStack() as stack:
-        for layer, measures in zip(resident.layers, by_layer, strict=True):
-            stack.callback(layer.gate.register_forward_hook(_adding_hook(layer, measures, runs)).remove)
-        for row in resident.rows(sequences):
-            resident.run(row)
-
-
-def _adding_hook(layer: MoELayer, measures: Sequence[Measure], runs: list[int]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        hidden = layer.experts_input(args[0].reshape(-1, args[0].shape[-1]))
-        routed = RoutedTokens(layer.experts, hidden, *output, runs=runs)
-        for measure in measures:
-            measure.add(routed)
-
-    return hook
 
 
 class _Usage:
@@ -175,12 +149,10 @@ class _Saliency:
         self._counts = _zeros(layer, layer.count)
 
     def add(self, routed: RoutedTokens) -> None:
-        for rows in routed.chunks(routed.chosen.shape[1]):
-            norms = routed.run_chosen(rows).double().norm(dim=2)
-            chosen = routed.chosen[rows].flatten()
-            weighted = (routed.weights[rows].double() * norms).flatten()
+        for outputs, weights, chosen in routed.chosen_outputs():
+            weighted = (weights.double() * outputs.double().norm(dim=2)).flatten()
             # A product with one-hot rows is deterministic; `bincount` isn't on every device.
-            one_hot = nn.functional.one_hot(chosen, len(self._sums)).double()
+            one_hot = nn.functional.one_hot(chosen.flatten(), len(self._sums)).double()
             self._sums += weighted @ one_hot
             self._counts += one_hot.sum(dim=0)
 
@@ -198,11 +170,10 @@ class _Importance:
 
     def add(self, routed: RoutedTokens) -> None:
         powers = torch.arange(self._POWERS, device=self._sums.device)
-        for rows in routed.chunks(routed.chosen.shape[1]):
-            norms = routed.run_chosen(rows).double().norm(dim=2).flatten()[:, None] ** powers
-            weights = routed.weights[rows].double().flatten()[:, None] ** powers
-            one_hot = nn.functional.one_hot(routed.chosen[rows].flatten(), len(self._sums)).double()
-            products = weights[:, :, None] * norms[:, None, :]
+        for outputs, weights, chosen in routed.chosen_outputs():
+            norms = outputs.double().norm(dim=2).flatten()[:, None] ** powers
+            one_hot = nn.functional.one_hot(chosen.flatten(), len(self._sums)).double()
+            products = (weights.double().flatten()[:, None] ** powers)[:, :, None] * norms[:, None, :]
             self._sums += (one_hot.t() @ products.flatten(1)).view_as(self._sums)
 
     def arrays(self) -> dict[str, Tensor]:
@@ -216,11 +187,10 @@ class _Pairs:
         self._norms = torch.zeros(layer.count, layer.count, dtype=torch.float64)
 
     def add(self, routed: RoutedTokens) -> None:
-        for rows in routed.chunks(routed.chosen.shape[1]):
-            outputs = routed.run_chosen(rows).float() * routed.weights[rows].float()[:, :, None]
-            norms = outputs.norm(dim=2)
+        for outputs, weights, found in routed.chosen_outputs():
+            norms = (outputs.float() * weights.float()[:, :, None]).norm(dim=2)
             # Added up on the host, since adding by index isn't deterministic on every device.
-            chosen = routed.chosen[rows].cpu()
+            chosen = found.cpu()
             pairs = (chosen[:, :, None] * len(self._norms) + chosen[:, None, :]).flatten()
             products = norms[:, :, None] * norms[:, None, :]
             self._norms.view(-1).index_add_(0, pairs, products.cpu().double().flatten())

@@ -90,12 +90,12 @@ class EepEdit:
             `moevolve.kernels.routing`.
         skip_rows: Tokens to measure thresholds of dynamic skipping on, after the rest of the edit is applied; None
             skips nothing. With k = 2, the second expert is skipped if its weight is below the layer's threshold times
-            the first's (`moevolve.workers.methods.eep.skipping`).
+            the first's (`moevolve.workers.methods.eep.router`).
         widths: Neurons of a kept expert by layer; None keeps the original experts' width in all layers. They take
             effect in a repair that chooses neurons.
 
     Raises:
-        UserError: The shapes disagree, k or the router space is out of range, or experts are skipped and k isn't 2.
+        UserError: The shapes disagree, k is out of range, or experts are skipped and k isn't 2.
     """
 
     router_mapping: NDArray[np.float32] = field(repr=False)
@@ -116,10 +116,6 @@ class EepEdit:
                 f"expert_merging {self.expert_merging.shape}"
             )
         self._check_active()
-        if self.router_space not in ("probs", "logits"):
-            raise UserError(f"router_space {self.router_space!r} of an EEP edit is unknown; use probs or logits")
-        if self.widths is not None and (len(self.widths) != self.layers or min(self.widths) < 1):
-            raise UserError(f"an EEP edit of {self.layers} layers has widths {self.widths}; give each layer 1 at least")
         if self.skip_rows is not None and self.active != 2:
             raise UserError(f"dynamic skipping is defined for 2 active experts, this EEP edit has {self.active}")
 
@@ -136,7 +132,6 @@ class EepEdit:
 
     @property
     def active_by_layer(self) -> tuple[int, ...]:
-        """Experts per token of every MoE layer."""
         return self.active if isinstance(self.active, tuple) else (self.active,) * self.layers
 
     @property
@@ -171,7 +166,6 @@ class EepEdit:
 
     @cached_property
     def finite(self) -> bool:
-        """Whether every entry is finite."""
         return bool(np.isfinite(self.router_mapping).all() and np.isfinite(self.expert_merging).all())
 
     @cached_property

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from moevolve.workers.contract.capacity import experts_room
+
+if TYPE_CHECKING:
+    from moevolve.workers.methods.eep.experts import LayerExperts
 
 Fill = Callable[[Mapping[str, Tensor]], None]
 """Writes experts into tensors, given by name."""
@@ -44,20 +47,6 @@ class ExpertSpec:
         return {name: torch.empty(shape, dtype=self.dtype, device=device) for name, shape in self.shapes.items()}
 
 
-class MemoryUser(Protocol):
-    """A MoE layer that runs on experts in an `ExpertMemory`.
-
-    Attributes:
-        ordinal: Index of the layer among the MoE layers.
-    """
-
-    ordinal: int
-
-    def evict(self) -> None:
-        """Drop all references to the layer's device tensors, because their memory is about to be reused."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class _Allocation:
     """Device tensors of one layer's experts.
@@ -66,7 +55,7 @@ class _Allocation:
         modified: True if the tensors may have changed after `spec` filled them, so that they can't be rebuilt.
     """
 
-    user: MemoryUser
+    user: LayerExperts
     spec: ExpertSpec
     tensors: dict[str, Tensor]
     modified: bool = False
@@ -80,94 +69,68 @@ class ExpertMemory:
     access pattern no eviction policy does better, because whatever it evicts is needed before what it keeps. The number
     of layers that keep their experts follows from their size and the available memory, and doesn't affect results.
 
+    All methods that load experts raise `torch.OutOfMemoryError` if the device can't hold even one layer's.
+
     Args:
         device: Device that the model runs on.
         layers: Number of MoE layers of the model.
-        auxiliary_bytes: Bytes that forward passes need besides weights and experts, if known. Experts may take the rest
-            of what is free when the first of them are loaded (`moevolve.workers.contract.capacity.experts_room`).
+        auxiliary_bytes: See `ModelParts.pass_bytes`. Experts may take the rest of what is free when the first of them
+            are loaded (`moevolve.workers.contract.capacity.experts_room`).
     """
 
     def __init__(self, device: torch.device, layers: int, auxiliary_bytes: int | None = None) -> None:
         self._device, self._layers, self._auxiliary_bytes = device, layers, auxiliary_bytes
         self._limit: int | None = None
-        self._own: dict[int, _Allocation] = {}
-        self._shared: _Allocation | None = None
+        # By ordinal of the layer; the shared allocation comes last.
+        self._allocations: dict[int, _Allocation] = {}
+        self._shared = layers
 
     @property
     def nbytes(self) -> int:
         """Bytes allocated now."""
-        allocations = (*self._own.values(), *(() if self._shared is None else (self._shared,)))
-        return sum(allocation.spec.nbytes for allocation in allocations)
+        return sum(allocation.spec.nbytes for allocation in self._allocations.values())
 
-    def keeps(self, user: MemoryUser, spec: ExpertSpec) -> bool:
+    def keeps(self, user: LayerExperts, spec: ExpertSpec) -> bool:
         """Whether a layer gets memory of its own, assuming that every layer's experts are as large as `spec`."""
         return user.ordinal < kept_layers(self._layers, spec.nbytes, self._allowed)
 
-    def holds(self, user: MemoryUser, spec: ExpertSpec) -> bool:
+    def holds(self, user: LayerExperts, spec: ExpertSpec) -> bool:
         """Whether a layer's experts are on the device."""
-        own = self._own.get(user.ordinal)
-        return any(allocation is not None and allocation.spec is spec for allocation in (own, self._shared))
+        found = (self._allocations.get(place) for place in (user.ordinal, self._shared))
+        return any(allocation is not None and allocation.spec is spec for allocation in found)
 
-    def load(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
-        """Copy a layer's experts to memory of its own or to the shared allocation.
+    def load(self, user: LayerExperts, spec: ExpertSpec) -> dict[str, Tensor]:
+        """Copy a layer's experts to memory of its own or to the shared allocation."""
+        if self.keeps(user, spec):
+            try:
+                return self._load_own(user, spec).tensors
+            except torch.OutOfMemoryError:
+                # Something else took the memory that was free. Layers that have their own keep it, this one shares.
+                self._limit = self.nbytes
+        self._evict(user.ordinal)
+        return self.load_shared(user, spec)
 
-        Raises:
-            torch.OutOfMemoryError: The device can't hold even one layer's experts.
-        """
-        if not self.keeps(user, spec):
-            self._evict(user.ordinal)
-            return self.load_shared(user, spec)
-        try:
-            return self._load_own(user, spec).tensors
-        except torch.OutOfMemoryError:
-            # Something else took the memory that was free. Layers with memory of their own keep it, this one shares.
-            self._evict(user.ordinal)
-            self._limit = self.nbytes
-            return self.load_shared(user, spec)
-
-    def load_writable(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
-        """Copy a layer's experts to memory of its own and keep them there, because the caller will change them.
-
-        Raises:
-            torch.OutOfMemoryError: The device can't hold them.
-        """
-        allocation = self._own.get(user.ordinal)
+    def load_writable(self, user: LayerExperts, spec: ExpertSpec) -> dict[str, Tensor]:
+        """Copy a layer's experts to memory of its own and keep them there, because the caller will change them."""
+        allocation = self._allocations.get(user.ordinal)
         if allocation is None or allocation.spec is not spec:
             allocation = self._load_own(user, spec)
         allocation.modified = True
         return allocation.tensors
 
-    def load_shared(self, user: MemoryUser, spec: ExpertSpec) -> dict[str, Tensor]:
-        """Copy a layer's experts to the shared allocation, which the next such layer overwrites.
+    def load_shared(self, user: LayerExperts, spec: ExpertSpec) -> dict[str, Tensor]:
+        """Copy a layer's experts to the shared allocation, which the next such layer overwrites."""
+        return self._load(self._shared, user, spec).tensors
 
-        Raises:
-            torch.OutOfMemoryError: The device can't hold them.
-        """
-        before, self._shared = self._shared, None
-        if before is not None and before.user is not user:
-            before.user.evict()
-        fits = before is not None and (before.spec.shapes, before.spec.dtype) == (spec.shapes, spec.dtype)
-        if before is not None and fits:
-            tensors = before.tensors
-        else:
-            del before
-            self._free_space(spec.nbytes, user.ordinal)
-            tensors = spec.allocate(self._device)
-        if spec.fill is not None:
-            spec.fill(tensors)
-        self._shared = _Allocation(user, spec, tensors)
-        return tensors
-
-    def release_shared(self, user: MemoryUser) -> None:
+    def release_shared(self, user: LayerExperts) -> None:
         """Release the shared allocation if this layer's experts are in it."""
-        if self._shared is not None and self._shared.user is user:
-            self._shared = None
+        if self._shares(user):
+            del self._allocations[self._shared]
 
-    def discard_changes(self, user: MemoryUser) -> None:
+    def discard_changes(self, user: LayerExperts) -> None:
         """Allow a layer's changed experts to be overwritten."""
-        allocation = self._own.get(user.ordinal)
-        if allocation is not None:
-            allocation.modified = False
+        if user.ordinal in self._allocations:
+            self._allocations[user.ordinal].modified = False
 
     @property
     def _allowed(self) -> int:
@@ -175,52 +138,49 @@ class ExpertMemory:
             self._limit = experts_room(self._device, self._auxiliary_bytes)
         return self._limit
 
-    def _load_own(self, user: MemoryUser, spec: ExpertSpec) -> _Allocation:
-        if self._shared is not None and self._shared.user is user:
-            self._shared = None
-            user.evict()  # or the layer would hold the shared tensors while it gets memory of its own
-        before = self._own.pop(user.ordinal, None)
+    def _shares(self, user: LayerExperts) -> bool:
+        return self._shared in self._allocations and self._allocations[self._shared].user is user
+
+    def _load_own(self, user: LayerExperts, spec: ExpertSpec) -> _Allocation:
+        if self._shares(user):
+            self._evict(self._shared)
+        return self._load(user.ordinal, user, spec)
+
+    def _load(self, place: int, user: LayerExperts, spec: ExpertSpec) -> _Allocation:
+        """Fill the allocation at a place, or a new one if the experts have other shapes."""
+        before = self._allocations.pop(place, None)
         fits = before is not None and (before.spec.shapes, before.spec.dtype) == (spec.shapes, spec.dtype)
+        if before is not None and not (fits and before.user is user):
+            before.user.evict()  # or a layer would hold the old tensors while they are overwritten or replaced
         if before is not None and fits:
             tensors = before.tensors
         else:
-            if before is not None:
-                user.evict()  # or the layer would hold its old tensors while it gets new ones
             del before
             self._free_space(spec.nbytes, user.ordinal)
             tensors = spec.allocate(self._device)
         if spec.fill is not None:
             spec.fill(tensors)
-        allocation = self._own[user.ordinal] = _Allocation(user, spec, tensors)
+        allocation = self._allocations[place] = _Allocation(user, spec, tensors)
         return allocation
 
     def _free_space(self, size: int, ordinal: int) -> None:
         """Evict other layers' experts, deepest first and modified ones never, until `size` bytes are allowed."""
-        if self.nbytes + size > self._allowed and self._shared is not None:
-            self._shared.user.evict()
-            self._shared = None
-        for other in sorted(self._own, reverse=True):
+        for other in sorted(self._allocations, reverse=True):
             if self.nbytes + size <= self._allowed:
                 return
-            if other != ordinal and not self._own[other].modified:
+            if other != ordinal and not self._allocations[other].modified:
                 self._evict(other)
 
-    def _evict(self, ordinal: int) -> None:
-        allocation = self._own.pop(ordinal, None)
+    def _evict(self, place: int) -> None:
+        allocation = self._allocations.pop(place, None)
         if allocation is not None:
             allocation.user.evict()
 
 
 def kept_layers(layers: int, size: int, allowed: int) -> int:
-    """Number of layers that keep their experts on the device.
+    """Number of layers that keep their experts on the device, of `size` bytes each and `allowed` bytes together.
 
-    Args:
-        layers: Number of MoE layers.
-        size: Bytes of one layer's experts.
-        allowed: Bytes that all experts together may take.
-
-    Returns:
-        All layers if their experts fit. Otherwise as many as fit besides one allocation that the others share.
+    All do if they fit. Otherwise as many as fit besides one allocation that the others share.
     """
     fitting = allowed // max(size, 1)
     return layers if fitting >= layers else max(fitting - 1, 0)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 
@@ -31,6 +31,10 @@ from moevolve.workers.methods.eep.edit import SubsetRecipe
 
 ROWS_AT_ONCE = 4096
 """Expert outputs (one expert on one token) held in memory at once."""
+SAMPLED_AT_ONCE = 64
+"""Tokens for which the outputs of all experts are held in memory at once."""
+MEMORY = 4 << 30
+"""Limit on the bytes of inner products stored on the host, for all layers together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +47,6 @@ class RoutedTokens:
         logits: Logits of the router, [tokens, n].
         weights: Routing weights of the chosen experts, [tokens, k].
         chosen: The chosen experts, int64 [tokens, k].
-        runs: One-element counter of runs of an expert on a token.
     """
 
     experts: nn.Module
@@ -51,25 +54,16 @@ class RoutedTokens:
     logits: Tensor
     weights: Tensor
     chosen: Tensor
-    runs: list[int] = field(repr=False)
 
-    def run_chosen(self, rows: slice) -> Tensor:
-        """Outputs of the experts that these tokens chose, without routing weights, [rows, k, hidden]."""
-        return self._run(self.hidden[rows], self.chosen[rows])
+    def chosen_outputs(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Outputs [rows, k, hidden], without weights, of the experts that some tokens chose, weights and experts."""
+        for rows in self.chunks(self.chosen.shape[1]):
+            yield self._run(self.hidden[rows], self.chosen[rows]), self.weights[rows], self.chosen[rows]
 
     def run_all(self, rows: slice | Tensor) -> Tensor:
         """Outputs of all experts on these tokens, chosen or not, [rows, n, hidden]."""
         hidden, count = self.hidden[rows], self.logits.shape[1]
         return self._run(hidden, torch.arange(count, device=hidden.device).expand(len(hidden), count))
-
-    def dense_weights(self, rows: slice | Tensor) -> Tensor:
-        """Routing weights of these tokens for all experts, 0 for those not chosen: float32 [rows, n]."""
-        weights, chosen = self.weights[rows].float(), self.chosen[rows]
-        return weights.new_zeros(len(chosen), self.logits.shape[1]).scatter_(1, chosen, weights)
-
-    def every(self, stride: int, before: int) -> Tensor:
-        """Indices of these tokens at multiples of `stride`, counted from `before` earlier tokens: int64, maybe none."""
-        return torch.arange(len(self.hidden), device=self.hidden.device)[-before % stride :: stride]
 
     def chunks(self, each: int) -> list[slice]:
         """Slices that cover all tokens, each with at most `ROWS_AT_ONCE` outputs if a token runs `each` experts."""
@@ -78,27 +72,14 @@ class RoutedTokens:
 
     def _run(self, hidden: Tensor, index: Tensor) -> Tensor:
         # The family's own code at a routing weight of 1.
-        self.runs[0] += index.numel()
         ones = torch.ones((index.numel(), 1), dtype=self.weights.dtype, device=hidden.device)
         rows = hidden.repeat_interleave(index.shape[1], dim=0)
         out: Tensor = self.experts(rows, index.reshape(-1, 1), ones)
         return out.view(*index.shape, -1)
 
 
-SAMPLED_AT_ONCE = 64
-"""Tokens for which the outputs of all experts are held in memory at once."""
-MEMORY = 4 << 30
-"""Limit on the bytes of inner products stored on the host, for all layers together."""
-
-
 class SubsetSample:
-    """Evenly spaced tokens of one layer, stored on the host, on which subsets of its experts are compared.
-
-    Args:
-        layer: The layer.
-        recipe: Size of the sample, and the routing of subsets.
-        tokens: Number of tokens that will be added in all.
-    """
+    """Evenly spaced ones of `tokens` tokens of a layer, kept on the host, on which subsets of experts are compared."""
 
     def __init__(self, layer: MoELayer, recipe: SubsetRecipe, tokens: int) -> None:
         self.count = layer.count
@@ -110,16 +91,18 @@ class SubsetSample:
 
     def add(self, routed: RoutedTokens) -> None:
         """Take a sample of these tokens."""
-        rows = routed.every(self._stride, self._seen)
-        self._seen += len(routed.hidden)
+        tokens = torch.arange(len(routed.hidden), device=routed.hidden.device)
+        rows = tokens[-self._seen % self._stride :: self._stride]
+        self._seen += len(tokens)
         for part in rows.split(SAMPLED_AT_ONCE) if len(rows) else ():
-            outputs = routed.run_all(part).float()
+            outputs, logits = routed.run_all(part).float(), routed.logits[part].float()
             products = torch.bmm(outputs, outputs.transpose(1, 2))
-            self._kept.append((products.cpu(), routed.dense_weights(part).cpu(), routed.logits[part].float().cpu()))
+            weights = torch.zeros_like(logits).scatter_(1, routed.chosen[part], routed.weights[part].float())
+            self._kept.append((products.cpu(), weights.cpu(), logits.cpu()))
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """Have the sample on the layer's device within a `with` block, after all tokens were added."""
+        """Have the whole sample on the layer's device within a `with` block."""
         self._products, self._weights, self._logits = (
             torch.cat(each).to(self._device) for each in zip(*self._kept, strict=True)
         )
@@ -156,11 +139,7 @@ class SubsetSample:
 
 
 def check_memory(layers: int, experts: int, tokens: int) -> None:
-    """Refuse a sample that doesn't fit into host memory.
-
-    Raises:
-        UserError: Its inner products take more than 4 GiB.
-    """
+    """Refuse a sample whose inner products take more than `MEMORY` on the host."""
     needed = layers * tokens * experts**2 * 4
     if needed > MEMORY:
         raise UserError(
@@ -175,11 +154,7 @@ def tries_all(experts: int, recipe: SubsetRecipe) -> bool:
 
 
 def compare_subsets(samples: Sequence[SubsetSample], recipe: SubsetRecipe) -> dict[str, Tensor]:
-    """Compare subsets of experts on every layer's sample.
-
-    Args:
-        samples: Complete samples, one per MoE layer.
-        recipe: Subsets to compare.
+    """Compare subsets of experts on every MoE layer's complete sample.
 
     Returns:
         `subset_discrepancy` float32 [layers, C(n, n')], the discrepancies of all subsets in lexicographic order, if

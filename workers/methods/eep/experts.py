@@ -26,6 +26,8 @@ class LayerExperts:
     own, otherwise whenever a forward pass reaches the layer. Until then its parameters are on the meta device, with
     the right shapes.
 
+    Methods that load experts raise `UserError` if the device can't hold one layer's.
+
     Attributes:
         ordinal: Index of the layer among the MoE layers.
         originals: Fused tensors of all n experts, by name, on the device or on the host, where those in files are read
@@ -42,131 +44,83 @@ class LayerExperts:
         memory: ExpertMemory | None = None,
         stored: ExpertFiles | None = None,
     ) -> None:
-        """Take over a layer's experts.
+        """Take over the original experts of a layer that the model runs on a device.
 
-        Args:
-            layer: The layer with its original parameters.
-            ordinal: Index of the layer among the MoE layers.
-            device: Device that the model runs this layer on.
-            memory: Device memory shared with the other layers. If given, the originals are moved to host memory, pinned
-                when `device` is CUDA.
-            stored: The originals of all layers, if they stay in files; `memory` is given as well.
+        If they aren't to stay there, `memory` is what the layers share. They are then moved to host memory, pinned for
+        CUDA, unless they stay in files, `stored`.
         """
-        self._module = layer.experts
-        self._device = device
-        self._index = layer.index
-        self.ordinal = ordinal
-        self.on_host = on_host = memory is not None
-        self._memory = memory
-        self.count = layer.count
+        self._module, self._index, self._count = layer.experts, layer.index, layer.count
+        self._device, self._memory = device, memory
+        self.ordinal, self.on_host = ordinal, memory is not None
         parameters: dict[str, nn.Parameter] = {name: getattr(layer.experts, name) for name in layer.family.tensors}
-        self.originals: Mapping[str, Tensor]
+        self.originals: Mapping[str, Tensor] = {name: parameter.data for name, parameter in parameters.items()}
         if stored is not None:
             self.originals = stored.layer(layer.index, parameters)
-        else:
-            self.originals = {
-                name: _to_host(parameter.data, pin=device.type == "cuda") if on_host else parameter.data
-                for name, parameter in parameters.items()
-            }
-        self._full = None if on_host else parameters
+        elif self.on_host:
+            self.originals = {name: _to_host(each, device.type == "cuda") for name, each in self.originals.items()}
+        self._full = None if self.on_host else parameters
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         # Reading neurons takes shapes only, for which tensors on the meta device do.
         self._neurons = ExpertNeurons(layer.experts, self.originals if stored is None else parameters)
         self._buffers: dict[str, Tensor] = {}
-        self._views: dict[int, dict[str, nn.Parameter]] = {}
-        self._width = 0
-        self._uses_originals = not on_host
         self._temporary = False
         self._dtype = parameters["down_proj"].dtype
-        self._original_spec = ExpertSpec(self._shapes, self._dtype, partial(self._copy, list(range(self.count))))
+        self._original_spec = ExpertSpec(self._shapes, self._dtype, partial(self._copy, list(range(self._count))))
         self._spec = self._original_spec
-        if on_host:
+        if self.on_host:
             empty = {name: torch.empty((0, *shape[1:]), dtype=self._dtype) for name, shape in self._shapes.items()}
             self._install(_parameters(empty), 0)
 
     def load_for_pass(self, unedited: bool) -> None:
-        """Load the experts for a forward pass that is about to reach this layer.
+        """Load the experts in use, or all originals if `unedited`, for a forward pass about to reach this layer.
 
-        Args:
-            unedited: Use all originals, whatever was in use before.
-
-        Raises:
-            UserError: The device can't hold one layer's experts.
+        They stay on the device until a layer without memory of its own is loaded.
         """
         if unedited:
             self.use_originals()
-        self.load()
-
-    def load(self) -> None:
-        """Have the experts in use on the device. They stay there until a layer without memory of its own is loaded.
-
-        Forward passes call this themselves; whoever reads weights at other times has to.
-
-        Raises:
-            UserError: The device can't hold one layer's experts.
-        """
         memory, spec = self._memory, self._spec
         if memory is not None and not memory.holds(self, spec):
             self._load_with(memory.load_shared if self._temporary else memory.load)
 
     def make_writable(self) -> None:
-        """Have the experts in use in memory of the layer's own, because the caller will change them there.
-
-        Raises:
-            UserError: The device can't hold them.
-        """
+        """Have the experts in use in memory of the layer's own, because the caller will change them there."""
         if self._memory is not None:
             self._load_with(self._memory.load_writable)
 
     def evict(self) -> None:
-        """See `MemoryUser`. The next forward pass loads the experts in use again."""
+        """Drop the device tensors, whose memory is about to be reused; the next pass loads the experts in use again."""
         self._install(_parameters(self._spec.allocate(torch.device("meta"))), self._spec.count)
 
     def use_originals(self) -> None:
         """Run this layer on all n originals, which costs nothing if they are on the device."""
-        if self._full is None:
-            if self._spec is not self._original_spec:
-                self._use(self._original_spec)
-        elif not self._uses_originals:
-            self._install(self._full, self.count)
-            self._uses_originals = True
+        if self._full is not None:
+            self._install(self._full, self._count)
+        elif self._spec is not self._original_spec:
+            self._use(self._original_spec)
 
     def reset(self) -> None:
         """Give up the experts in use without copying any: before the unedited model runs, call `load_for_pass`."""
         if self._memory is not None:
             self._memory.discard_changes(self)
         if self._full is not None:
-            self._install(self._full, self.count)
-            self._uses_originals = True
+            self._install(self._full, self._count)
 
     def use_selected(self, kept: list[int]) -> None:
-        """Run this layer on copies of some originals.
-
-        Args:
-            kept: Original index of each kept expert, [n'].
-        """
+        """Run this layer on copies of some originals, whose indices are `kept`, [n']."""
         self._use_new(len(kept), partial(self._copy, kept))
 
     def use_merged(self, coefficients: Tensor) -> None:
-        """Run this layer on merged experts, written into the buffer.
-
-        Args:
-            coefficients: `W_EM`, float32 [n', n], on the host.
-        """
+        """Run this layer on merged experts, written into the buffer, by `W_EM`, float32 [n', n], on the host."""
         self._use_new(coefficients.shape[0], partial(self._merge, coefficients))
 
     def use_buffer(self, count: int, width: int) -> None:
-        """Run this layer on the buffer, which the caller fills with neurons. Output biases are those in use before.
+        """Run this layer on the buffer, which the caller fills with as many experts as are in use, of another width.
 
-        Args:
-            count: Number of experts, as many as are in use.
-            width: Neurons per expert.
+        Output biases are those in use before.
         """
         biases = {name: getattr(self._module, name).data.clone() for name in self._neurons.output_biases}
         if self._memory is None:
-            views = self._buffer_views(count, width)
-            self._install(views, count)
-            self._uses_originals = False
+            self._install(self._buffer(count, width), count)
         else:
             self._spec = ExpertSpec(self._neurons.shapes(count, width), self._dtype, None)
             self.make_writable()
@@ -177,7 +131,7 @@ class LayerExperts:
     def restored_afterwards(self) -> Iterator[None]:
         """Bring the experts in use now back at the end of a `with` block, whatever is used within it."""
         current = {name: getattr(self._module, name) for name in self.originals}
-        count, uses_originals, spec = self._module.num_experts, self._uses_originals, self._spec
+        count, spec = self._module.num_experts, self._spec
         self._temporary = True
         try:
             yield
@@ -186,24 +140,23 @@ class LayerExperts:
             if self._memory is not None:
                 self._memory.release_shared(self)
             self._install(current, int(count))  # type: ignore[arg-type]
-            self._uses_originals, self._spec = uses_originals, spec
+            self._spec = spec
 
     def _use_new(self, count: int, fill: Fill) -> None:
         if self._memory is not None:
             shapes = {name: (count, *shape[1:]) for name, shape in self._shapes.items()}
             self._use(ExpertSpec(shapes, self._dtype, fill))
             return
-        views = self._buffer_views(count)
+        views = self._buffer(count, self._neurons.width)
         fill({name: view.data for name, view in views.items()})
         self._install(views, count)
-        self._uses_originals = False
 
     def _use(self, spec: ExpertSpec) -> None:
         """Use other experts: loaded at once into memory of the layer's own, or else when a pass reaches the layer."""
         assert self._memory is not None
         self._spec = spec
         if not self._temporary and self._memory.keeps(self, spec):
-            self.load()
+            self.load_for_pass(unedited=False)
         else:
             self.evict()
 
@@ -212,7 +165,7 @@ class LayerExperts:
             self.originals.read(kept, tensors)
             return
         for name, tensor in tensors.items():
-            if kept == list(range(self.count)):
+            if kept == list(range(self._count)):
                 tensor.copy_(self.originals[name], non_blocking=True)
                 continue
             for new, old in enumerate(kept):
@@ -235,35 +188,16 @@ class LayerExperts:
         self._module.num_experts = count  # type: ignore[assignment]
 
     @torch.inference_mode(False)  # a buffer allocated during a forward pass must stay writable for the next edit
-    def _buffer_views(self, retained: int, width: int | None = None) -> dict[str, nn.Parameter]:
-        """Parameters of n' experts over the buffer.
-
-        The buffer grows to the largest n' requested and is reused. A different width replaces it.
-
-        Args:
-            retained: Number of experts n'.
-            width: Neurons per expert; None for the originals' number.
-        """
-        width = self._neurons.width if width is None else width
-        if width == self._width and retained in self._views:
-            return self._views[retained]
-        if not self._buffers or width != self._width or next(iter(self._buffers.values())).shape[0] < retained:
-            self._grow(retained, width)
-        views = {name: nn.Parameter(buffer[:retained], requires_grad=False) for name, buffer in self._buffers.items()}
-        self._views[retained] = views
-        return views
-
-    def _grow(self, retained: int, width: int) -> None:
-        self._buffers.clear()
-        self._views.clear()
-        self._width = width
-        try:
-            self._buffers = {
-                name: torch.empty(shape, dtype=self._dtype, device=self._device)
-                for name, shape in self._neurons.shapes(retained, width).items()
-            }
-        except torch.OutOfMemoryError as error:
-            raise self._out_of_memory(retained) from error
+    def _buffer(self, count: int, width: int) -> dict[str, nn.Parameter]:
+        """Parameters of n' experts over the buffer, which grows to the largest n' and has one width at a time."""
+        shapes = self._neurons.shapes(count, width)
+        if not self._buffers or any(self._buffers[name][:count].shape != shape for name, shape in shapes.items()):
+            self._buffers.clear()
+            try:
+                self._buffers = ExpertSpec(shapes, self._dtype, None).allocate(self._device)
+            except torch.OutOfMemoryError as error:
+                raise self._out_of_memory(count) from error
+        return _parameters({name: buffer[:count] for name, buffer in self._buffers.items()})
 
     def _out_of_memory(self, experts: int) -> UserError:
         return UserError(

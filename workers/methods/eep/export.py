@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,11 +27,64 @@ from moevolve.workers.families.registry import FAMILIES, active_experts
 from moevolve.workers.methods.eep.apply import eep_fault
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
-from moevolve.workers.methods.eep.router import EditableRouter
-from moevolve.workers.methods.eep.skipping import mean_active_experts
+from moevolve.workers.methods.eep.router import EditableRouter, mean_active_experts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class _EditedModel:
+    """A resident model, and how it differs from a smaller model of its family.
+
+    Attributes:
+        resident: The model with the edit applied.
+        edit: The edit; of an unedited model the one that keeps all experts.
+        widths: Neurons per expert, by MoE layer.
+        thresholds: Thresholds of dynamic skipping, by MoE layer; empty if the edit skips nothing.
+    """
+
+    resident: Resident
+    edit: EepEdit
+    widths: list[int]
+    thresholds: list[float]
+
+    @classmethod
+    def of(cls, resident: Resident, edit: Edit) -> _EditedModel:
+        layers = resident.layers
+        widths = [ExpertNeurons(layer.experts, layer.expert_tensors()).width for layer in layers]
+        plans = [_router(layer).plan for layer in layers]
+        thresholds = [plan.skip_below for plan in plans if plan is not None and plan.skip_below is not None]
+        whole = len(layers), layers[0].count, active_experts(resident.model.config)
+        return cls(resident, _eep_edit(edit, *whole), widths, thresholds)
+
+    @property
+    def first(self) -> MoELayer:
+        return self.resident.layers[0]
+
+    @property
+    def resized(self) -> bool:
+        """Whether experts have other numbers of neurons than the unedited model's."""
+        return set(self.widths) != {getattr(self.resident.model.config, self.first.family.width_field)}
+
+    @property
+    def uneven(self) -> bool:
+        """Whether layers differ in how many experts a token uses."""
+        return isinstance(self.edit.active, tuple)
+
+    @property
+    def maps(self) -> bool:
+        """Whether a native checkpoint keeps all router rows and maps their scores."""
+        return not self.edit.router_folds(self.first.rule)
+
+
+def _eep_edit(edit: Edit, layers: int, experts: int, active: int) -> EepEdit:
+    """An EEP edit as it is, or for the identity the edit that keeps all experts."""
+    if isinstance(edit, EepEdit):
+        return edit
+    assert isinstance(edit, IdentityEdit)
+    every = np.tile(np.eye(experts, dtype=np.float32), (layers, 1, 1))
+    return EepEdit(every, every, active, "logits")
 
 
 class EepExporter:
@@ -38,35 +93,35 @@ class EepExporter:
     def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
         if not resident.layers:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
-        if _resized(resident):
-            if not _width_is_a_setting(resident):
+        model = _EditedModel.of(resident, edit)
+        if model.resized:
+            # The width is a field of the config, on which the size of a shared expert may depend as well.
+            parts = {name for layer in resident.layers for name, _ in layer.block.named_children()}
+            if parts != {model.first.family.router, "experts"}:
                 return "its experts' width isn't the full model's, and in its family a shared expert's follows from it"
-            if asked != "stock" and len(set(_widths(resident))) > 1:
+            if asked != "stock" and len(set(model.widths)) > 1:
                 return "its layers' experts differ in width, so a stock checkpoint fills them up with zeros"
-        return form_obstacle(edit, resident.layers[0].rule)
+        return form_obstacle(model.edit, model.first.rule)
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
+        model = _EditedModel.of(resident, edit)
         rows: list[tuple[str, str]] = []
-        if _resized(resident):
-            filled = f", filled up to {max(_widths(resident))} with zeros" if form == "stock" else ""
-            rows.append(("neurons of an expert", f"{', '.join(map(str, _widths(resident)))}, by MoE layer{filled}"))
-        thresholds = _thresholds(resident)
-        if thresholds:
-            shown = ", ".join(f"{each:.3f}" for each in thresholds)
+        if model.resized:
+            filled = f", filled up to {max(model.widths)} with zeros" if form == "stock" else ""
+            rows.append(("neurons of an expert", f"{', '.join(map(str, model.widths))}, by MoE layer{filled}"))
+        if model.edit.skip_rows is not None:
+            shown = ", ".join(f"{each:.3f}" for each in model.thresholds)
             rows.append(("second expert skipped", f"below {shown} of the first one's routing weight, by MoE layer"))
-            assert isinstance(edit, EepEdit) and edit.skip_rows is not None
             routers = [_router(layer) for layer in resident.layers]
-            used = mean_active_experts(resident.model, routers, edit.skip_rows.sequences)
-            rows.append(
-                ("active experts", f"{used:.2f} on average, on {len(edit.skip_rows.tokens):,} calibration tokens")
-            )
-        if _uneven(edit):
-            assert isinstance(edit, EepEdit)
-            shown = ", ".join(map(str, edit.active_by_layer))
-            rows.append(("active experts", f"{shown}, by MoE layer"))
-        before = resident.layers[0].count, active_experts(resident.model.config)
-        note = _form_note(form, _maps(resident, edit, form), bool(thresholds), _uneven(edit))
-        return _summary(resident.layers[0].family.title, edit, before, loaded_parameters(resident), note, rows)
+            used = mean_active_experts(resident.model, routers, model.edit.skip_rows.sequences)
+            tokens = len(model.edit.skip_rows.tokens)
+            rows.append(("active experts", f"{used:.2f} on average, on {tokens:,} calibration tokens"))
+        if model.uneven:
+            rows.append(("active experts", f"{', '.join(map(str, model.edit.active_by_layer))}, by MoE layer"))
+        before = model.first.count, active_experts(resident.model.config)
+        return _summary(
+            model.first.family.title, edit, before, loaded_parameters(resident), _form_note(model, form), rows
+        )
 
     def merges(self, edit: Edit) -> str | None:
         if not isinstance(edit, EepEdit):
@@ -76,14 +131,12 @@ class EepExporter:
         return None if edit.one_hot_mapping.all() else "its router mapping mixes router rows"
 
     def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
-        if isinstance(edit, IdentityEdit):
-            every = (tuple(range(facts.experts)),) * len(facts.moe_layers)
-            return ExpertSelection(every, every, facts.active)
-        assert isinstance(edit, EepEdit)
-        if (edit.layers, edit.experts) != (len(facts.moe_layers), facts.experts):
+        layers = len(facts.moe_layers)
+        edit = _eep_edit(edit, layers, facts.experts, facts.active)
+        if (edit.layers, edit.experts) != (layers, facts.experts):
             raise UserError(
                 f"the individual is for {edit.layers} MoE layers of {edit.experts} experts, the model has "
-                f"{len(facts.moe_layers)} of {facts.experts}; use the model it was searched on"
+                f"{layers} of {facts.experts}; use the model it was searched on"
             )
         obstacle = eep_fault(facts.rule, edit) or form_obstacle(edit, facts.rule)
         if obstacle is None and edit.widths is not None and set(edit.widths) != {facts.expert_neurons}:
@@ -99,11 +152,11 @@ class EepExporter:
         return _summary(title, edit, before, facts.parameters, form_note, [])
 
     def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
-        source = resident.model
-        model_class = type(source) if form == "stock" else _native_class(resident, edit, directory)
-        model = empty_model(model_class, _config(resident, edit, form, model_class), source.dtype)
-        maps, width = _maps(resident, edit, form), max(_widths(resident))
-        routes = maps or (form == "native" and bool(_thresholds(resident)))
+        edited, source = _EditedModel.of(resident, edit), resident.model
+        maps = form == "native" and edited.maps
+        routes = maps or (form == "native" and bool(edited.thresholds))
+        model_class = type(source) if form == "stock" else _native_class(edited, directory)
+        model = empty_model(model_class, _config(edited, form, model_class), source.dtype)
 
         def layer(index: int) -> Iterator[tuple[str, Tensor]]:
             state, ordinal = layer_state(resident, index), ordinal_of(resident, index)
@@ -111,10 +164,11 @@ class EepExporter:
                 yield from state.items()
                 return
             moe = resident.layers[ordinal]
-            yield from (state | _router_state(moe, state, _mapping(edit, ordinal) if maps else {}, routes)).items()
+            mapping = {"router_mapping": host_tensor(edited.edit.router_mapping[ordinal])} if maps else {}
+            yield from (state | _router_state(moe, state, mapping, routes)).items()
             experts = dict(_experts(resident, ordinal))
             if form == "stock":
-                experts = _filled(ExpertNeurons(moe.experts, experts), width)
+                experts = _filled(ExpertNeurons(moe.experts, experts), max(edited.widths))
             for name, tensor in experts.items():
                 yield experts_prefix(source) + name, tensor
 
@@ -153,35 +207,15 @@ def _router_state(
     return changed | {router + name: tensor for name, tensor in mapping.items()}
 
 
-def form_obstacle(edit: Edit, rule: RoutingRule) -> str | None:
-    """Explain why no smaller model of the family computes the same as an edited one; None if one does.
-
-    Args:
-        edit: An EEP edit, or the identity.
-        rule: Routing rule of the family.
-    """
-    if isinstance(edit, IdentityEdit):
-        return None
-    assert isinstance(edit, EepEdit)
+def form_obstacle(edit: EepEdit, rule: RoutingRule) -> str | None:
+    """Explain why no smaller model of a family with this rule computes the same as an edited one; None if one does."""
     if edit.skip_rows is not None:
         return "it leaves out second experts, which no class of transformers does"
-    if _uneven(edit):
+    if isinstance(edit.active, tuple):
         return "its layers use different numbers of experts per token, which no class of transformers does"
     if not edit.router_folds(rule):
         return "its router mapping acts on the family's routing weights, and doesn't fold into a smaller router"
     return None
-
-
-def _shape(resident: Resident, edit: Edit) -> tuple[int, int]:
-    """Experts n' and active experts k of the edited model; the largest k if layers differ."""
-    if isinstance(edit, EepEdit):
-        return edit.retained, max(edit.active_by_layer)
-    return resident.layers[0].count, active_experts(resident.model.config)
-
-
-def _uneven(edit: Edit) -> bool:
-    """Whether layers differ in how many experts a token uses."""
-    return isinstance(edit, EepEdit) and isinstance(edit.active, tuple)
 
 
 def _summary(
@@ -211,43 +245,18 @@ def _summary(
     )
 
 
-def _form_note(form: CheckpointForm, maps: bool, skips: bool, uneven: bool) -> str:
+def _form_note(model: _EditedModel, form: CheckpointForm) -> str:
     if form == "stock":
         return "A stock checkpoint of its family: no custom code."
-    does = ["keeps the whole router and maps its scores onto the experts that are left"] if maps else []
-    if skips:
+    does = []
+    if model.maps:
+        does.append("keeps the whole router and maps its scores onto the experts that are left")
+    if model.thresholds:
         does.append("leaves out a token's second expert where its routing weight is small beside the first's")
-    if uneven:
+    if model.uneven:
         does.append("gives each layer its own number of active experts")
     does = does or ["gives the experts of each layer their own number of neurons"]
     return f"The modelling code beside this card {' and '.join(does)}; it needs\n`transformers` only."
-
-
-def _maps(resident: Resident, edit: Edit, form: CheckpointForm) -> bool:
-    """Whether a checkpoint keeps all router rows and maps their scores."""
-    return form == "native" and isinstance(edit, EepEdit) and not edit.router_folds(resident.layers[0].rule)
-
-
-def _thresholds(resident: Resident) -> list[float]:
-    """Thresholds of dynamic skipping by MoE layer; empty if the edit skips nothing."""
-    plans = [_router(layer).plan for layer in resident.layers]
-    return [plan.skip_below for plan in plans if plan is not None and plan.skip_below is not None]
-
-
-def _widths(resident: Resident) -> list[int]:
-    """Neurons per expert, by MoE layer."""
-    return [ExpertNeurons(layer.experts, layer.expert_tensors()).width for layer in resident.layers]
-
-
-def _resized(resident: Resident) -> bool:
-    """Whether experts have other numbers of neurons than the unedited model's."""
-    return set(_widths(resident)) != {getattr(resident.model.config, resident.layers[0].family.width_field)}
-
-
-def _width_is_a_setting(resident: Resident) -> bool:
-    """Whether the experts' width is a field of the config that no shared expert depends on."""
-    parts = {name for layer in resident.layers for name, _ in layer.block.named_children()}
-    return parts == {resident.layers[0].family.router, "experts"}
 
 
 def _filled(neurons: ExpertNeurons, width: int) -> dict[str, Tensor]:
@@ -262,20 +271,19 @@ def _filled(neurons: ExpertNeurons, width: int) -> dict[str, Tensor]:
     return tensors
 
 
-def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTrainedModel]:
-    layer, (retained, _) = resident.layers[0], _shape(resident, edit)
-    maps, skips = _maps(resident, edit, "native"), bool(_thresholds(resident))
+def _native_class(model: _EditedModel, directory: Path) -> type[PreTrainedModel]:
+    layer, skips = model.first, bool(model.thresholds)
     return write_native(
-        resident.model,
+        model.resident.model,
         directory,
         "methods/eep/native.py.jinja",
         layer.family.title,
-        experts=retained,
-        maps=maps,
-        resized=_resized(resident),
-        uneven=_uneven(edit),
+        experts=model.edit.retained,
+        maps=model.maps,
+        resized=model.resized,
+        uneven=model.uneven,
         skips=skips,
-        routes=maps or skips,
+        routes=model.maps or skips,
         biased=layer.router_bias is not None,
         router_experts=layer.count,
         sum_eps=SUM_EPS,
@@ -287,28 +295,24 @@ def _native_class(resident: Resident, edit: Edit, directory: Path) -> type[PreTr
     )
 
 
-def _config(
-    resident: Resident, edit: Edit, form: CheckpointForm, model_class: type[PreTrainedModel]
-) -> PretrainedConfig:
-    retained, active = _shape(resident, edit)
-    source = resident.model
-    config = native_config(source, model_class) if form == "native" else copy.deepcopy(source.config)
-    if form == "native":
-        assert isinstance(edit, EepEdit)
-        if _resized(resident):
-            config.expert_widths = _widths(resident)
-        if _uneven(edit):
-            config.active_experts = list(edit.active_by_layer)
-        if _thresholds(resident):
-            config.skip_below = _thresholds(resident)
-        if _maps(resident, edit, form):
-            config.router_experts = resident.layers[0].count
-            one_hot_layers = zip(resident.layers, edit.one_hot_mapping, strict=True)
-            config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
-    first = resident.layers[0]
+def _config(model: _EditedModel, form: CheckpointForm, model_class: type[PreTrainedModel]) -> PretrainedConfig:
+    source, edit, first = model.resident.model, model.edit, model.first
     if form == "stock":
-        setattr(config, first.family.width_field, max(_widths(resident)))
-    first.family.resize(config, first.rule, retained, active)
+        config = copy.deepcopy(source.config)
+        setattr(config, first.family.width_field, max(model.widths))
+    else:
+        config = native_config(source, model_class)
+        if model.resized:
+            config.expert_widths = model.widths
+        if model.uneven:
+            config.active_experts = list(edit.active_by_layer)
+        if model.thresholds:
+            config.skip_below = model.thresholds
+        if model.maps:
+            config.router_experts = first.count
+            one_hot_layers = zip(model.resident.layers, edit.one_hot_mapping, strict=True)
+            config.one_hot_layers = [layer.index for layer, one_hot in one_hot_layers if one_hot]
+    first.family.resize(config, first.rule, edit.retained, max(edit.active_by_layer))
     return config
 
 
@@ -327,27 +331,18 @@ def _experts(resident: Resident, ordinal: int) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor.data if plan.positions is None else tensor.data.index_select(0, plan.positions)
 
 
-def _mapping(edit: Edit, ordinal: int) -> dict[str, Tensor]:
-    assert isinstance(edit, EepEdit)
-    return {"router_mapping": host_tensor(edit.router_mapping[ordinal])}
-
-
 def _router_tensors(layer: MoELayer) -> dict[str, Tensor]:
     """Tensors of a stock router: `W_RM W_G`, and `W_RM b` for each bias that the family has."""
     plan = _router(layer).plan
-    weight, bias, correction, factors = (
-        layer.router_weight.data,
-        layer.router_bias,
-        layer.correction_bias,
-        layer.factors,
-    )
+    weight, bias = layer.router_weight.data, layer.router_bias
+    correction, factors = layer.correction_bias, layer.factors
     if plan is not None:
         correction, factors = plan.correction, plan.factors
-    if plan is not None and plan.folded is not None:
-        weight, bias = plan.folded, plan.folded_bias
-    elif plan is not None and plan.selected is not None:
-        weight = weight.index_select(0, plan.selected)
-        bias = None if bias is None else bias.index_select(0, plan.selected)
+        if plan.folded is not None:
+            weight, bias = plan.folded, plan.folded_bias
+        elif plan.selected is not None:
+            weight = weight.index_select(0, plan.selected)
+            bias = None if bias is None else bias.index_select(0, plan.selected)
     tensors = {"weight": weight, "bias": bias, CORRECTION_BIAS: correction, "factors": factors}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 

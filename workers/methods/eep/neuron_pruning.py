@@ -27,14 +27,9 @@ _ROWS = 1024
 def prune_features(gram: Tensor, right: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
     """Remove features from a regression until `count` remain.
 
-    Args:
-        gram: Gram matrix of the features plus the ridge term, float64 [features, features].
-        right: Products of features and targets, float64 [features, outputs].
-        count: Number of features to keep.
-
-    Returns:
-        The remaining features in ascending order, int64 [count], and their solution, float64 [count, outputs]. None if
-        `gram` is not positive definite.
+    `gram` is the Gram matrix of the features plus the ridge term, float64, and `right` the products of features and
+    targets, float64 [features, outputs]. Returns the remaining features in ascending order, and their solution, float64
+    [count, outputs]; None if `gram` isn't positive definite.
     """
     factor, failed = torch.linalg.cholesky_ex(gram)
     if int(failed):
@@ -87,16 +82,13 @@ def prune_neurons(
     Args:
         source: Neurons of all n experts.
         current: Neurons of the kept experts, with fitted output projections.
-        ids: Present neurons of each kept expert, int64 [n', width]; neuron j of expert e is `e * I + j`.
+        ids: Present neurons of each kept expert; see `NeuronSelection.neurons`, also for what is returned.
         hidden: Inputs of the layer's experts, [tokens, hidden].
         edited: Routing of these tokens by the edited router, to kept experts.
         residual: Target minus output of the layer, float32 [tokens, hidden].
         ridge_lambda: Ridge strength as a multiple of the features' mean square, summed over tokens.
         recipe: The number of candidates, and whether kept experts may share neurons.
         memory: Bytes that may be allocated; it limits the number of candidates.
-
-    Returns:
-        Neurons of each kept expert in the form of `ids`, each row ascending.
     """
     ids, residual, width = ids.clone(), residual.clone(), ids.shape[1]
     every = torch.arange(width)
@@ -121,19 +113,18 @@ def prune_neurons(
 
 
 def candidate_count(width: int, recipe: NeuronRecipe, tokens: int, hidden: int, memory: int) -> int:
-    """Number of candidates for a kept expert of `width` neurons; nothing is pruned unless there are more than those."""
-    return min(int(recipe.candidates * width), _most_candidates(tokens, hidden, memory))
+    """Number of candidates for a kept expert of `width` neurons; nothing is pruned unless there are more than those.
+
+    It is limited to the largest one for which `pruning_bytes` stays within `memory`.
+    """
+    linear = 4 * tokens + 3 * 8 * hidden
+    most = int((math.sqrt(linear**2 + 4 * 4 * 8 * memory) - linear) / (2 * 4 * 8))
+    return min(int(recipe.candidates * width), most)
 
 
 def pruning_bytes(count: int, tokens: int, hidden: int) -> int:
     """Bytes to prune `count` candidates of a kept expert: features, four Gram matrices and three solutions."""
     return 4 * tokens * count + 4 * 8 * count**2 + 3 * 8 * count * hidden
-
-
-def _most_candidates(tokens: int, hidden: int, memory: int) -> int:
-    """The largest `count` for which `pruning_bytes` stays within `memory`."""
-    linear = 4 * tokens + 3 * 8 * hidden
-    return int((math.sqrt(linear**2 + 4 * 4 * 8 * memory) - linear) / (2 * 4 * 8))
 
 
 def _importance(source: ExpertNeurons, inputs: Tensor, weights: Tensor, memory: int) -> Tensor:

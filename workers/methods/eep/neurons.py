@@ -57,10 +57,7 @@ class ExpertNeurons:
         return fused.t() if self._transposed else fused
 
     def gate_up_rows(self, neurons: Tensor) -> Tensor:
-        """Rows of `gate_up` that belong to neurons [count]: all gates first, or each gate before its up; [2 count].
-
-        Without gates a neuron's row has its number.
-        """
+        """Rows of `gate_up` that belong to neurons [count]: [2 count], or [count] without gates."""
         if not self._gated:
             return neurons
         if getattr(self.module, "is_concatenated", True):
@@ -94,23 +91,22 @@ class ExpertNeurons:
         return activations
 
     def copy_from(self, source: ExpertNeurons, ids: Tensor) -> None:
-        """Overwrite every expert's neurons with neurons of other experts. Output biases stay as they are.
+        """Overwrite every expert's neurons with neurons of `source`. Output biases stay as they are.
 
-        Args:
-            source: Experts with J neurons each to copy from.
-            ids: Neurons of each expert, int64 [experts, I]; neuron j of the source's expert e is `e * J + j`.
+        `ids` are the neurons of each expert, int64 [experts, I]; of J per expert, neuron j of the source's expert e is
+        `e * J + j`.
         """
         for kept, row in enumerate(ids):
             for expert in (row // source.width).unique().tolist():
                 to = (row // source.width == expert).nonzero()[:, 0]
                 of = (row[to] % source.width).to(source.tensors["down_proj"].device)
                 to = to.to(self.tensors["down_proj"].device)
-                _copy_rows(self.down(kept), to, source.down(expert), of)
+                self.down(kept)[to] = source.down(expert)[of].to(to.device)
                 to, of = self.gate_up_rows(to), source.gate_up_rows(of)
-                _copy_rows(self.gate_up(kept), to, source.gate_up(expert), of)
+                self.gate_up(kept)[to] = source.gate_up(expert)[of].to(to.device)
                 if self._biased:
                     name = f"{self._inner}_bias"
-                    _copy_rows(self.tensors[name].data[kept], to, source.tensors[name].data[expert], of)
+                    self.tensors[name].data[kept][to] = source.tensors[name].data[expert][of].to(to.device)
 
     @property
     def _gated(self) -> bool:
@@ -128,10 +124,6 @@ class ExpertNeurons:
     @property
     def _biased(self) -> bool:
         return bool(getattr(self.module, "has_bias", False))
-
-
-def _copy_rows(target: Tensor, to: Tensor, source: Tensor, of: Tensor) -> None:
-    target[to] = source[of].to(target.device)
 
 
 TopK = tuple[Tensor, Tensor]
@@ -159,8 +151,7 @@ def choose_neurons(
     Args:
         neurons: Neurons of all n experts.
         hidden: Inputs of the layer's experts, [tokens, hidden].
-        original: Routing of these tokens by the unedited router.
-        edited: Routing of these tokens by the edited router, to kept experts.
+        original, edited: Routing of these tokens by the unedited router, and by the edited one to kept experts.
         retained: Number of kept experts n'.
         width: Neurons per kept expert.
         recipe: The exponents a, b and c, and whether kept experts may share neurons.
@@ -168,7 +159,7 @@ def choose_neurons(
         token_weights: Factors of the tokens in these sums, float32 [tokens]; None for 1.
 
     Returns:
-        Neurons of each kept expert in ascending order, int64 [n', width]; neuron j of expert e is `e * I + j`.
+        See `NeuronSelection.neurons`.
     """
     shares = hidden.new_zeros(len(hidden), retained, dtype=torch.float32)
     shares.scatter_(1, edited[1], edited[0].float().abs().pow(recipe.routing))
@@ -184,23 +175,13 @@ def choose_neurons(
             norms = neurons.down(expert)[part].to(hidden.device).float().norm(dim=1).pow(recipe.output)
             columns = expert * neurons.width + part.to(importance.device)
             importance[:, columns] = ((sent.t() @ used) * norms).double()
-    return _top_shared(importance, width) if recipe.shared else top_exclusive(importance, width)
+    if recipe.shared:
+        return importance.argsort(dim=1, descending=True, stable=True)[:, :width].sort(dim=1).values
+    return _top_exclusive(importance, width)
 
 
-def _top_shared(importance: Tensor, width: int) -> Tensor:
-    return importance.argsort(dim=1, descending=True, stable=True)[:, :width].sort(dim=1).values
-
-
-def top_exclusive(importance: Tensor, width: int) -> Tensor:
-    """Assign the most important pairs of kept expert and neuron first, no neuron twice.
-
-    Args:
-        importance: Importance of every neuron for every kept expert, [kept experts, neurons].
-        width: Neurons per kept expert.
-
-    Returns:
-        Neurons of each kept expert in ascending order, [kept experts, width].
-    """
+def _top_exclusive(importance: Tensor, width: int) -> Tensor:
+    """Assign the most important pairs [kept experts, neurons] first, no neuron twice: [kept experts, width]."""
     experts, neurons = importance.shape
     taken: list[list[int]] = [[] for _ in range(experts)]
     free = [True] * neurons

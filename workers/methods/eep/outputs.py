@@ -3,13 +3,16 @@
 A feature is a neuron of a kept or merged expert: its activation times the expert's routing weight, zero for tokens that
 don't choose the expert. The neurons of a shared expert follow, whose activations no routing weight multiplies.
 
-If kept experts take neurons of all experts, their router rows are fitted first. That needs an edit that picks rows of a
-softmax router: rows are fitted up to a constant per token, which changes what others choose.
+If kept experts take neurons of all experts, their router rows are fitted first: a kept expert takes over the work of a
+group of experts, so a token should choose and weigh it as it did the group. Experts that tokens choose together go to
+different groups, since all neurons of a kept expert share one routing weight. The kept expert's logit is then fitted to
+the logarithm of its group's routing mass, `log sum over e in group of softmax(l)_e`, by ridge regression. That needs an
+edit that picks rows of a softmax router: rows are fitted up to a constant per token, which changes what others choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -24,22 +27,22 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.experts import LayerExperts
 from moevolve.workers.methods.eep.neuron_pruning import prune_neurons
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
-from moevolve.workers.methods.eep.router import EditableRouter, Routing
-from moevolve.workers.methods.eep.router_rows import fit_rows, group_experts
+from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram, Routing
 from moevolve.workers.methods.eep.shared_expert import SharedExpert
-from moevolve.workers.methods.eep.skipping import RatioHistogram
 from moevolve.workers.methods.shared.outputs import FeatureBlock, NeuronSelection, Recorded, recording
+
+_LEAST_MASS = 1e-6
+"""Lower bound on a group's routing mass: how far below it lies isn't worth fitting."""
+_ROWS_LAMBDA = 1e-3
+"""Ridge strength of router rows as a multiple of the mean square of an input, summed over tokens."""
+_PRODUCT_ROWS = 1024
+"""Rows of a float32 product that are added to a float64 sum at once."""
 
 
 class ExpertOutputs:
-    """See `LayerOutput`: all experts of one MoE layer.
+    """See `LayerOutput`: all experts of one MoE layer, the `ordinal`-th, with an edit applied.
 
-    Args:
-        router, experts: Router and experts of the layer with the edit applied. If the edit uses originals in place, it
-            gets copies of them here, which can be changed.
-        shared: Shared expert of the layer; None if there is none.
-        edit: The edit on the model.
-        ordinal: Index of the layer among the MoE layers.
+    If the edit uses originals in place, it gets copies of them here, which can be changed.
     """
 
     next_part = None
@@ -75,7 +78,7 @@ class ExpertOutputs:
 
     def features(self, recorded: Recorded) -> ExpertFeatures:
         hidden, weights, chosen = recorded
-        return ExpertFeatures(self._neurons(), self._edit.retained, hidden, self._added(weights), chosen, self._shared)
+        return ExpertFeatures(self._neurons(), hidden, self._added(weights), chosen, self._shared)
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
         if self._shared is not None and columns.start >= self._routed:
@@ -135,12 +138,9 @@ class ExpertOutputs:
         used = scale > 0
         hidden, weights, chosen = (each[used] for each in recorded)
         # Scaling both sides of a regression by the root weighs its squares.
-        routing, residual = (
-            (self._added(weights).float() * scale[used, None], chosen),
-            residual[used] * scale[used, None],
-        )
-        source, current = self._original_neurons(), self._neurons()
-        ids = selection.neurons
+        routing = self._added(weights).float() * scale[used, None], chosen
+        residual = residual[used] * scale[used, None]
+        source, current, ids = self._original_neurons(), self._neurons(), selection.neurons
         ids = prune_neurons(source, current, ids, hidden, routing, residual, ridge_lambda, recipe, memory)
         return replace(selection, neurons=ids)
 
@@ -188,13 +188,8 @@ class ExpertOutputs:
         together: NDArray[np.float64] = (shares.t() @ shares).double().cpu().numpy()
         kept = self._edit.router_mapping[self._ordinal].argmax(axis=1).tolist()
         bias = self._layer.router_bias
-        return fit_rows(
-            hidden,
-            logits,
-            group_experts(together, kept),
-            self._layer.router_weight[kept],
-            None if bias is None else bias[kept],
-        )
+        groups, weight = group_experts(together, kept), self._layer.router_weight[kept]
+        return fit_rows(hidden, logits, groups, weight, None if bias is None else bias[kept])
 
     def _skip_threshold(self, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> float | None:
         """Threshold of dynamic skipping with these router rows; None if the edit skips nothing."""
@@ -222,31 +217,28 @@ class ExpertOutputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertFeatures:
-    """See `Features`: columns are the experts' neurons, expert by expert, then those of the shared expert.
+    """See `Features`: columns are the experts' neurons, expert by expert, then those of the shared expert, if any.
 
     Attributes:
-        neurons: Neurons of the layer's experts.
-        count: Number of experts, without the shared one.
+        neurons: Neurons of the layer's n' experts.
         hidden: Inputs of the experts, [tokens, hidden].
         weights: Routing weights of the chosen experts, [tokens, k].
         chosen: The chosen experts, int64 [tokens, k].
-        shared: The shared expert; None if there is none.
     """
 
     neurons: ExpertNeurons
-    count: int
     hidden: Tensor
     weights: Tensor
     chosen: Tensor
-    shared: SharedExpert | None = None
+    shared: SharedExpert | None
 
     @property
     def width(self) -> int:
-        return self.count * self.neurons.width + (0 if self.shared is None else self.shared.width)
+        return self.neurons.count * self.neurons.width + (0 if self.shared is None else self.shared.width)
 
     def blocks(self, memory: int) -> Iterator[FeatureBlock]:
         width = self.neurons.width
-        for expert in range(self.count):
+        for expert in range(self.neurons.count):
             tokens, place = (self.chosen == expert).nonzero(as_tuple=True)
             if not len(tokens):
                 continue
@@ -254,18 +246,91 @@ class ExpertFeatures:
             # Per neuron: gate, up, their product, the features in float32, sorted, and multiplied with each other, for
             # every token; and a row of weights.
             step = max(1, (memory - hidden.nbytes) // (28 * (len(tokens) + self.hidden.shape[1])))
-            for start in range(0, width, step):
-                part = slice(start, min(start + step, width))
-                values = self.neurons.activations(expert, torch.arange(part.start, part.stop), hidden).float() * weights
-                yield FeatureBlock(slice(expert * width + part.start, expert * width + part.stop), tokens, values)
+            for part in torch.arange(width).split(step):
+                start = expert * width + int(part[0])
+                values = self.neurons.activations(expert, part, hidden).float() * weights
+                yield FeatureBlock(slice(start, start + len(part)), tokens, values)
         if self.shared is not None:
             yield from self._shared_blocks(self.shared, memory)
 
     def _shared_blocks(self, shared: SharedExpert, memory: int) -> Iterator[FeatureBlock]:
-        first, every = self.count * self.neurons.width, torch.arange(len(self.hidden), device=self.hidden.device)
+        first, every = (
+            self.neurons.count * self.neurons.width,
+            torch.arange(len(self.hidden), device=self.hidden.device),
+        )
         # Per neuron, for every token: the features in float32, sorted, and multiplied with each other.
         step = max(1, memory // (12 * (len(every) + self.hidden.shape[1])))
         for start in range(0, shared.width, step):
             part = slice(start, min(start + step, shared.width))
             values = shared.activations(self.hidden, part)
             yield FeatureBlock(slice(first + part.start, first + part.stop), every, values)
+
+
+def group_experts(together: NDArray[np.float64], kept: Sequence[int]) -> NDArray[np.int64]:
+    """Group experts so that those of a group are seldom chosen together, by greedy moves of single experts.
+
+    `together` has the products of two experts' routing weights, summed over tokens, [n, n]; no move lowers its sum
+    within groups. The experts in `kept` stay in groups 0 to n' - 1, in this order. Returns every expert's group, [n].
+    """
+    count, fixed = len(together), np.array(kept)
+    between = together * (1 - np.eye(count))
+    groups = np.full(count, -1, dtype=np.int64)
+    groups[fixed] = np.arange(len(fixed))
+    # Column g sums `between` over the members of group g.
+    common = between[:, fixed]
+    for expert in np.argsort(-np.diagonal(together), kind="stable"):
+        if groups[expert] < 0:
+            groups[expert] = int(common[expert].argmin())
+            common[:, groups[expert]] += between[:, expert]
+    # Updated sums differ from fresh ones in their last digits: a gain of that size could make moves go round for ever.
+    least = 1e-9 * float(between.sum())
+    while True:
+        gains = common[np.arange(count), groups][:, None] - common
+        gains[fixed] = 0
+        expert, group = divmod(int(gains.argmax()), len(fixed))
+        if gains[expert, group] <= least:
+            return groups
+        common[:, groups[expert]] -= between[:, expert]
+        common[:, group] += between[:, expert]
+        groups[expert] = group
+
+
+def fit_rows(
+    hidden: Tensor, logits: Tensor, groups: NDArray[np.int64], weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None] | None:
+    """Fit router rows whose logits are the logarithms of groups' routing mass, up to a constant per token.
+
+    Args:
+        hidden: Inputs of the router, [tokens, hidden].
+        logits: Logits of the unedited router, [tokens, n].
+        groups: Group of every expert, [n], with no group from 0 to n' - 1 empty.
+        weight, bias: Rows that the ridge regression shrinks to, one per group, [n', hidden] and [n'].
+
+    Returns:
+        Weight and bias in the form of those given. None if inputs are not finite.
+    """
+    members = torch.nn.functional.one_hot(torch.from_numpy(groups)).to(logits.device, torch.float32)
+    start = _centred(weight.float(), 0)
+    inputs = hidden.float()
+    if bias is not None:
+        inputs = torch.cat((inputs, inputs.new_ones(len(inputs), 1)), dim=1)
+        start = torch.cat((start, _centred(bias.float(), 0)[:, None]), dim=1)
+    width = inputs.shape[1]
+    gram = inputs.new_zeros(width, width, dtype=torch.float64)
+    right = inputs.new_zeros(width, len(start), dtype=torch.float64)
+    for rows, scores in zip(inputs.split(_PRODUCT_ROWS), logits.split(_PRODUCT_ROWS), strict=True):
+        mass = torch.softmax(scores.float(), dim=-1) @ members
+        residual = _centred(mass.clamp_min(_LEAST_MASS).log(), 1) - rows @ start.t()
+        gram += rows.t() @ rows
+        right += rows.t() @ residual
+    gram.diagonal().add_(_ROWS_LAMBDA * float(gram.diagonal().mean()))
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if int(failed):
+        return None
+    fitted = start + torch.cholesky_solve(right, factor).t().float()
+    fitted_weight = fitted[:, : weight.shape[1]].to(weight.dtype)
+    return fitted_weight, None if bias is None else fitted[:, -1].to(bias.dtype)
+
+
+def _centred(values: Tensor, dim: int) -> Tensor:
+    return values - values.mean(dim=dim, keepdim=True)

@@ -1,16 +1,32 @@
-"""The wrapper around the router of each MoE layer: it changes nothing until an EEP edit gives it a plan."""
+"""The wrapper around the router of each MoE layer: it changes nothing until an EEP edit gives it a plan.
+
+Thresholds of dynamic skipping, which leaves out a token's second expert if its routing weight is small, are measured on
+the edited model while it skips nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from moevolve.evaluators.errors import CandidateError
 from moevolve.kernels.products import linear
 from moevolve.kernels.routing import route_logits, route_mapped, route_selected
+from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.families.layers import MoELayer
+from moevolve.workers.methods.shared.passes import padded_batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_BINS = 1 << 16
+"""Number of equal bins over [0, 1]; medians are exact to within 2^-17."""
 
 Routing = tuple[Tensor, Tensor, Tensor]
 """A router's logits [tokens, n or n'], routing weights [tokens, k], and expert indices int64 [tokens, k]."""
@@ -71,9 +87,7 @@ class EditableRouter(nn.Module):
     def forward(self, hidden_states: Tensor, *correction: Tensor) -> Routing:
         """Route tokens with hidden states [..., hidden] to positions in the layer's expert tensors.
 
-        Args:
-            hidden_states: Hidden states, [..., hidden].
-            correction: The correction bias, if the family's MoE blocks pass it to the router.
+        `correction` is the correction bias, if the family's MoE blocks pass it to the router.
         """
         if self.before_forward is not None:
             self.before_forward(self.plan is None)
@@ -92,17 +106,15 @@ class EditableRouter(nn.Module):
 
     def route_to_kept(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
         """Route tokens by a plan to kept experts 0 to n' - 1, with routing weights in float32."""
-        logits = self._logits(hidden_states, plan)
+        logits, bias, skip_below = self._logits(hidden_states, plan), plan.correction, plan.skip_below
         if plan.selected is not None:
             weights, chosen = route_selected(
-                logits, plan.selected, plan.active, self.rule, plan.logits_space, plan.skip_below, bias=plan.correction
+                logits, plan.selected, plan.active, self.rule, plan.logits_space, skip_below, bias=bias
             )
         elif plan.mapping is not None:
-            weights, chosen = route_mapped(
-                logits, plan.mapping, plan.active, self.rule, plan.skip_below, bias=plan.correction
-            )
+            weights, chosen = route_mapped(logits, plan.mapping, plan.active, self.rule, skip_below, bias=bias)
         else:
-            weights, chosen = route_logits(logits, plan.active, self.rule, plan.skip_below, bias=plan.correction)
+            weights, chosen = route_logits(logits, plan.active, self.rule, skip_below, bias=bias)
         return logits, weights if plan.factors is None else weights * plan.factors[chosen], chosen
 
     def _logits(self, hidden_states: Tensor, plan: RoutingPlan) -> Tensor:
@@ -119,13 +131,88 @@ class EditableRouter(nn.Module):
 
 
 def fold(mapping: Tensor, original: Tensor) -> Tensor:
-    """Fold a mapping into a router: `W_RM W_G`, or `W_RM b` of its bias.
-
-    Args:
-        mapping: `W_RM`, float32 [n', n].
-        original: `W_G` [n, hidden], or b [n].
-
-    Returns:
-        [n', hidden] or [n'] in the dtype of `original`, accumulated in float32.
-    """
+    """Fold a mapping, float32 [n', n], into a router: `W_RM W_G` or `W_RM b`, accumulated in float32."""
     return (mapping @ original.to(torch.float32)).to(original.dtype)
+
+
+class RatioHistogram:
+    """Histogram of the ratios of tokens' second to their first routing weight.
+
+    Mapped routing weights can be negative or zero. If the first isn't positive, the ratio counts as 0.
+
+    Source: Not All Experts are Equal (NAEE, arXiv 2402.14800), Sec. 3.3. A layer's threshold is the median of these
+    ratios over calibration tokens. A token's second expert is skipped if its ratio is below that.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._counts = torch.zeros(_BINS, dtype=torch.int64, device=device)
+
+    def add(self, weights: Tensor) -> None:
+        """Count tokens with routing weights float32 [tokens, 2], the higher-ranked expert's first; their scale cancels.
+
+        Raises:
+            CandidateError: A weight is not finite.
+        """
+        if not bool(torch.isfinite(weights).all()):
+            raise CandidateError("a routing weight is not finite")
+        first, second = weights.unbind(dim=-1)
+        ratios = torch.where(first > 0, second / first, 0).clamp(0, 1)
+        # Integer sums, so the order in which a device adds them doesn't matter.
+        bins = (ratios * _BINS).long().clamp_max(_BINS - 1)
+        self._counts.scatter_add_(0, bins, torch.ones_like(bins))
+
+    def median(self) -> float:
+        """Median ratio, rounded to float32; the mean of the middle two for an even number of tokens."""
+        upto = self._counts.cumsum(dim=0)
+        total = int(upto[-1])
+        middle = torch.tensor([(total - 1) // 2, total // 2], device=upto.device)
+        bins = torch.searchsorted(upto, middle, right=True)
+        return float(((bins.double() + 0.5) / _BINS).mean().float())
+
+
+def skipping_thresholds(
+    model: PreTrainedModel, routers: Sequence[EditableRouter], sequences: Sequence[Tokens]
+) -> list[float]:
+    """Measure the threshold of every MoE layer, in [0, 1], in one pass over at least one sequence.
+
+    Raises:
+        CandidateError: A routing weight is not finite.
+    """
+    histograms = [RatioHistogram(router.inner.get_parameter(router.weight_name).device) for router in routers]
+    _observe_weights(model, routers, sequences, [each.add for each in histograms])
+    return [each.median() for each in histograms]
+
+
+def mean_active_experts(
+    model: PreTrainedModel, routers: Sequence[EditableRouter], sequences: Sequence[Tokens]
+) -> float:
+    """Experts used per token by an edited model that skips some, averaged over tokens and layers: 1 to 2."""
+    used: list[Tensor] = []
+    _observe_weights(model, routers, sequences, [lambda weights: used.append((weights != 0).sum())] * len(routers))
+    return sum(map(int, used)) / (len(routers) * sum(map(len, sequences)))
+
+
+@torch.inference_mode()
+def _observe_weights(
+    model: PreTrainedModel,
+    routers: Sequence[EditableRouter],
+    sequences: Sequence[Tokens],
+    callbacks: Sequence[Callable[[Tensor], object]],
+) -> None:
+    """Run sequences and pass each router's weights, float32 [tokens, 2], to its callback."""
+    decoder = model.get_decoder()
+    for batch in padded_batches(sequences, next(model.get_input_embeddings().parameters()).device):
+        with ExitStack() as stack:
+            for router, callback in zip(routers, callbacks, strict=True):
+                hook = partial(_pass_weights, callback, batch.real)
+                stack.callback(router.register_forward_hook(hook).remove)
+            decoder(input_ids=batch.ids, use_cache=False)
+
+
+def _pass_weights(
+    callback: Callable[[Tensor], object], real: Tensor, router: nn.Module, args: tuple[Any, ...], output: Any
+) -> None:
+    assert isinstance(router, EditableRouter) and router.plan is not None
+    # The weights in the output may have been rounded to the model's dtype.
+    _, weights, _ = router.route_to_kept(router.plan, args[0])
+    callback(weights[real.to(weights.device)])

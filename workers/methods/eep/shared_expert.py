@@ -15,13 +15,12 @@ _ROWS = 1024
 
 
 class SharedExpert:
-    """Switches the output projection of a layer's shared expert between the original and a copy.
+    """Switches the output projection of a layer's shared expert, which it must have, between the original and a copy.
 
     The copy is made when the first weights are changed. Its memory is reused by later edits.
     """
 
     def __init__(self, layer: MoELayer) -> None:
-        """Take the shared expert of a layer that has one."""
         module, gate = layer.shared_expert, layer.shared_expert_gate
         assert module is not None
         down = module.down_proj
@@ -67,12 +66,7 @@ class SharedExpert:
     def activations(self, hidden: Tensor, columns: slice) -> Tensor:
         """Inputs of the output projection, times the gate that the family puts on the expert's output, if any.
 
-        Args:
-            hidden: Inputs of the expert, [tokens, hidden].
-            columns: Neurons to compute.
-
-        Returns:
-            float32 [tokens, columns].
+        For inputs of the expert [tokens, hidden] and some neurons: float32 [tokens, columns].
         """
         found: list[Tensor] = []
         handle = self._down.register_forward_pre_hook(lambda _, args: found.append(args[0][:, columns].float()))

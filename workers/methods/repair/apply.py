@@ -1,9 +1,16 @@
-"""Applying repaired edits to a resident model: first the edit itself, then the fits of its layers in order."""
+"""Applying repaired edits to a resident model: first the edit itself, then the fits of its layers in order.
+
+Squared errors of layers can fall while the model gets worse: they count directions that no later layer reads as much as
+those that decide an answer, and shrink what is useful but uncertain. So a gate compares strengths of a fit by the
+predictions of the whole model on sequences that nothing is fitted on.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,14 +20,18 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Edit, Tokens
 from moevolve.workers.contract.fitting import FitRows
-from moevolve.workers.contract.methods import Applicator, ModelParts
+from moevolve.workers.contract.methods import Applicator, Method, ModelParts
 from moevolve.workers.methods.repair.edit import STRENGTHS, RepairedEdit, Strength
 from moevolve.workers.methods.repair.fits import FitCache, LayerFits, Reference
-from moevolve.workers.methods.repair.gate import Gate, split_places
 from moevolve.workers.methods.repair.ridge import FitOutcome
 from moevolve.workers.methods.repair.streams import ResidualStreams
 from moevolve.workers.methods.shared.outputs import NeuronSelectingOutput, NeuronSelection, Repairable
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_GATE_SHARE = 8
+"""One sequence in this many is the gate's."""
 _FITS: dict[Strength, str] = {
     "none": "no fit",
     "scalar": "fit of one factor per layer",
@@ -49,7 +60,6 @@ class RepairApplicator:
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        """Fit nothing yet."""
         self._parts = parts
         self._base: Applicator | None = None
         self._edit: RepairedEdit | None = None
@@ -77,7 +87,9 @@ class RepairApplicator:
         strength = edit.recipe.strength
         if gate is not None:
             tried = STRENGTHS[: STRENGTHS.index(strength) + 1]
-            self.divergences = {each: self._divergence(base, edit, each, reference, gate) for each in tried}
+            for each in tried:
+                self._fit(base, edit, each, reference)
+                self.divergences[each] = gate.divergence()
             strength = self._taken(edit)
             if strength == tried[-1]:
                 return
@@ -86,14 +98,6 @@ class RepairApplicator:
     def _taken(self, edit: RepairedEdit) -> Strength:
         """The strength of the fit: the gate's choice, of equally good ones the weaker; without a gate the recipe's."""
         return min(self.divergences, key=self.divergences.__getitem__, default=edit.recipe.strength)
-
-    def _divergence(
-        self, base: Repairable, edit: RepairedEdit, strength: Strength, reference: Reference, gate: Gate
-    ) -> float:
-        """Divergence of the model that is repaired at a strength."""
-        self._fit(base, edit, strength, reference)
-        with torch.inference_mode():
-            return gate.divergence()
 
     def _fit(self, base: Repairable, edit: RepairedEdit, strength: Strength, reference: Reference) -> None:
         """Apply the base edit, and fit its layers at a strength."""
@@ -179,7 +183,41 @@ class RepairApplicator:
         return reference, self._gate
 
 
+def split_places(count: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Split the places of sequences into those to fit and those of the gate: every eighth, from the second on."""
+    fitted = [place for place in range(count) if place % _GATE_SHARE != 1]
+    # A single sequence serves both, and is held out of the fit.
+    return fitted, range(1, count, _GATE_SHARE) or range(count)
+
+
+class Gate:
+    """Measures how far a model's predictions are from the unedited model's, which it has when the gate is made.
+
+    Attributes:
+        sequences: Token ids.
+        compared: Mask of the tokens behind which predictions are compared, bool [tokens]: those that predict an
+            answer's tokens, or all tokens if there are no answers.
+    """
+
+    def __init__(self, model: PreTrainedModel, sequences: Sequence[Tokens], answering: Tensor) -> None:
+        self.sequences = sequences
+        self.compared = answering if answering.any() else ~answering
+        self._streams = ResidualStreams(model, sequences)
+        self._expected = self._streams.predictions(self.compared).cpu()
+
+    @torch.inference_mode()
+    def divergence(self) -> float:
+        """Mean Kullback-Leibler divergence over compared tokens in nats; infinite if a prediction isn't finite."""
+        found = self._streams.predictions(self.compared)
+        expected = self._expected.to(found.device)
+        divergence = float((expected.exp() * (expected - found)).double().sum(dim=1).mean())
+        return divergence if math.isfinite(divergence) else math.inf
+
+
 def _chosen(rows: FitRows, sequences: Sequence[Tokens], places: Sequence[int]) -> tuple[list[Tokens], Tensor]:
     """Some of the first sequences of rows, and the mask of their tokens that predict answers."""
     answering = torch.from_numpy(np.concatenate([rows.answering(place) for place in places]))
     return [sequences[place] for place in places], answering
+
+
+REPAIR = Method(edit=RepairedEdit, applicator=RepairApplicator)

@@ -71,11 +71,7 @@ class RepairRecipe:
 
     @classmethod
     def from_text(cls, text: str) -> RepairRecipe:
-        """Read a recipe from its `text`.
-
-        Raises:
-            ValueError: The text isn't a recipe's.
-        """
+        """Read a recipe from its `text`, or raise `ValueError`."""
         return _ADAPTER.validate_json(text)
 
 
@@ -106,5 +102,5 @@ class RepairedEdit:
 
     @cached_property
     def layer_hashes(self) -> tuple[str, ...]:
-        """See `moevolve.workers.contract.edits.LayeredEdit`. A layer's fit depends on all layers before it."""
+        """See `LayeredEdit`. A layer's fit depends on all layers before it."""
         return prefix_hashes(self._head, self.base.layer_hashes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -12,16 +14,9 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.methods.repair.edit import RepairedEdit, Strength
-from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, fit_ridge
-from moevolve.workers.methods.repair.scaling import fit_scalar, match_energy
+from moevolve.workers.methods.repair.ridge import Fit, FitOutcome, LayerSystem, fit_ridge, fit_scalar, match_energy
 from moevolve.workers.methods.repair.streams import ResidualStreams
-from moevolve.workers.methods.shared.outputs import (
-    Features,
-    LayerOutput,
-    NeuronSelectingOutput,
-    NeuronSelection,
-    Recorded,
-)
+from moevolve.workers.methods.shared.outputs import LayerOutput, NeuronSelectingOutput, NeuronSelection, Recorded
 
 _CHECKED = 8
 """One sequence in this many is held out: it isn't fitted, but used to check fits."""
@@ -47,23 +42,16 @@ class Reference:
         for layer in range(streams.layers):
             state, _ = streams.run_layer(layer, state)
             self.states.append(state.cpu())
-        self.checked = _checked(sequences)
+        # Of fewer sequences than `_CHECKED` the last one is held out.
+        held_out = range(_CHECKED - 1, len(sequences), _CHECKED) or (len(sequences) - 1,)
+        self.checked = torch.tensor([place in held_out for place, tokens in enumerate(sequences) for _ in tokens])
 
-
-def _checked(sequences: Sequence[Tokens]) -> Tensor:
-    """Mask of the tokens of held-out sequences, bool [tokens]."""
-    count = len(sequences)
-    marks = [each % _CHECKED == _CHECKED - 1 for each in range(count)] if count >= _CHECKED else [False] * count
-    marks[-1] |= count < _CHECKED
-    return torch.tensor([mark for mark, tokens in zip(marks, sequences, strict=True) for _ in tokens])
-
-
-def _token_weights(answering: Tensor, answer_weight: float) -> Tensor | None:
-    """Weights of tokens in a fit, float32 [tokens] of mean 1; None if all are 1."""
-    if answer_weight == 1 or not answering.any():
-        return None
-    weights = torch.where(answering, answer_weight, 1.0)
-    return weights / weights.mean()
+    def token_weights(self, answer_weight: float) -> Tensor | None:
+        """Weights of tokens in a fit, float32 [tokens] of mean 1; None if all are 1."""
+        if answer_weight == 1 or not self.answering.any():
+            return None
+        weights = torch.where(self.answering, answer_weight, 1.0)
+        return weights / weights.mean()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +59,7 @@ class FittedLayer:
     """A fitted layer output, with all that is needed to apply the fit again.
 
     Attributes:
-        selection: Neurons that were put in place before the fit; None for the edit's own neurons.
+        selection: Neurons in place; None for the edit's own neurons.
         changes: Changes of the weights by columns of the features.
         state: Residual stream after the layer, [tokens, hidden].
         outcome: Result of the fit; None if it changed nothing.
@@ -93,10 +81,9 @@ class _Trial:
     """A fit of a layer with some neurons, not yet applied.
 
     Attributes:
-        selection: Neurons in place; None for the edit's own neurons.
+        selection: See `FittedLayer`.
         recorded: Tensors recorded during the pass through the layer.
         after: Residual stream after the layer, without the fit, [tokens, hidden].
-        features: Features of the layer.
         residual: Target minus `after`, float32 [tokens, hidden].
         fit: The fit; None if none reduces the error.
         error: Squared error on held-out tokens with the fit.
@@ -105,17 +92,16 @@ class _Trial:
     selection: NeuronSelection | None
     recorded: Recorded
     after: Tensor
-    features: Features
     residual: Tensor
     fit: Fit | None
     error: float
 
 
 class FitCache:
-    """Fitted layers by key; the least recently used ones are evicted beyond a limit of bytes, or `FIT_CACHE_BYTES`."""
+    """Fitted layers by key; the least recently used ones are evicted beyond `FIT_CACHE_BYTES`."""
 
-    def __init__(self, limit: int | None = None) -> None:
-        self._limit, self._nbytes = FIT_CACHE_BYTES if limit is None else limit, 0
+    def __init__(self) -> None:
+        self._nbytes = 0
         self._layers: OrderedDict[str, FittedLayer] = OrderedDict()
 
     def get(self, key: str) -> FittedLayer | None:
@@ -125,32 +111,24 @@ class FitCache:
         return found
 
     def put(self, key: str, fitted: FittedLayer) -> None:
-        if fitted.nbytes > self._limit:
+        if fitted.nbytes > FIT_CACHE_BYTES:
             return
         self._layers[key] = fitted
         self._nbytes += fitted.nbytes
-        while self._nbytes > self._limit:
+        while self._nbytes > FIT_CACHE_BYTES:
             self._nbytes -= self._layers.popitem(last=False)[1].nbytes
 
 
 class LayerFits:
-    """The fits of one edit at one strength, from the first layer to the last.
-
-    Args:
-        edit: The edit on the model.
-        strength: Strength of the fits.
-        reference: The unedited model on the tokens to fit.
-        cache: Fits of earlier candidates.
-    """
+    """The fits of one edit at one strength, from the first layer to the last; `cache` has those of other candidates."""
 
     def __init__(self, edit: RepairedEdit, strength: Strength, reference: Reference, cache: FitCache) -> None:
         self._recipe, self._strength, self._reference, self._cache = edit.recipe, strength, reference, cache
         self._layer_hashes = edit.layer_hashes
         self._memory = edit.recipe.memory_mb << 20
-        self._weights = _token_weights(reference.answering, edit.recipe.answer_weight)
+        self._weights = reference.token_weights(edit.recipe.answer_weight)
 
     def run(self, outputs: Sequence[LayerOutput]) -> list[FittedLayer]:
-        """Fit all outputs."""
         state, layer, fits = self._reference.states[0], 0, []
         for output, key in zip(outputs, self._keys(outputs), strict=True):
             for between in range(layer, output.layer):
@@ -168,12 +146,10 @@ class LayerFits:
 
     def _keys(self, outputs: Sequence[LayerOutput]) -> list[str]:
         """Cache keys: strength, hash of the layers up to an output's, and the number of the output in its layer."""
-        places = {layer: place for place, layer in enumerate(dict.fromkeys(output.layer for output in outputs))}
-        parts = Counter[int]()
-        keys = []
-        for output in outputs:
-            keys.append(f"{self._strength} {self._layer_hashes[places[output.layer]]} {parts[output.layer]}")
-            parts[output.layer] += 1
+        keys: list[str] = []
+        by_layer = groupby(outputs, key=lambda output: output.layer)
+        for (_, parts), layer_hash in zip(by_layer, self._layer_hashes, strict=True):
+            keys.extend(f"{self._strength} {layer_hash} {part}" for part, _ in enumerate(parts))
         return keys
 
     def _reuse(self, output: LayerOutput, key: str) -> FittedLayer | None:
@@ -194,9 +170,10 @@ class LayerFits:
             if target is None:
                 after, _ = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
                 return FittedLayer(selection, (), after, None)
-            trial = self._try_fit(output, state, records, target, selection)
-            if selection is not None and self._strength in ("ridge", "matched"):
-                trial = self._try_pruned(output, state, records, target, trial, selection)
+            try_fit = partial(self._try_fit, output, state, records, target)
+            trial = try_fit(selection)
+            if self._strength in ("ridge", "matched"):
+                trial = self._try_pruned(output, trial, try_fit)
         return self._apply(trial, output)
 
     def _select(self, output: LayerOutput, state: Tensor, records: list[Recorded]) -> NeuronSelection | None:
@@ -209,36 +186,21 @@ class LayerFits:
         _, recorded = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
         return output.select_neurons(recorded, self._weights, recipe, self._memory)
 
-    def _try_pruned(
-        self,
-        output: LayerOutput,
-        state: Tensor,
-        records: list[Recorded],
-        target: Tensor,
-        first: _Trial,
-        important: NeuronSelection,
-    ) -> _Trial:
+    def _try_pruned(self, output: LayerOutput, first: _Trial, try_fit: Callable[[NeuronSelection], _Trial]) -> _Trial:
         """Fit the neurons that pruning leads to. Return this fit or the first, whichever has the smaller error."""
-        recipe = self._recipe.neurons
-        assert recipe is not None and isinstance(output, NeuronSelectingOutput)
-        if recipe.candidates == 1:
+        recipe, important = self._recipe.neurons, first.selection
+        if recipe is None or important is None or recipe.candidates == 1:
             return first
+        assert isinstance(output, NeuronSelectingOutput)
         residual = first.after.float() + first.residual - self._apply(first, output).state.float()
-        ridge_lambda = first.fit.outcome.ridge_lambda if first.fit else None
+        taken = first.fit.outcome.ridge_lambda if first.fit else None
+        ridge_lambda = taken or min(self._recipe.ridge_lambdas)
         checked = self._reference.checked
         weights = (~checked).float() if self._weights is None else self._weights * ~checked
-        pruned = output.prune_neurons(
-            first.recorded,
-            important,
-            residual,
-            weights,
-            ridge_lambda or min(self._recipe.ridge_lambdas),
-            recipe,
-            self._memory,
-        )
+        pruned = output.prune_neurons(first.recorded, important, residual, weights, ridge_lambda, recipe, self._memory)
         if not torch.equal(pruned.neurons, important.neurons):
             output.use_neurons(pruned)
-            trial = self._try_fit(output, state, records, target, pruned)
+            trial = try_fit(pruned)
             if trial.error < first.error:
                 return trial
         output.use_neurons(important)
@@ -255,9 +217,9 @@ class LayerFits:
         """Fit the neurons in place without changing them."""
         after, recorded = self._reference.streams.run_layer(output.layer, state, records, output.next_part)
         residual = target.to(after.device).float() - after.float()
-        features, checked = output.features(recorded), self._reference.checked.to(after.device)
+        checked = self._reference.checked.to(after.device)
         weights = None if self._weights is None else self._weights.to(after.device)
-        layer = LayerSystem(features, output.weights, residual, checked, weights)
+        layer = LayerSystem(output.features(recorded), output.weights, residual, checked, weights)
         if self._strength == "scalar":
             fit = fit_scalar(layer, self._memory)
         else:
@@ -265,7 +227,7 @@ class LayerFits:
             if self._strength == "matched" and fit is not None:
                 fit = match_energy(fit, layer, self._memory)
         error = layer.held_out_error() if fit is None else fit.outcome.after
-        return _Trial(selection, recorded, after, features, residual, fit, error)
+        return _Trial(selection, recorded, after, residual, fit, error)
 
     def _target(self, output: LayerOutput, state: Tensor) -> Tensor:
         """Target of the residual stream after an output, [tokens, hidden]. Call it before the output is fitted."""
@@ -280,12 +242,12 @@ class LayerFits:
 
     def _apply(self, trial: _Trial, output: LayerOutput) -> FittedLayer:
         """Change the layer's weights, and compute the residual stream with the rounded change."""
-        features, after, fit = trial.features, trial.after, trial.fit
+        after, fit, features = trial.after, trial.fit, output.features(trial.recorded)
         if fit is None:
             return FittedLayer(trial.selection, (), after, None)
         cacheable = 4 * features.width * after.shape[1] + after.nbytes <= FIT_CACHE_BYTES
         changes, stream = [], after.to(torch.float32, copy=True)
-        for block in fit.blocks or features.blocks(self._memory // 2):
+        for block in features.blocks(self._memory // 2):
             change = fit.change(block, output.weights)
             stream[block.tokens] += block.values @ output.add(block.columns, change)
             if cacheable:

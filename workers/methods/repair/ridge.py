@@ -1,4 +1,4 @@
-"""Ridge regression of a layer's residual on its features, which gives a change of its weights.
+"""Closed-form fits of a layer's weights: ridge regression of its residual on its features, or one factor.
 
 With features `phi` [tokens, width], the present weights `W` and the residual `R = target - phi W` [tokens, hidden], the
 change is `D = argmin ||phi D - R||^2 + s ||D||^2`, where `s` is a ridge lambda times the mean of `diag(phi^T phi)`. The
@@ -7,10 +7,14 @@ features outnumber tokens. Products are computed in float32, systems are solved 
 
 Some tokens are held out of the fit. Of several ridge lambdas the one with the least error on these is taken, and none
 if no lambda reduces that error.
+
+A factor on all weights is a factor on the layer's output `phi W`. Factors per expert have no such form: what one expert
+should give by itself isn't known.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -51,14 +55,12 @@ class Fit:
     Attributes:
         weights: Primal solution: the change, float32 [width, hidden].
         duals: Dual solution: `alpha` of the change `phi^T alpha`, float32 [tokens, hidden], zero on held-out tokens.
-        blocks: The features, if there was memory to keep them.
         factor: Factor on the changed weights.
     """
 
     outcome: FitOutcome
     weights: Tensor | None = field(default=None, repr=False)
     duals: Tensor | None = field(default=None, repr=False)
-    blocks: tuple[FeatureBlock, ...] = field(default=(), repr=False)
     factor: float = 1.0
 
     def change(self, block: FeatureBlock, present: PresentWeights) -> Tensor:
@@ -96,57 +98,74 @@ class LayerSystem:
         """Values [tokens, hidden] times the roots of the tokens' weights."""
         return values if self.token_weights is None else values * self.token_weights.sqrt()[:, None]
 
+    def weighted_blocks(self, memory: int) -> Iterator[FeatureBlock]:
+        """The features times the roots of the tokens' weights."""
+        scale = None if self.token_weights is None else self.token_weights.sqrt()
+        for block in self.features.blocks(memory):
+            yield block if scale is None else replace(block, values=block.values * scale[block.tokens, None])
+
     def held_out_error(self) -> float:
         """Squared error on held-out tokens without a fit."""
         return squared_norm(self.weighted(self.residual)[self.checked])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _ScaledFeatures:
-    """Features times a factor per token."""
-
-    features: Features
-    scale: Tensor
-
-    @property
-    def width(self) -> int:
-        return self.features.width
-
-    def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        for block in self.features.blocks(memory):
-            yield replace(block, values=block.values * self.scale[block.tokens, None])
-
-
 def fit_ridge(layer: LayerSystem, ridge_lambdas: Sequence[float], memory: int) -> Fit | None:
-    """Fit a change of a layer's weights.
-
-    Args:
-        layer: The layer.
-        ridge_lambdas: Ridge lambdas to try.
-        memory: Bytes that may be allocated in addition to the residual and its weighted copy.
-
-    Returns:
-        The fit; None if no change is finite and reduces the error on held-out tokens.
+    """Fit a change of a layer's weights; return None if none is finite and reduces the error on held-out tokens.
 
     Raises:
-        UserError: The fit takes more memory than allowed.
+        UserError: The fit takes more than `memory` bytes in addition to the residual and its weighted copy.
     """
-    features, (tokens, hidden) = layer.features, layer.residual.shape
-    needed = fit_bytes(features.width, tokens, hidden)
+    width, (tokens, hidden) = layer.features.width, layer.residual.shape
+    needed = fit_bytes(width, tokens, hidden)
     if not has_room(needed, memory):
         raise UserError(
-            f"repair: fitting {features.width} features on {tokens} tokens takes {needed / 2**20:,.0f} MiB beside one "
+            f"repair: fitting {width} features on {tokens} tokens takes {needed / 2**20:,.0f} MiB beside one "
             f"part in {_BLOCKS_SHARE} for the features, and memory_mb is {memory >> 20:,}; fit fewer tokens, or allow "
             "more"
         )
-    solve = _primal if features.width <= tokens else _dual
-    if layer.token_weights is None:
-        return solve(features, layer.residual, layer.checked, ridge_lambdas, memory - needed)
-    scale = layer.token_weights.sqrt()
-    scaled, residual = _ScaledFeatures(features, scale), layer.weighted(layer.residual)
-    fit = solve(scaled, residual, layer.checked, ridge_lambdas, memory - needed)
-    # Blocks that were kept are scaled ones, so they can't be used to compute the layer's output.
-    return fit and replace(fit, blocks=(), duals=None if fit.duals is None else fit.duals * scale[:, None])
+    solve = _primal if width <= tokens else _dual
+    fit = solve(layer, layer.weighted(layer.residual), ridge_lambdas, memory - needed)
+    return fit and replace(fit, duals=None if fit.duals is None else layer.weighted(fit.duals))
+
+
+def fit_scalar(layer: LayerSystem, memory: int) -> Fit | None:
+    """Fit one factor on a layer's weights: `c = <y, y*> / |y|^2` for its output `y` and the wanted output `y*`.
+
+    Blocks of features take at most `memory` bytes. Returns None if the factor isn't finite or doesn't reduce the error
+    on held-out tokens.
+    """
+    given = torch.zeros_like(layer.residual)
+    for block in layer.features.blocks(memory):
+        given[block.tokens] += block.values @ layer.present(block.columns)
+    output, residual, checked = layer.weighted(given), layer.weighted(layer.residual), layer.checked
+    along = float((output[~checked].double() * residual[~checked].double()).sum())
+    energy = squared_norm(output[~checked])
+    if not 0 < energy < math.inf or not math.isfinite(along):
+        return None
+    change = along / energy
+    before = squared_norm(residual[checked])
+    after = squared_norm(residual[checked] - change * output[checked])
+    return Fit(FitOutcome(None, before, after), factor=1 + change) if after < before else None
+
+
+def match_energy(fit: Fit, layer: LayerSystem, memory: int) -> Fit:
+    """Scale weights of a ridge fit so that the layer's output has the energy that it should have, `E|y|^2 = E|y*|^2`.
+
+    Least squares shrink what they can't predict. The energies are those of held-out tokens, since a fit on few tokens
+    has the right energy on these and too little on others. The error on held-out tokens may then be larger than without
+    the fit. Blocks of features take at most `memory` bytes.
+    """
+    before, after = torch.zeros_like(layer.residual), torch.zeros_like(layer.residual)
+    for block in layer.features.blocks(memory):
+        present = layer.present(block.columns)
+        before[block.tokens] += block.values @ present
+        after[block.tokens] += block.values @ (present + fit.change(block, layer.present))
+    wanted = layer.weighted(layer.residual + before)[layer.checked]
+    given = layer.weighted(after)[layer.checked]
+    energy = squared_norm(given)
+    factor = math.sqrt(squared_norm(wanted) / energy) if energy > 0 else 1.0
+    left = squared_norm(wanted - factor * given)
+    return replace(fit, factor=factor, outcome=replace(fit.outcome, after=left))
 
 
 def has_room(needed: int, memory: int) -> bool:
@@ -163,13 +182,12 @@ def fit_bytes(width: int, tokens: int, hidden: int) -> int:
     return 2 * 8 * tokens * tokens + 4 * 8 * tokens * hidden + 3 * 8 * rows * tokens
 
 
-def _primal(
-    features: Features, residual: Tensor, checked: Tensor, ridge_lambdas: Sequence[float], memory: int
-) -> Fit | None:
-    blocks = tuple(features.blocks(memory))
-    gram = residual.new_zeros(features.width, features.width, dtype=torch.float64)
-    right = residual.new_zeros(features.width, residual.shape[1], dtype=torch.float64)
-    held_out = residual.new_zeros(int(checked.sum()), features.width)
+def _primal(layer: LayerSystem, residual: Tensor, ridge_lambdas: Sequence[float], memory: int) -> Fit | None:
+    width, checked = layer.features.width, layer.checked
+    blocks = tuple(layer.weighted_blocks(memory))
+    gram = residual.new_zeros(width, width, dtype=torch.float64)
+    right = residual.new_zeros(width, residual.shape[1], dtype=torch.float64)
+    held_out = residual.new_zeros(int(checked.sum()), width)
     place, order = torch.empty_like(checked, dtype=torch.int64), checked.int().cumsum(0) - 1
     for number, block in enumerate(blocks):
         at = checked[block.tokens]
@@ -184,46 +202,37 @@ def _primal(
             for part in both.split(_ROWS):
                 rows = block.values[place[other.tokens[part]]]
                 gram[block.columns, other.columns] += rows.t() @ other.values[part]
-    held_out_residual = residual[checked]
-    before, best = squared_norm(held_out_residual), None
+    expected = residual[checked]
+    best, before = None, squared_norm(expected)
     for ridge_lambda, solved in _solutions(gram, right, float(gram.diagonal().mean()), ridge_lambdas):
         weights = solved.float()
-        outcome = FitOutcome(ridge_lambda, before, squared_norm(held_out_residual - held_out @ weights))
+        outcome = FitOutcome(ridge_lambda, before, squared_norm(expected - held_out @ weights))
         if outcome.after < (before if best is None else best.outcome.after):
-            best = Fit(outcome, weights=weights, blocks=blocks)
+            best = Fit(outcome, weights=weights)
     return best
 
 
-def _dual(
-    features: Features, residual: Tensor, checked: Tensor, ridge_lambdas: Sequence[float], memory: int
-) -> Fit | None:
+def _dual(layer: LayerSystem, residual: Tensor, ridge_lambdas: Sequence[float], memory: int) -> Fit | None:
     # Fitted tokens come first, so that their products are a corner of the matrix.
+    checked = layer.checked
     order = checked.int().argsort(stable=True)
     place, fitted = order.argsort(), int((~checked).sum())
     gram = residual.new_zeros(len(residual), len(residual), dtype=torch.float64)
-    kept: list[FeatureBlock] = []
-    size, kept_memory = 0, memory // 2
-    for block in features.blocks(memory - kept_memory):
-        size += block.values.nbytes
-        if size <= kept_memory:
-            kept.append(block)
+    for block in layer.weighted_blocks(memory):
         places, by_place = place[block.tokens].sort()
         values = block.values[by_place]
         # Only the lower triangle is read.
         for end in range(_ROWS, len(values) + _ROWS, _ROWS):
             rows = slice(end - _ROWS, end)
             gram[places[rows, None], places[:end]] += values[rows] @ values[:end].t()
-    blocks = tuple(kept) if size <= kept_memory else ()
-    kept.clear()
     across, gram = gram[fitted:, :fitted], gram[:fitted, :fitted]
-    held_out_residual = residual[checked]
-    before, best = squared_norm(held_out_residual), None
-    scale = float(gram.diagonal().sum()) / features.width
+    expected = residual[checked]
+    best, before = None, squared_norm(expected)
+    scale = float(gram.diagonal().sum()) / layer.features.width
     for ridge_lambda, solved in _solutions(gram, residual[~checked].double(), scale, ridge_lambdas):
-        outcome = FitOutcome(ridge_lambda, before, squared_norm(held_out_residual - (across @ solved).float()))
+        outcome = FitOutcome(ridge_lambda, before, squared_norm(expected - (across @ solved).float()))
         if outcome.after < (before if best is None else best.outcome.after):
-            duals = torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float())
-            best = Fit(outcome, duals=duals, blocks=blocks)
+            best = Fit(outcome, duals=torch.zeros_like(residual).index_copy_(0, order[:fitted], solved.float()))
     return best
 
 
@@ -235,18 +244,10 @@ def squared_norm(values: Tensor) -> float:
 def _solutions(
     gram: Tensor, right: Tensor, scale: float, ridge_lambdas: Sequence[float]
 ) -> Iterator[tuple[float, Tensor]]:
-    """Solve `(gram + ridge_lambda * scale * I) x = right` for every ridge lambda.
+    """Solve `(gram + ridge_lambda * scale * I) x = right` for every ridge lambda, and yield both.
 
-    Systems that aren't positive definite are left out.
-
-    Args:
-        gram: Float64 matrix, of which the lower triangle is read. Its diagonal is overwritten.
-        right: Float64 right-hand sides.
-        scale: Mean square of the features, summed over tokens.
-        ridge_lambdas: Ridge lambdas to try.
-
-    Yields:
-        Ridge lambda and solution.
+    Systems that aren't positive definite are left out. Of `gram` the lower triangle is read, and its diagonal is
+    overwritten. `scale` is the mean square of the features, summed over tokens.
     """
     if not 0 < scale < float("inf"):
         return

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class ResidualStreams:
-    """Runs sequences through a decoder one layer at a time. Tokens are those of all sequences, one after the other.
+    """Runs sequences through a decoder in eval mode one layer at a time, with the edit that it has at that time.
+
+    Tokens are those of all sequences, one after the other.
 
     Attributes:
         tokens: Number of tokens.
@@ -27,12 +29,6 @@ class ResidualStreams:
     """
 
     def __init__(self, model: PreTrainedModel, sequences: Sequence[Tokens]) -> None:
-        """Batch the sequences.
-
-        Args:
-            model: Model in eval mode. Later passes run with the edit that it has then.
-            sequences: Token ids.
-        """
         self._model = model
         self._decoder = model.get_decoder()
         self._layers = decoder_layers(model)
@@ -51,16 +47,10 @@ class ResidualStreams:
     def run_layer(
         self, layer: int, state: Tensor, records: list[Recorded] | None = None, part: nn.Module | None = None
     ) -> tuple[Tensor, Recorded]:
-        """Compute the residual stream after a layer, or within it.
+        """Compute the residual stream after a layer, or before a part of it, from that before the layer.
 
-        Args:
-            layer: Index of the layer.
-            state: Residual stream before the layer, [tokens, hidden].
-            records: List to which `LayerOutput.recording` appends in every pass.
-            part: Module of the layer whose input is the residual stream to return; None for that after the layer.
-
-        Returns:
-            The residual stream [tokens, hidden], and the recorded tensors, each [tokens, ...].
+        Residual streams are [tokens, hidden]. `records` is the list to which `LayerOutput.recording` appends in every
+        pass; the recorded tensors, each [tokens, ...], are returned as well.
         """
         found = _InTokenOrder(self.tokens)
         for batch in self._batches:
@@ -71,14 +61,10 @@ class ResidualStreams:
         return found.tensors[0], found.tensors[1:]
 
     def predictions(self, chosen: Tensor) -> Tensor:
-        """Run the whole model, and predict the tokens that follow some tokens.
+        """Run the whole model, and predict the tokens that follow those of a mask, bool [tokens].
 
-        Args:
-            chosen: Mask of these tokens, bool [tokens].
-
-        Returns:
-            Logarithms of probabilities, float32 [predictions, vocabulary], in an order that depends on the sequences
-            alone.
+        Returns logarithms of probabilities, float32 [predictions, vocabulary], in an order that depends on the
+        sequences alone.
         """
         head, found = self._model.get_output_embeddings(), []
         assert isinstance(head, nn.Module)
@@ -97,17 +83,13 @@ class ResidualStreams:
     def _run(
         self, batch: PaddedBatch, layer: int, read: nn.Module, hidden: Tensor | None = None, after: bool = True
     ) -> Tensor:
-        """Run one layer of the decoder and skip all others.
+        """Run one layer of the decoder and skip all others; the number of layers skips all.
 
         Args:
             batch: Sequences to run.
-            layer: Index of the layer; the number of layers skips all.
-            read: Module whose output is returned.
+            layer: Index of the layer.
+            read: Module whose output is returned, [rows * columns, hidden], or, unless `after`, its first input.
             hidden: Input of the layer, [rows, columns, hidden]; None for the embeddings.
-            after: Return the output of `read` if True, else its first input.
-
-        Returns:
-            [rows * columns, hidden].
         """
         found: list[Tensor] = []
 
@@ -120,7 +102,9 @@ class ResidualStreams:
             stack.enter_context(skipped(first, hidden))
             stack.enter_context(skipped(self._layers[layer + 1 :]))
             if hidden is not None and not first:
-                stack.callback(self._layers[0].register_forward_pre_hook(_replace_input(hidden)).remove)
+                # There is no layer before that could pass it on.
+                handle = self._layers[0].register_forward_pre_hook(lambda _module, args: (hidden, *args[1:]))
+                stack.callback(handle.remove)
             self._decoder(input_ids=batch.ids, use_cache=False)
         return found[0].flatten(0, 1)
 
@@ -138,10 +122,3 @@ class _InTokenOrder:
             self.tensors = tuple(each.new_empty((self._tokens, *each.shape[1:])) for each in tensors)
         for whole, part in zip(self.tensors, tensors, strict=True):
             whole[batch.places.to(part.device)] = part[batch.real.to(part.device)]
-
-
-def _replace_input(hidden: Tensor) -> Any:
-    def replace(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (hidden, *args[1:])
-
-    return replace

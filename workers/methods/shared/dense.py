@@ -21,41 +21,24 @@ class NetworkEdit(Protocol):
     """An edit of all feed-forward networks of a dense model."""
 
     @property
-    def layers(self) -> int:
-        """Number of networks."""
-        ...
+    def layers(self) -> int: ...
 
     @property
-    def width(self) -> int:
-        """Neurons per network."""
-        ...
+    def width(self) -> int: ...
 
     @property
-    def hidden(self) -> int:
-        """Size of a network's input."""
-        ...
+    def hidden(self) -> int: ...
 
 
 def dense_layers_for(kind: str, parts: ModelParts) -> tuple[DenseLayer, ...]:
-    """The model's dense feed-forward networks.
-
-    Args:
-        kind: Kind of edits, for the error message.
-
-    Raises:
-        UserError: The model has none.
-    """
+    """The model's dense feed-forward networks, which edits of a kind need."""
     if not parts.dense_layers:
         raise UserError(f"{kind} edits need dense feed-forward networks of a family where they are known")
     return parts.dense_layers
 
 
 def check_shape(edit: NetworkEdit, layers: tuple[DenseLayer, ...]) -> None:
-    """Refuse an edit that was made for another model.
-
-    Raises:
-        UserError: Its shapes differ from those of the model's networks.
-    """
+    """Refuse an edit whose shapes aren't those of the model's networks."""
     found = (len(layers), layers[0].width, layers[0].hidden)
     if (edit.layers, edit.width, edit.hidden) != found:
         raise UserError(
@@ -79,13 +62,9 @@ def weights_of(layer: DenseLayer) -> NetworkWeights:
 
 
 def write_native_dense(resident: Resident, directory: Path, template: str, **settings: object) -> type[PreTrainedModel]:
-    """Write modelling code for a dense family and import its model class.
+    """Write modelling code for a dense family and import its model class; see `write_native`.
 
-    Args:
-        resident: A model of the family.
-        directory: Folder of the checkpoint.
-        template: Path of the template, as `moevolve.workers.checkpoints.native.render` takes it.
-        settings: Variables of the template in addition to those of the family.
+    `settings` are variables of the template in addition to those of the family.
     """
     family = resident.dense_layers[0].family
     return write_native(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +86,24 @@ class ActiveMask:
         return tokens, self.chosen[tokens].float() @ kept.float() > 0
 
 
-class NetworkOutput:
+class _DenseOutput:
+    """The linear map whose features are the first input of a module, and whose weights are copied before changes."""
+
+    def __init__(
+        self, layer: DenseLayer, weights: CopyOnWriteWeights, input_module: nn.Module, without_edit: WithoutEdit
+    ) -> None:
+        self._layer, self._input_module = layer, input_module
+        self.add, self.weights, self.unedited = weights.add, weights.columns, without_edit
+
+    @property
+    def layer(self) -> int:
+        return self._layer.index
+
+    def recording(self) -> AbstractContextManager[list[Recorded]]:
+        return recording(self._input_module, lambda inputs, _: (inputs,))
+
+
+class NetworkOutput(_DenseOutput):
     """See `LayerOutput`: the down projection of one feed-forward network.
 
     Args:
@@ -108,15 +124,8 @@ class NetworkOutput:
         active_mask: Callable[[Tensor], ActiveMask] | None,
         without_edit: WithoutEdit,
     ) -> None:
-        self._layer, self._input_module, self._active_mask = layer, input_module, active_mask
-        self.add, self.weights, self.unedited = weights.add, weights.columns, without_edit
-
-    @property
-    def layer(self) -> int:
-        return self._layer.index
-
-    def recording(self) -> AbstractContextManager[list[Recorded]]:
-        return recording(self._input_module, _input)
+        super().__init__(layer, weights, input_module, without_edit)
+        self._active_mask = active_mask
 
     def features(self, recorded: Recorded) -> _NetworkFeatures:
         (hidden,) = recorded
@@ -161,33 +170,19 @@ class _NetworkFeatures:
                     yield FeatureBlock(columns, tokens, values)
 
 
-class AttentionOutput:
-    """See `LayerOutput`: the output projection of one attention.
-
-    Args:
-        layer: The layer with the attention.
-        weights: Weights of the projection.
-        without_edit: Removes the attention's edit.
-    """
+class AttentionOutput(_DenseOutput):
+    """See `LayerOutput`: the output projection of one attention."""
 
     def __init__(self, layer: DenseLayer, weights: CopyOnWriteWeights, without_edit: WithoutEdit) -> None:
-        self._layer = layer
-        self.add, self.weights, self.unedited = weights.add, weights.columns, without_edit
-
-    @property
-    def layer(self) -> int:
-        return self._layer.index
+        projection = layer.attention.o_proj
+        assert isinstance(projection, nn.Module)
+        super().__init__(layer, weights, projection, without_edit)
 
     @property
     def next_part(self) -> nn.Module:
         part = self._layer.decoder_layer.post_attention_layernorm
         assert isinstance(part, nn.Module)
         return part
-
-    def recording(self) -> AbstractContextManager[list[Recorded]]:
-        projection = self._layer.attention.o_proj
-        assert isinstance(projection, nn.Module)
-        return recording(projection, _input)
 
     def features(self, recorded: Recorded) -> _DenseFeatures:
         return _DenseFeatures(recorded[0])
@@ -211,16 +206,8 @@ class _DenseFeatures:
             yield FeatureBlock(columns, all_tokens, self.values[:, columns].float())
 
 
-def _input(inputs: Tensor, _output: Any) -> Recorded:
-    return (inputs,)
-
-
 def check_additive(layer: DenseLayer) -> None:
-    """Refuse a layer whose networks' outputs aren't simply added to the residual stream.
-
-    Raises:
-        UserError: The layer normalises the sum.
-    """
+    """Refuse a layer that normalises the sum of its network's output and the residual stream."""
     if not getattr(layer.decoder_layer, "do_layer_norm_before", True):
         raise UserError(
             f"{layer.family.title} models that normalise behind their networks (do_layer_norm_before: false) can't be "

@@ -38,21 +38,14 @@ def memory_batches(layers: Iterable[T], size: Callable[[T], int]) -> Iterator[li
 def directions_bytes(inputs: int, modules: int) -> int:
     """Peak device memory of finding principal directions: second moments of several modules, and work on one of them.
 
-    Args:
-        inputs: Size of an input.
-        modules: Number of modules whose inputs are measured.
+    An input of each of the `modules` has size `inputs`.
     """
     matrix = 8 * inputs**2
     return matrix * (min(modules, max(1, STATISTICS_MEMORY // matrix)) + 5)
 
 
 class InputMoments:
-    """First and second moments of inputs, float64 on their device.
-
-    Args:
-        inputs: Size of an input.
-        device: Device of the inputs.
-    """
+    """First and second moments of inputs of one size, float64 on their device."""
 
     def __init__(self, inputs: int, device: torch.device) -> None:
         self.count = 0
@@ -60,7 +53,7 @@ class InputMoments:
         self._products = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
 
     def add(self, inputs: Tensor) -> None:
-        """Add tokens with inputs [tokens, inputs] of any floating dtype."""
+        """Add inputs [tokens, inputs] of any floating dtype."""
         inputs = inputs.double()
         self.count += len(inputs)
         self._sum += inputs.sum(dim=0)
@@ -83,13 +76,7 @@ class InputMoments:
 
 
 class InputStatistics(InputMoments):
-    """Moments of inputs, and of their products with targets.
-
-    Args:
-        inputs: Size of an input.
-        targets: Size of a target.
-        device: Device of inputs and targets.
-    """
+    """Moments of inputs, and of their products with targets."""
 
     def __init__(self, inputs: int, targets: int, device: torch.device) -> None:
         super().__init__(inputs, device)
@@ -97,21 +84,17 @@ class InputStatistics(InputMoments):
         self._target_products = torch.zeros(inputs, targets, dtype=torch.float64, device=device)
 
     def add_pairs(self, inputs: Tensor, targets: Tensor) -> None:
-        """Add tokens with inputs [tokens, inputs] and targets [tokens, targets] of any floating dtype."""
+        """Add inputs [tokens, inputs] and targets [tokens, targets] of any floating dtype."""
         inputs, targets = inputs.double(), targets.double()
         self.add(inputs)
         self._target_sum += targets.sum(dim=0)
         self._target_products += inputs.t() @ targets
 
     def ridge(self, ridge_lambda: float, intercept: bool) -> tuple[Tensor, Tensor]:
-        """Ridge regression of the targets on the inputs.
+        """Ridge regression of the targets on the inputs, with an intercept, which isn't regularised, or without.
 
-        Args:
-            ridge_lambda: Ridge strength as a share of the inputs' mean variance (mean square without intercept).
-            intercept: Fit an intercept, which isn't regularised.
-
-        Returns:
-            Weights [targets, inputs] and intercepts [targets] (zeros if none are fitted), float64 on the device.
+        The ridge lambda is a share of the inputs' mean variance (mean square without intercept). Returns weights
+        [targets, inputs] and intercepts [targets] (zeros if none are fitted), float64 on the device.
         """
         targets, products = self._target_sum / self.count, self._target_products / self.count
         square = self.moment
@@ -127,13 +110,8 @@ class InputStatistics(InputMoments):
 def principal_directions(square: Tensor, count: int) -> Tensor:
     """Principal directions, each divided by its standard deviation so that coordinates along it have variance 1.
 
-    Args:
-        square: Covariance or second moment of the inputs, float64 [inputs, inputs].
-        count: Number of directions, at most `inputs`.
-
-    Returns:
-        Directions with the largest variance first, float64 [count, inputs], the largest entry of each positive. Rows
-        are zero if inputs vary in fewer directions.
+    Directions [count, inputs] of a covariance or second moment, float64 [inputs, inputs], begin with that of largest
+    variance. The largest entry of each is positive. Rows are zero if inputs vary in fewer directions.
     """
     variances, vectors = leading_eigenvectors(square, count)
     deviations = variances.sqrt()

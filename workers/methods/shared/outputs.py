@@ -55,10 +55,9 @@ class Features(Protocol):
         ...
 
     def blocks(self, memory: int) -> Iterator[FeatureBlock]:
-        """Iterate over the columns, each in one block; columns that are zero for all tokens may be left out.
+        """Iterate over the columns, each in one block that takes at most `memory` bytes to compute and use.
 
-        Args:
-            memory: Bytes that computing and using a block may take.
+        Columns that are zero for all tokens may be left out.
         """
         ...
 
@@ -68,7 +67,7 @@ class NeuronSelection:
     """Neurons of a layer's kept experts, chosen among those of all experts, and router rows that go with them.
 
     Attributes:
-        neurons: Neurons of each kept expert, int64 [n', I']; neuron j of original expert e is `e * I + j`.
+        neurons: Neurons of each kept expert, int64 [n', I'], ascending; neuron j of original expert e is `e * I + j`.
         rows: Router weight [n', hidden] and bias [n'] (None without biases), fitted to the groups of experts that the
             kept ones represent. None keeps the edit's router.
         skip_below: Threshold of dynamic skipping with `rows`, if the edit skips experts.
@@ -103,19 +102,12 @@ class LayerOutput(Protocol):
         """
         ...
 
-    def features(self, recorded: Recorded) -> Features:
-        """Features of recorded tokens."""
-        ...
+    def features(self, recorded: Recorded) -> Features: ...
 
     def add(self, columns: slice, change: Tensor) -> Tensor:
-        """Add a change to the weights of some columns, until the edit is applied again or reverted.
+        """Add to the weights of some columns, float32 [columns, hidden], until the edit is applied again or reverted.
 
-        Args:
-            columns: Columns of the features.
-            change: Change of the weights, float32 [columns, hidden].
-
-        Returns:
-            The change after rounding the weights to their dtype, float32 [columns, hidden].
+        Returns the change after rounding the weights to their dtype.
         """
         ...
 
@@ -139,13 +131,10 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
     def select_neurons(
         self, recorded: Recorded, token_weights: Tensor | None, recipe: NeuronRecipe, memory: int
     ) -> NeuronSelection:
-        """Choose neurons by importance, and use them from now on.
+        """Choose neurons by importance for tokens recorded with the edit on the model, and use them from now on.
 
-        Args:
-            recorded: Tokens recorded with the edit on the model.
-            token_weights: Weights of these tokens in importance, float32 [tokens]; None for 1.
-            recipe: Settings of the choice.
-            memory: Bytes that may be allocated.
+        `token_weights` are the tokens' weights in importance, float32 [tokens] (None for 1), and `memory` the bytes
+        that may be allocated.
         """
         ...
 
@@ -169,9 +158,6 @@ class NeuronSelectingOutput(LayerOutput, Protocol):
             ridge_lambda: Ridge strength of the fit, as a multiple of the features' mean square.
             recipe: Settings of the choice.
             memory: Bytes that may be allocated.
-
-        Returns:
-            The same selection with other neurons.
         """
         ...
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.methods import Resident
@@ -84,17 +85,16 @@ class PaddedBatch:
 
 def padded_batches(sequences: Sequence[Tokens], device: torch.device) -> Iterator[PaddedBatch]:
     """Batch sequences of similar length. The batches depend on the sequences alone."""
-    starts = torch.tensor([0, *map(len, sequences)]).cumsum(0).tolist()
+    lengths = torch.tensor([*map(len, sequences)])
+    starts = lengths.cumsum(0) - lengths
     order = sorted(range(len(sequences)), key=lambda each: (len(sequences[each]), each))
     while order:
         rows = len(order)
         while rows > 1 and rows * len(sequences[order[rows - 1]]) > _BATCH_COLUMNS:
             rows -= 1
         chosen, order = order[:rows], order[rows:]
-        columns = len(sequences[chosen[-1]])
-        ids = torch.zeros(rows, columns, dtype=torch.int64)
-        for row, each in enumerate(chosen):
-            ids[row, : len(sequences[each])] = torch.tensor(sequences[each])
-        real = [row * columns + column for row, each in enumerate(chosen) for column in range(len(sequences[each]))]
-        places = [starts[each] + column for each in chosen for column in range(len(sequences[each]))]
-        yield PaddedBatch(ids.to(device), torch.tensor(real, device=device), torch.tensor(places, device=device))
+        ids = pad_sequence([torch.tensor(sequences[each]) for each in chosen], batch_first=True)
+        columns = torch.arange(ids.shape[1])
+        inside = columns < lengths[chosen, None]
+        real, places = inside.flatten().nonzero()[:, 0], (starts[chosen, None] + columns)[inside]
+        yield PaddedBatch(ids.to(device), real.to(device), places.to(device))

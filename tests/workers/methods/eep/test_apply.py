@@ -55,22 +55,21 @@ def test_read_only_arrays_are_taken(resident: Residents, make_edit: Edits, token
 
 
 @pytest.mark.parametrize(
-    ("mapping", "merging", "active", "space", "message"),
+    ("mapping", "merging", "active", "message"),
     [
-        ((2, 4, 6), (2, 3, 6), 2, "probs", "one shape"),
-        ((4, 6), (4, 6), 2, "probs", "one shape"),
-        ((2, 4, 6), (2, 4, 6), 5, "probs", "5 active"),
-        ((2, 4, 6), (2, 4, 6), 0, "probs", "0 active"),
-        ((2, 4, 6), (2, 4, 6), (2, 5), "probs", "5 active in MoE layer 1"),
-        ((2, 4, 6), (2, 4, 6), (2,), "probs", "give each layer one"),
-        ((2, 4, 6), (2, 4, 6), 2, "softmax", "softmax"),
+        ((2, 4, 6), (2, 3, 6), 2, "one shape"),
+        ((4, 6), (4, 6), 2, "one shape"),
+        ((2, 4, 6), (2, 4, 6), 5, "5 active"),
+        ((2, 4, 6), (2, 4, 6), 0, "0 active"),
+        ((2, 4, 6), (2, 4, 6), (2, 5), "5 active in MoE layer 1"),
+        ((2, 4, 6), (2, 4, 6), (2,), "give each layer one"),
     ],
 )
 def test_malformed_edits_are_refused(
-    mapping: tuple[int, ...], merging: tuple[int, ...], active: int | tuple[int, ...], space: str, message: str
+    mapping: tuple[int, ...], merging: tuple[int, ...], active: int | tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        EepEdit(np.ones(mapping, np.float32), np.ones(merging, np.float32), active, space)
+        EepEdit(np.ones(mapping, np.float32), np.ones(merging, np.float32), active)
 
 
 def test_phenotype_hash_tells_edits_apart() -> None:

@@ -116,15 +116,14 @@ def test_above_the_limit_experts_are_dropped_one_by_one(family: str, grouped: bo
         assert found["subset_kept"][group].tolist() == list(kept)
 
 
-def test_measuring_leaves_the_model_as_it_was_and_counts_what_it_ran(resident: Any) -> None:
+def test_measuring_leaves_the_model_as_it_was(resident: Any) -> None:
     model, ids = resident("mixtral"), torch.tensor([SEQUENCES[3]])
     with torch.inference_mode():
         before = model.model(ids).logits
         recipe = ExpertsRecipe(("saliency",), None, 1000)
         found = calibrate_experts(model, SEQUENCES, recipe)
         assert torch.equal(model.model(ids).logits, before)
-    assert set(found.arrays) == {"saliency", "expert_runs"}
-    assert found.arrays["expert_runs"].tolist() == [TOKENS * 2 * 3], "saliency runs the chosen experts once more"
+    assert set(found.arrays) == {"saliency"}
     assert Calibration.from_bytes(found.to_bytes()).arrays["saliency"].dtype == np.float32
 
 

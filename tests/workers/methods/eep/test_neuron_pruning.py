@@ -150,7 +150,7 @@ def test_a_repair_takes_what_leaves_less_error(resident: Residents, monkeypatch:
         recipe = RepairRecipe((0.1,), "local", tokens=len(rows.tokens), neurons=neurons)
         with model.edited(RepairedEdit(base, recipe, rows)):
             applicator: Any = model._applicators[RepairedEdit]
-            applicator._cache = FitCache(0)
+            applicator._cache = FitCache()
             return applicator.outcomes[0].after, [each.neurons for each in applicator.selections.values()]
 
     important = first_layer(1.0)

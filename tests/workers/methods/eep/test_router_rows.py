@@ -23,7 +23,7 @@ from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.router_rows import fit_rows, group_experts
+from moevolve.workers.methods.eep.outputs import fit_rows, group_experts
 from moevolve.workers.methods.repair.apply import RepairApplicator
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel

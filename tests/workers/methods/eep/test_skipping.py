@@ -19,8 +19,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.router import EditableRouter
-from moevolve.workers.methods.eep.skipping import RatioHistogram
+from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram
 from moevolve.workers.model.resident import ResidentModel
 
 Edits = Callable[..., EepEdit]

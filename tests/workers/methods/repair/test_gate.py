@@ -23,9 +23,8 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import calibrate
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
-from moevolve.workers.methods.repair.apply import RepairApplicator
+from moevolve.workers.methods.repair.apply import Gate, RepairApplicator, split_places
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
-from moevolve.workers.methods.repair.gate import Gate, split_places
 from moevolve.workers.model.resident import ResidentModel
 
 DEMO = Path(__file__).parents[4] / "configs" / "demo"

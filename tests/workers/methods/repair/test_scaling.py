@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from ridge_samples import MEMORY, Floats, problem
 
-from moevolve.workers.methods.repair.ridge import fit_ridge
-from moevolve.workers.methods.repair.scaling import fit_scalar, match_energy
+from moevolve.workers.methods.repair.ridge import fit_ridge, fit_scalar, match_energy
 
 
 def weights_of(width: int, hidden: int) -> Floats:
