@@ -24,7 +24,7 @@ from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, ROUT
 from moevolve.search.settings.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, combined
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
-from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
+from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe, Partition
 
 
 class FactorLlmSection(GenomeSection):
@@ -41,8 +41,7 @@ class FactorLlmSection(GenomeSection):
             are nearest to the whole layer's.
         router_bias: Give routers a bias, as in the paper. Without it, and with output_scale `one`, a top-1
             partition of a Llama or Mistral is an ordinary Mixtral and can be exported as one.
-        partition: Partition of the neurons at the start: in order, random, by balanced k-means on input weights, or by
-            coactivation (neurons that fire on the same tokens).
+        partition: Partition of the neurons at the start: in order, random, or by balanced k-means on input weights.
         output_scale: Factor on the sum of the chosen experts' outputs: `one` (the paper) or `n_over_k` (the authors'
             code). On the dense demo model `one` is better for the start on both tasks with 1 of 4, 2 of 4 and 4 of 8
             experts, by 0.3 to 47 points of similarity of predictions; after repair, by 8 points with 1 of 4, and
@@ -60,7 +59,7 @@ class FactorLlmSection(GenomeSection):
     active: int = Field(ge=1, le=256)
     routers: int = Field(1, ge=1, le=3)
     router_bias: bool = True
-    partition: Literal["contiguous", "shuffled", "kmeans", "coactivation"] = "kmeans"
+    partition: Partition = "kmeans"
     output_scale: Literal["one", "n_over_k"] = "one"
     random_division: bool = True
     components: int = Field(8, ge=0, le=MOST_PARTS)

@@ -13,7 +13,6 @@ from search_samples import TUNE, dense_model, few, many, mixtral
 from tomoe_samples import tomoe_space
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.tomoe.baselines import BASELINES, flap, saliency
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import (
     SEEDS,
@@ -23,6 +22,7 @@ from moevolve.search.genomes.tomoe.genome import (
     standardised_log,
     top_mask,
 )
+from moevolve.search.genomes.tomoe.kind import BASELINES, flap, saliency
 from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit

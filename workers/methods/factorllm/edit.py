@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 
-Partition = Literal["contiguous", "shuffled", "kmeans", "coactivation"]
+Partition = Literal["contiguous", "shuffled", "kmeans"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,7 @@ class FactorLlmRecipe:
         experts: Experts N per network.
         active: Experts K per token.
         routers: Routers R per network: 1, or one for each of its linear layers.
-        partition: Partition of the neurons: in order, at random, by balanced k-means on their input weights, or by
-            balanced k-means on the neurons that they fire together with.
+        partition: Partition of the neurons: in order, at random, or by balanced k-means on their input weights.
         output_scale: Factor on the sum of the experts' outputs.
         router_bias: Give routers a bias.
         components: Number of principal directions of every network's inputs.
