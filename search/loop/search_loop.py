@@ -20,7 +20,8 @@ from moevolve.search.genomes.contract.base import Description, Offspring
 from moevolve.search.loop.evaluation_cache import EvaluationCache, Settled
 from moevolve.search.loop.scores import ranking_of
 from moevolve.search.loop.setup import SearchSetup, request_of
-from moevolve.search.strategies.base import RankKey, Strategy, rank_key
+from moevolve.search.strategies.base import RankKey, rank_key
+from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, IndividualRecord, Progress
@@ -46,7 +47,7 @@ class SearchLoop:
     def __init__(
         self,
         setup: SearchSetup,
-        strategy: Strategy,
+        strategy: PhasedStrategy,
         store: StoreReader,
         cache: EvaluationCache,
         on_progress: Callable[[Progress], None] = lambda _: None,

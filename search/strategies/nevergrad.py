@@ -20,7 +20,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.settings.phases import NevergradSection, PhaseConfig
-from moevolve.search.strategies.base import initial_offspring
+from moevolve.search.strategies.base import PhaseStrategy, fixed_offspring
 from moevolve.store.records import IndividualRecord
 
 _TIE_BREAK = 1e-4
@@ -31,7 +31,7 @@ _WORST = 1e6
 """Loss of a candidate that failed before any other was evaluated."""
 
 
-class NevergradPhase:
+class NevergradPhase(PhaseStrategy):
     """The strategy `nevergrad:<Optimizer>` in one phase.
 
     It starts at the best individual of the earlier phases, or else at the method's own start or a random one. Initial
@@ -90,9 +90,6 @@ class NevergradPhase:
         with self._calling(individual.index, "tell"):
             self._optimizer.tell(candidate, float(loss))
 
-    def tell_before(self, individual: IndividualRecord) -> None:
-        """Do nothing: an optimiser starts from one point, which `ask` is given."""
-
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
         self.ask(index, initial, start, ())
 
@@ -101,7 +98,9 @@ class NevergradPhase:
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)
-        sampled = initial_offspring(self._space, self._phase, rng, index - self._first, initial)
+        sampled = fixed_offspring(self._space, self._phase, index - self._first)
+        if sampled is None and initial:
+            sampled = self._space.sample(rng, self._phase)
         with self._calling(index, "ask"):
             if sampled is not None:
                 self._optimizer.suggest(self._space.flatten(sampled.genome, self._phase))
@@ -109,7 +108,8 @@ class NevergradPhase:
         self._open[index] = candidate
         if sampled is not None:
             return sampled
-        genome = self._space.unflatten(_bounded(candidate.value), self._phase)
+        point = np.clip(np.nan_to_num(candidate.value), -_LIMIT, _LIMIT)
+        genome = self._space.unflatten(point, self._phase)
         parents = () if self._start is None else (self._start.index,)
         return Offspring(genome, self._name, parents)
 
@@ -176,7 +176,3 @@ def _global_numbers(seed: int) -> Iterator[None]:
 
 def _word(seed: int, number: int, stream: str) -> int:
     return int(generator(seed, number, stream).integers(2**32))
-
-
-def _bounded(point: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.clip(np.nan_to_num(point), -_LIMIT, _LIMIT)

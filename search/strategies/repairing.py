@@ -12,11 +12,11 @@ from moevolve.search.genomes.contract.base import Genome, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.settings.phases import PhaseConfig, RepairPhase, TopKParents
-from moevolve.search.strategies.base import DRAWS, Ranking, eligible
+from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking, eligible
 from moevolve.store.records import IndividualRecord
 
 
-class RepairStrategy:
+class RepairStrategy(PhaseStrategy):
     """Makes the individuals of a repair phase.
 
     The initial individuals are the bases, the best individuals of the earlier phases, repaired with the phase's recipe.
@@ -40,9 +40,6 @@ class RepairStrategy:
     def tell(self, individual: IndividualRecord) -> None:
         self._ranking.add(individual)
 
-    def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
-        """Do nothing: asking changes no state."""
-
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
         """Draw until the individual is new, at most `DRAWS` times."""
         rng, bases = generator(self._seed, index), list(self._bases)
@@ -52,7 +49,10 @@ class RepairStrategy:
             return first
         for _ in range(DRAWS):
             # With neither parents nor bases, no earlier individual is visible yet, or all of them failed.
-            offspring = self._child(rng, bases, own or bases) if own or bases else self._sampled(rng)
+            if own or bases:
+                offspring = self._child(rng, bases, own or bases)
+            else:
+                offspring = self._space.repair_offspring(self._space.inner.sample(rng, self._before), self._phase)
             if offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
@@ -65,9 +65,6 @@ class RepairStrategy:
             if genome.express().phenotype_hash not in taken:
                 return Offspring(genome, "repair", (base.index,))
         return None
-
-    def _sampled(self, rng: np.random.Generator) -> Offspring[Any]:
-        return self._space.repair_offspring(self._space.inner.sample(rng, self._before), self._phase)
 
     def _child(
         self, rng: np.random.Generator, bases: Sequence[IndividualRecord], parents: Sequence[IndividualRecord]
