@@ -20,7 +20,7 @@ from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.shared.dense import network_use, write_native_dense
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 class FactorLlmExporter:
@@ -102,14 +102,10 @@ def _native(resident: Resident, edit: FactorLlmEdit, directory: Path) -> PreTrai
         routers=edit.routers,
         scale=repr(float(edit.output_scale)),
     )
-    return empty_model(model_class, _config(source, model_class, edit), source.dtype)
-
-
-def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: FactorLlmEdit) -> PretrainedConfig:
     config = native_config(source, model_class)
     config.factor_experts, config.factor_active = edit.experts, edit.active
     config.factor_routers, config.factor_scale = edit.routers, edit.output_scale
-    return config
+    return empty_model(model_class, config, source.dtype)
 
 
 def _tensors(layer: DenseLayer) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -16,9 +16,6 @@ from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident
 from moevolve.workers.families.registry import family_of
 from moevolve.workers.methods.nanomoe.apply import BlockMixedLinear
 from moevolve.workers.methods.nanomoe.edit import NanoMoeEdit
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
 
 
 class NanoMoeExporter:
@@ -60,6 +57,10 @@ class NanoMoeExporter:
             blocks=edit.form.blocks,
             rank=edit.form.rank,
         )
+        config = native_config(source, model_class)
+        config.nanomoe_layers = list(edit.layers)
+        config.nanomoe_variant = edit.form.variant
+        config.nanomoe_blocks, config.nanomoe_rank = edit.form.blocks, edit.form.rank
 
         def layer(index: int) -> Iterator[tuple[str, Tensor]]:
             yield from layer_state(resident, index).items()
@@ -68,7 +69,7 @@ class NanoMoeExporter:
                 for name, tensor in resident.original_experts(ordinal).items():
                     yield experts_prefix(source) + name, tensor
 
-        return Blueprint(empty_model(model_class, _config(source, model_class, edit), source.dtype), layer)
+        return Blueprint(empty_model(model_class, config, source.dtype), layer)
 
 
 def _parameters_before(resident: Resident, edit: NanoMoeEdit) -> int:
@@ -78,14 +79,6 @@ def _parameters_before(resident: Resident, edit: NanoMoeEdit) -> int:
             outputs, inputs = module.u.shape[:2].numel(), len(module.v) * module.v.shape[2]
             before += outputs * inputs - edit.form.parameters(outputs, inputs)
     return before
-
-
-def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: NanoMoeEdit) -> PretrainedConfig:
-    config = native_config(source, model_class)
-    config.nanomoe_layers = list(edit.layers)
-    config.nanomoe_variant = edit.form.variant
-    config.nanomoe_blocks, config.nanomoe_rank = edit.form.blocks, edit.form.rank
-    return config
 
 
 def block_mixed_linear_use(module: Any, config: Any) -> ModuleUse:

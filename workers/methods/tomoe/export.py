@@ -28,7 +28,7 @@ from moevolve.workers.methods.tomoe.apply import fold
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
 class ToMoeExporter:
@@ -134,7 +134,17 @@ def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> PreTrainedM
         components=0 if edit.heads is None else edit.heads.value_router.shape[2],
         heads=edit.heads is not None,
     )
-    return empty_model(model_class, _config(source, model_class, edit), source.dtype)
+    config = native_config(source, model_class)
+    config.tomoe_experts = edit.experts
+    config.tomoe_neurons = edit.kept.any(axis=1).sum(axis=1).tolist()
+    config.tomoe_width = [width if width < edit.width else None for width in edit.widths.tolist()]
+    if edit.heads is not None:
+        heads = edit.heads
+        config.tomoe_components = heads.value_router.shape[2]
+        config.tomoe_dimensions = (2 * heads.pairs.sum(axis=1)).tolist()
+        config.tomoe_values = [active if active < heads.head_dim else None for active in heads.active.tolist()]
+        config.tomoe_static = heads.static.tolist()
+    return empty_model(model_class, config, source.dtype)
 
 
 def _native_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
@@ -205,20 +215,6 @@ def _narrow(attention: Any, name: str, head_dim: int, dimensions: Tensor) -> dic
         kept = by_head.index_select(1 + inputs, dimensions)
         state[f"{name}.narrow.{kind}"] = kept.flatten(int(inputs), 1 + inputs)
     return state
-
-
-def _config(source: PreTrainedModel, model_class: type[PreTrainedModel], edit: ToMoeEdit) -> PretrainedConfig:
-    config = native_config(source, model_class)
-    config.tomoe_experts = edit.experts
-    config.tomoe_neurons = edit.kept.any(axis=1).sum(axis=1).tolist()
-    config.tomoe_width = [width if width < edit.width else None for width in edit.widths.tolist()]
-    if edit.heads is not None:
-        heads = edit.heads
-        config.tomoe_components = heads.value_router.shape[2]
-        config.tomoe_dimensions = (2 * heads.pairs.sum(axis=1)).tolist()
-        config.tomoe_values = [active if active < heads.head_dim else None for active in heads.active.tolist()]
-        config.tomoe_static = heads.static.tolist()
-    return config
 
 
 def _dense_state(resident: Resident, layer: DenseLayer) -> dict[str, Tensor]:
