@@ -17,7 +17,7 @@ from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident, host_tensor
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.methods.shared.dense import network_use, write_native_dense
+from moevolve.workers.methods.shared.dense import network_tensors, network_use, unedited_parameters, write_native_dense
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,12 +35,11 @@ class FactorLlmExporter:
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         assert isinstance(edit, FactorLlmEdit)
         layers = resident.dense_layers
-        networks = sum(each.numel() for layer in layers for each in _tensors(layer).values())
         name = f"{edit.routers}R{edit.experts}E{edit.active}K"
         return ExportSummary(
             experts=edit.experts,
             active=edit.active,
-            parameters_before=networks + sum(each.numel() for each in resident.model.parameters()),
+            parameters_before=unedited_parameters(resident),
             lead=(
                 f"{layers[0].family.title} with every feed-forward network divided into {edit.experts} equal experts, "
                 f"{edit.active} active per token"
@@ -83,7 +82,7 @@ def _stock_network(layer: DenseLayer, edit: FactorLlmEdit, i: int) -> Iterator[t
 def _native_network(layer: DenseLayer, edit: FactorLlmEdit, i: int) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a `FactorizedNetwork` in `native.py.jinja`."""
     place = layer.family.up if layer.family.inline else "mlp"
-    for name, tensor in _tensors(layer).items():
+    for name, tensor in network_tensors(layer).items():
         yield f"{place}.{name}", tensor
     for name, array in (("router_weight", edit.router_weight), ("router_bias", edit.router_bias)):
         yield f"{place}.{name}", host_tensor(array[i])
@@ -106,19 +105,6 @@ def _native(resident: Resident, edit: FactorLlmEdit, directory: Path) -> PreTrai
     config.factor_experts, config.factor_active = edit.experts, edit.active
     config.factor_routers, config.factor_scale = edit.routers, edit.output_scale
     return empty_model(model_class, config, source.dtype)
-
-
-def _tensors(layer: DenseLayer) -> dict[str, Tensor]:
-    """A network's tensors with neurons in their current order, by the family's names."""
-    family = layer.family
-    parts = {family.up: layer.up, family.down: layer.down}
-    if layer.gate is not None and family.gate is not None:
-        parts[family.gate] = layer.gate
-    return {
-        f"{name}.{kind}": tensor
-        for name, part in parts.items()
-        for kind, tensor in part.state_dict(keep_vars=False).items()
-    }
 
 
 def factorized_network_use(module: Any, config: Any) -> ModuleUse:

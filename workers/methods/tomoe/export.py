@@ -23,7 +23,13 @@ from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import Blueprint, ModuleUse, Resident, host_tensor
 from moevolve.workers.families.base import EXPERT_ALIGNMENT
 from moevolve.workers.families.layers import DenseLayer
-from moevolve.workers.methods.shared.dense import native_family, network_use, write_native_dense
+from moevolve.workers.methods.shared.dense import (
+    native_family,
+    network_tensors,
+    network_use,
+    unedited_parameters,
+    write_native_dense,
+)
 from moevolve.workers.methods.tomoe.apply import fold
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
@@ -57,7 +63,7 @@ class ToMoeExporter:
         return ExportSummary(
             experts=edit.experts,
             active=1,
-            parameters_before=_parameters(resident),
+            parameters_before=unedited_parameters(resident),
             lead=(
                 f"{title} whose feed-forward networks run the neurons of one of {edit.experts} overlapping experts per "
                 "token"
@@ -86,7 +92,10 @@ class ToMoeExporter:
             for name, tensor in masked(dense, edit, index):
                 made.add(name)
                 yield name, tensor
-            for name, tensor in _dense_state(resident, dense).items():
+            # A replacement doesn't hold the network's own tensors.
+            place = "" if dense.family.inline else "mlp."
+            network = {f"{place}{name}": tensor for name, tensor in network_tensors(dense).items()}
+            for name, tensor in (layer_state(resident, index) | network).items():
                 if name not in made and f"{prefix}{index}.{name}" in expected:
                     yield name, tensor
 
@@ -215,26 +224,6 @@ def _narrow(attention: Any, name: str, head_dim: int, dimensions: Tensor) -> dic
         kept = by_head.index_select(1 + inputs, dimensions)
         state[f"{name}.narrow.{kind}"] = kept.flatten(int(inputs), 1 + inputs)
     return state
-
-
-def _dense_state(resident: Resident, layer: DenseLayer) -> dict[str, Tensor]:
-    """Tensors of an unedited decoder layer by name, including the network's, which a replacement doesn't hold."""
-    family, state = layer.family, layer_state(resident, layer.index)
-    place = "" if family.inline else "mlp."
-    for name, part in ((family.up, layer.up), (family.gate, layer.gate), (family.down, layer.down)):
-        if part is not None:
-            state |= {f"{place}{name}.{kind}": tensor for kind, tensor in part.state_dict().items()}
-    return state
-
-
-def _parameters(resident: Resident) -> int:
-    """Number of parameters of the unedited model."""
-    seen = {id(each): each.numel() for each in resident.model.parameters()}
-    for layer in resident.dense_layers:
-        for part in (layer.up, layer.gate, layer.down):
-            if part is not None:
-                seen |= {id(each): each.numel() for each in part.parameters()}
-    return sum(seen.values())
 
 
 def masked_network_use(module: Any, config: Any) -> ModuleUse:
