@@ -163,7 +163,7 @@ class SearchLoop:
         index = self._next
         offspring = self._strategy.ask(index, self._taken)
         description = self._setup.space.describe(offspring.genome)
-        depth = 1 + max(self._depths[parent] for parent in offspring.parents) if offspring.parents else 0
+        depth = max((1 + self._depths[parent] for parent in offspring.parents), default=0)
         record = individual_record(index, self._setup.schedule.span(index).kind, offspring, description, depth)
         self._count(depth, record.phenotype_hash)
         self._unsaved.append(record)
