@@ -33,7 +33,7 @@ def eligible(
     rule: TopKParents | ThresholdParents,
     operator: Literal["crossover", "mutation"],
 ) -> list[IndividualRecord]:
-    """The individuals that may become parents of an operator under a rule: a leading part of `ranked`, best first."""
+    """Return the individuals of `ranked`, best first, that may become parents of an operator under a rule."""
     if isinstance(rule, TopKParents):
         return ranked[: rule.k]
     margin, least = (
@@ -112,7 +112,7 @@ class PhaseStrategy(ABC):
 
 
 def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, place: int) -> Offspring[Any] | None:
-    """The individual that the phase's `init` names for a position in the phase: a baseline or the start, else None."""
+    """Return the baseline or start that the phase's `init` names for a position in the phase; None for the others."""
     if place >= len(phase.named):
         return None
     name = phase.named[place]

@@ -42,7 +42,7 @@ class NevergradPhase(PhaseStrategy):
         space: Genome space, calibrated if it has a recipe.
         position: Position of the phase in the search.
         phase: Settings of the phase.
-        section: Name of the optimiser and standard deviation of its first steps.
+        section: Settings of the strategy.
         seed: Seed of the search.
         in_flight: Largest number of candidates that are asked for before the first of them is told.
         first: Index of the phase's first individual.
@@ -94,7 +94,7 @@ class NevergradPhase(PhaseStrategy):
         self.ask(index, initial, start, ())
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """See `PhaseStrategy`; `taken` is ignored, since the optimiser is told repeats like other candidates."""
+        """Make an individual; `taken` is ignored, since the optimiser is told repeats like other candidates."""
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)

@@ -57,7 +57,7 @@ class PhasedStrategy:
 
 
 def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule) -> PhasedStrategy:
-    """The strategy of a configuration; phases that name none use the search's.
+    """Return the strategy of a configuration; phases that name none use the search's.
 
     Raises:
         UserError: There is no such strategy, or it doesn't suit the phase.

@@ -90,7 +90,7 @@ class Schedule:
 
 
 def make_schedule(config: RunConfig) -> Schedule:
-    """The schedule of a configuration."""
+    """Return the schedule of a configuration."""
     section = config.strategy
     phases = [(phase.kind, phase.evaluations, phase.initial) for phase in config.phases]
     generation = None
@@ -104,15 +104,14 @@ FEWEST_ROUNDS = 8
 
 
 def rounds_notes(config: RunConfig) -> tuple[str, ...]:
-    """A warning, for users, for each phase with fewer than `FEWEST_ROUNDS` rounds.
+    """Return a warning for users for each phase with fewer than `FEWEST_ROUNDS` rounds.
 
     A round is the number of individuals that are made before the first of them can be a parent: a window or a
     generation. Phases without children have no rounds. `repair` and `allocate` phases need few, since they start from
     good candidates and formulas.
     """
     schedule = make_schedule(config)
-    waits = schedule.generation is not None
-    size, setting = schedule.generation or schedule.window, "strategy.generation" if waits else "window"
+    size, setting = schedule.generation or schedule.window, "strategy.generation" if schedule.generation else "window"
     found = []
     for span in schedule.spans:
         evaluations = span.stop - span.start

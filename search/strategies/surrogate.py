@@ -102,16 +102,9 @@ class LinearPosterior:
 
 
 class Surrogate(PhaseStrategy):
-    """The strategy `surrogate` in one phase.
+    """The strategy `surrogate` in one phase; for its arguments see `Evolution`.
 
     Evolution makes the initial individuals, a share of the children, and all children before two scores are known.
-
-    Args:
-        space: Genome space, calibrated if it has a recipe.
-        phase: Settings of the phase.
-        section: Settings of the strategy.
-        seed: Seed of the search.
-        first: Index of the phase's first individual.
     """
 
     def __init__(
@@ -174,7 +167,7 @@ class Surrogate(PhaseStrategy):
 
 
 def targets_of(individuals: Sequence[IndividualRecord]) -> Floats:
-    """The targets of the model: normal scores of fitness plus those of the tie-break, float64 [individuals].
+    """Return the model's targets: normal scores of fitness plus those of the tie-break, float64 [individuals].
 
     The normal score of a value is the normal quantile of its rank among all (ties: the mean rank). Unlike standardised
     values, it keeps a few broken candidates from dominating the scale. The tie-break, usually the mean gold
