@@ -82,9 +82,7 @@ class FactorLlmSpace:
     """All FactorLLM genomes for one model.
 
     Attributes:
-        section: Settings of the genome.
-        facts: Sizes and family of the model.
-        dense: Sizes of its dense networks.
+        dense: Sizes of the model's dense networks.
         baseline_recipe: Measurements of baselines' partitions and routers; None without baselines.
         calibration: Measured start and baselines; None before calibration.
     """
@@ -125,7 +123,6 @@ class FactorLlmSpace:
 
     @property
     def experts(self) -> int:
-        """Number of experts N."""
         return self.section.experts
 
     @property
@@ -254,18 +251,14 @@ class FactorLlmSpace:
         assignment = np.empty_like(order)
         np.put_along_axis(assignment, order, np.broadcast_to(self.contiguous.astype(order.dtype), order.shape), axis=1)
         base_router = np.rint(np.clip(numbers, 0, len(ROUTERS)))
+        arrays = {} if self.calibration is None else self.calibration.arrays
+        measured = [0, 1, *(number for number, name in enumerate(ROUTERS, 1) if f"{name}_weight" in arrays)]
         return self.genome(
             assignment=assignment,
-            base_router=np.where(np.isin(base_router, self._measured_routers), base_router, 1),
+            base_router=np.where(np.isin(base_router, measured), base_router, 1),
             coordinates=coordinates.reshape(self.shapes["coordinates"]),
             biases=(biases if self.section.router_bias else np.zeros(sizes[3])).reshape(self.shapes["biases"]),
         )
-
-    @property
-    def _measured_routers(self) -> tuple[int, ...]:
-        """Values of `base_router` that genomes can have."""
-        arrays = {} if self.calibration is None else self.calibration.arrays
-        return (0, 1, *(number for number, name in enumerate(ROUTERS, 1) if f"{name}_weight" in arrays))
 
     def describe(self, genome: FactorLlmGenome) -> Description:
         """Return costs as in the paper's Fig. 3: K of N experts, and R routers.

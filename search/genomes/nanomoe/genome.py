@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class NanoMoeGenome(ArrayGenome):
-    """One NanoMoE candidate.
-
-    Attributes:
-        space: Space of the genome.
-        mixing: Parameters of M, float32 [layers, *form.mixing_shape], read-only; see `NanoMoeEdit`.
-    """
+    """One NanoMoE candidate: `mixing` are the parameters of M, as in `NanoMoeEdit`, read-only."""
 
     space: NanoMoeSpace = field(repr=False, compare=False)
     mixing: NDArray[np.float32] = field(repr=False)

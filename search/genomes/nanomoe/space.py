@@ -71,11 +71,10 @@ class NanoMoeSpace:
     """All NanoMoE genomes for one model.
 
     Attributes:
-        form: Variant, blocks and rank of every chosen layer.
-        layers: Names and sizes of the chosen linear layers.
+        form: Form of every chosen layer.
+        layers: The chosen linear layers.
         fit: See `NanoMoeSection`.
         tokens: Number of calibration tokens for outputs; None if layers are fitted to their weights.
-        facts: Sizes and family of the model.
         rows: Calibration rows; None before calibration, or if none are needed.
     """
 
@@ -148,7 +147,8 @@ class NanoMoeSpace:
         assert isinstance(phase, TunePhase)
         if not self._units.size:
             return self.start(phase)
-        return Offspring(NanoMoeGenome(self, self._unmixed + self._noise(rng, phase.sigma)), "random", ())
+        noise = (rng.standard_normal(self.shape) * phase.sigma * self._units).astype(np.float32)
+        return Offspring(NanoMoeGenome(self, self._unmixed + noise), "random", ())
 
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[NanoMoeGenome, ...]
@@ -197,8 +197,7 @@ class NanoMoeSpace:
     @property
     def active_parameters(self) -> int:
         """Parameters that a token uses."""
-        facts = self.facts
-        return active_parameters(facts, facts.experts, facts.active) - self._saved
+        return active_parameters(self.facts, self.facts.experts, self.facts.active) - self._saved
 
     @cached_property
     def _saved(self) -> int:
@@ -218,6 +217,3 @@ class NanoMoeSpace:
             # Steps s of all entries of alpha and beta give a rank-one part of norm s^2 unit^2 r; it is s at s = _STEP.
             units[1:] = (_STEP * self.form.rank) ** -0.5
         return units
-
-    def _noise(self, rng: np.random.Generator, sigma: float) -> NDArray[np.float32]:
-        return (rng.standard_normal(self.shape) * sigma * self._units).astype(np.float32)

@@ -174,7 +174,6 @@ class ToMoeGenome(ArrayGenome):
     """One ToMoE candidate. Arrays are float32 and read-only.
 
     Attributes:
-        space: Space of the genome.
         shares: Logarithms of relative widths, [layers, 1 or 3]; see `WidthBudget.widths`.
         latents: Latent coordinates of expert embeddings, [layers, N, latent].
         routers: Router rows on the mean input's direction and on the principal ones, [layers, N, 1 + components].
@@ -232,7 +231,7 @@ class ToMoeGenome(ArrayGenome):
 
     @cached_property
     def terms(self) -> RegularisationTerms:
-        """The paper's regularisation terms; the space must be calibrated."""
+        """The edit's terms; the space must be calibrated."""
         measured = self.space.statistics
         return regularisation_terms(self._edit, measured["network_sample"], measured.get("head_sample"))
 

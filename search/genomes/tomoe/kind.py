@@ -6,7 +6,7 @@ with `genome.attention`, heads get the start's masks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,15 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     """
 
     def token_flops(self, phase: str) -> int:
-        return self.outline.token_flops + sum(self._changes())
+        space, dense, network = self.space, self.space.dense, network_flops(self.space.dense)
+        total = self.outline.token_flops
+        for width, *heads in space.even_widths.tolist():
+            routed = 2 * space.section.experts * dense.hidden if width < dense.width else 0
+            # Masks on the result of a product save nothing, and the scores behind them cost.
+            scores = 2 * space.section.components * (dense.hidden + dense.head_dim)
+            masked = scores if heads and heads[1] < dense.head_dim else 0
+            total += network * width // dense.width - network + routed + masked
+        return total
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
         """See `GenomeCosts.buffer_bytes`: repaired output projections, also of attention with masked heads."""
@@ -95,13 +103,10 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
         return max(squares, directions_bytes(dense.hidden, dense.layers * (2 if self._masked else 1)))
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
-        return tuple(map(self._fits, self.space.even_widths.tolist()))
-
-    def _fits(self, widths: list[int]) -> tuple[FitOutline, ...]:
-        dense, width = self.space.dense, widths[0]
-        network = FitOutline(dense.width, 1, width / dense.width)
-        attention = FitOutline(dense.heads * dense.head_dim, 1, 1.0)
-        return (attention, network) if self._masked else (network,)
+        dense = self.space.dense
+        attention = (FitOutline(dense.heads * dense.head_dim, 1, 1.0),) if self._masked else ()
+        widths = self.space.even_widths[:, 0].tolist()
+        return tuple((*attention, FitOutline(dense.width, 1, width / dense.width)) for width in widths)
 
     @property
     def _masked(self) -> bool:
@@ -110,15 +115,6 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     def counts(self, phase: str) -> tuple[int, int, None, int]:
         space = self.space
         return space.section.experts, 1, None, space.active_parameters(space.even_widths)
-
-    def _changes(self) -> Iterator[int]:
-        """Change of FLOPs per token in each layer; masks on the result of a product save nothing."""
-        space, dense, network = self.space, self.space.dense, network_flops(self.space.dense)
-        for width, *heads in space.even_widths.tolist():
-            routed = 2 * space.section.experts * dense.hidden if width < dense.width else 0
-            scores = 2 * space.section.components * (dense.hidden + dense.head_dim)
-            masked = scores if heads and heads[1] < dense.head_dim else 0
-            yield network * width // dense.width - network + routed + masked
 
 
 TOMOE = GenomeKind(

@@ -28,10 +28,9 @@ class FactorLlmRecipe:
         routers: Routers R per network: 1, or one for each of its linear layers.
         partition: Partition of the neurons: in order, at random, or by balanced k-means on their input weights.
         output_scale: Factor on the sum of the experts' outputs.
-        router_bias: Give routers a bias.
         components: Number of principal directions of every network's inputs.
         ridge: Ridge strength of the routers as a share of the inputs' mean variance.
-        tokens: Approximate limit on the number of calibration tokens.
+        tokens: See `CalibrationRecipe`.
     """
 
     experts: int
@@ -47,12 +46,7 @@ class FactorLlmRecipe:
 
 @dataclass(frozen=True, slots=True)
 class MoeficationRecipe:
-    """Settings of MoEfication's partition and routers.
-
-    Attributes:
-        experts: Experts N per network.
-        tokens: Approximate limit on the number of calibration tokens, which only determine the scale of the logits.
-    """
+    """Settings of MoEfication's partition and routers; the tokens only determine the scale of the logits."""
 
     experts: int
     tokens: int
@@ -60,14 +54,11 @@ class MoeficationRecipe:
 
 @dataclass(frozen=True, slots=True)
 class CmoeRecipe:
-    """Settings of CMoE's partition and routers.
+    """Settings of CMoE's partition and routers, beside those that `FactorLlmRecipe` has too.
 
     Attributes:
-        experts: Experts N per network, including the shared ones.
-        shared: Experts that every token runs, fewer than N.
+        shared: Experts, of all N, that every token runs; fewer than N.
         firing: Neurons that a token activates, those with the largest activations.
-        ridge: Ridge strength of the routers as a share of the inputs' mean variance.
-        tokens: Approximate limit on the number of calibration tokens.
     """
 
     experts: int

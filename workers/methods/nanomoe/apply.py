@@ -66,7 +66,6 @@ class NanoMoeApplicator:
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        """Find the linear layers."""
         self._decoder: nn.Module = parts.model.get_decoder()
         self._linears = find_linears(parts.model)
         self._fits: dict[str, _Fit] = {}
