@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from moevolve.search.figures.heatmaps import MAX_ROWS, WIDE, blocks_figure, draw_blocks, left_out
 from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline
-from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure

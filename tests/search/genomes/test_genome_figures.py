@@ -18,8 +18,7 @@ from moevolve.search.genomes.contract.outline import (
 )
 from moevolve.search.genomes.factorllm.figures import neurons_moved, partition_figure
 from moevolve.search.genomes.nanomoe.figures import NanoMoeFigures, mixing_change
-from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
-from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import outline_of
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
