@@ -37,8 +37,6 @@ class EvaluationCache:
     timeout) settles the request but isn't stored, so a later request evaluates the candidate again.
 
     Args:
-        store: Store in which evaluations are looked up and recorded.
-        pool: Pool that evaluates.
         writer: Lease or id of the search that records new evaluations; None records them without a search.
         model_fingerprint: Fingerprint of the checkpoint.
         engine_fingerprint: Fingerprint of the engine's settings.
@@ -47,11 +45,8 @@ class EvaluationCache:
     def __init__(
         self, store: Store, pool: Pool, writer: str | Lease | None, model_fingerprint: str, engine_fingerprint: str
     ) -> None:
-        self._store = store
-        self._pool = pool
-        self._writer = writer
-        self._model = model_fingerprint
-        self._engine = engine_fingerprint
+        self._store, self._pool, self._writer = store, pool, writer
+        self._model, self._engine = model_fingerprint, engine_fingerprint
         self._known: dict[tuple[str, str], EvaluationRecord] = {}
         self._in_flight: dict[str, EvaluationRequest] = {}
         self._open_keys: set[tuple[str, tuple[str, ...]]] = set()

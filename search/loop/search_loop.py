@@ -36,10 +36,7 @@ class SearchLoop:
     """Runs one search to the end of its schedule; its state can be rebuilt from the store.
 
     Args:
-        setup: The search.
         strategy: Strategy without state, into which the stored history is replayed.
-        store: Store of the search.
-        cache: Source of evaluations.
         on_progress: Called after every change.
         on_note: Called with a line for users if the search ends before a phase.
     """
@@ -53,17 +50,11 @@ class SearchLoop:
         on_progress: Callable[[Progress], None] = lambda _: None,
         on_note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._setup = setup
+        self._setup, self._strategy, self._store, self._cache = setup, strategy, store, cache
+        self._on_progress, self._on_note = on_progress, on_note
         self._total = setup.schedule.total
-        self._strategy = strategy
-        self._store = store
-        self._cache = cache
-        self._on_progress = on_progress
-        self._on_note = on_note
         self._first_arrival: tuple[float, int] | None = None
-        self._next = 0
-        self._told = 0
-        self._frontier = 0
+        self._next = self._told = self._frontier = 0
         self._complete: dict[int, IndividualRecord] = {}
         self._pending: dict[int, tuple[IndividualRecord, float]] = {}
         self._waiting: defaultdict[str, list[int]] = defaultdict(list)

@@ -53,8 +53,7 @@ class Ranking:
     """
 
     def __init__(self, rule: TopKParents | ThresholdParents, repeats: bool = False) -> None:
-        self._rule = rule
-        self._repeats = repeats
+        self._rule, self._repeats = rule, repeats
         self._individuals: dict[int, IndividualRecord] = {}
         self._keys: list[RankKey] = []
         self._hashes: set[str] = set()
@@ -87,7 +86,17 @@ DRAWS = 32
 
 
 class PhaseStrategy(ABC):
-    """Makes the individuals of one phase; calls come in the same order as those of `PhasedStrategy`."""
+    """Makes the individuals of one phase; calls come in the same order as those of `PhasedStrategy`.
+
+    Args:
+        space: Genome space, calibrated if it has a recipe.
+        phase: Settings of the phase.
+        seed: Seed of the search.
+        first: Index of the phase's first individual.
+    """
+
+    def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
+        self._space, self._phase, self._seed, self._first = space, phase, seed, first
 
     @abstractmethod
     def tell(self, individual: IndividualRecord) -> None:

@@ -26,20 +26,10 @@ Parents = tuple[list[IndividualRecord], list[IndividualRecord]]
 
 
 class Evolution(PhaseStrategy):
-    """The strategy `evolution` in one phase.
-
-    Args:
-        space: Genome space, calibrated if it has a recipe.
-        phase: Settings of the phase.
-        seed: Seed of the search.
-        first: Index of the phase's first individual.
-    """
+    """The strategy `evolution` in one phase."""
 
     def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
-        self._space = space
-        self._phase = phase
-        self._seed = seed
-        self._first = first
+        super().__init__(space, phase, seed, first)
         self._ranking = Ranking(phase.parents, phase.repeats)
         self._from_all = isinstance(phase, MergePhase) and phase.start == "all"
 

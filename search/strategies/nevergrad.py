@@ -39,13 +39,8 @@ class NevergradPhase(PhaseStrategy):
     failed candidate gets the largest loss so far.
 
     Args:
-        space: Genome space, calibrated if it has a recipe.
         position: Position of the phase in the search.
-        phase: Settings of the phase.
-        section: Settings of the strategy.
-        seed: Seed of the search.
         in_flight: Largest number of candidates that are asked for before the first of them is told.
-        first: Index of the phase's first individual.
 
     Raises:
         UserError: Nevergrad has no such optimiser, it can't make that many candidates at once, or the genome has no
@@ -62,13 +57,8 @@ class NevergradPhase(PhaseStrategy):
         in_flight: int,
         first: int = 0,
     ) -> None:
-        self._space = space
-        self._position = position
-        self._phase = phase
-        self._section = section
-        self._seed = seed
-        self._in_flight = in_flight
-        self._first = first
+        super().__init__(space, phase, seed, first)
+        self._position, self._section, self._in_flight = position, section, in_flight
         self._name = f"nevergrad:{section.optimizer}"
         self._factory = _find(section.optimizer)
         if in_flight > 1 and self._factory.no_parallelization:
@@ -154,11 +144,12 @@ def _find(name: str) -> Any:
     with _global_numbers(0):
         import nevergrad as ng
     registry = ng.optimizers.registry
-    if name in registry:
-        return registry[name]
-    near = difflib.get_close_matches(name, sorted(registry), n=5, cutoff=0.4)
-    hint = f"near matches: {', '.join(near)}" if near else "for example DiagonalCMA, CMA or TwoPointsDE"
-    raise UserError(f"strategy nevergrad:{name}: nevergrad has no such optimiser; {hint}")
+    if name not in registry:
+        near = difflib.get_close_matches(name, sorted(registry), n=5, cutoff=0.4) or ["DiagonalCMA", "TwoPointsDE"]
+        raise UserError(
+            f"strategy nevergrad:{name}: nevergrad has no such optimiser; use for example {', '.join(near)}"
+        )
+    return registry[name]
 
 
 @contextmanager

@@ -20,17 +20,16 @@ class RepairStrategy(PhaseStrategy):
     """Makes the individuals of a repair phase.
 
     The initial individuals are the bases, the best individuals of the earlier phases, repaired with the phase's recipe.
-    A child mutates the recipe of one of the phase's best; with `crossover_rate` it applies it to another base.
-
-    Args:
-        space: Genome space, calibrated if it has a recipe.
-        phase: Settings of the phase.
-        before: Settings of the phase before it.
-        seed: Seed of the search.
+    A child mutates the recipe of one of the phase's best; with `crossover_rate` it applies it to another base. `before`
+    are the settings of the phase before it.
     """
 
+    _space: RepairedSpace
+    _phase: RepairPhase
+
     def __init__(self, space: RepairedSpace, phase: RepairPhase, before: PhaseConfig, seed: int) -> None:
-        self._space, self._phase, self._before, self._seed = space, phase, before, seed
+        super().__init__(space, phase, seed)
+        self._before = before
         self._ranking = Ranking(phase.parents)
         self._bases = Ranking(TopKParents(k=phase.initial))
 

@@ -63,16 +63,16 @@ class Schedule:
         return self.spans[-1].stop
 
     def span(self, index: int) -> PhaseSpan:
-        """The phase of individual `index`."""
+        """Return the phase of individual `index`."""
         return self.spans[bisect_right([span.stop for span in self.spans], index)]
 
     def is_initial(self, index: int) -> bool:
-        """True if individual `index` is one of its phase's initial individuals."""
+        """Say whether individual `index` is one of its phase's initial individuals."""
         span = self.span(index)
         return index < span.start + span.initial
 
     def visible(self, index: int) -> int:
-        """Number of leading individuals that child `index` depends on: exactly 0 .. visible - 1."""
+        """Return how many individuals child `index` depends on: exactly 0 .. visible - 1."""
         span = self.span(index)
         if self.generation is None:
             return max(span.start if self.separate else 0, index - self.window + 1)

@@ -102,7 +102,7 @@ class LinearPosterior:
 
 
 class Surrogate(PhaseStrategy):
-    """The strategy `surrogate` in one phase; for its arguments see `Evolution`.
+    """The strategy `surrogate` in one phase.
 
     Evolution makes the initial individuals, a share of the children, and all children before two scores are known.
     """
@@ -110,10 +110,8 @@ class Surrogate(PhaseStrategy):
     def __init__(
         self, space: GenomeSpace[Any], phase: PhaseConfig, section: SurrogateSection, seed: int, first: int = 0
     ) -> None:
-        self._space = space
-        self._phase = phase
+        super().__init__(space, phase, seed, first)
         self._section = section
-        self._seed = seed
         self._evolution = Evolution(space, phase, seed, first)
         self._chooses = isinstance(space, SubsetSpace) and space.selects_subset(phase)
         self._told: deque[tuple[IndividualRecord, Floats]] = deque(maxlen=section.memory)
