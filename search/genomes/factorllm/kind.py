@@ -85,11 +85,17 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
         return down_projection_bytes(self.outline, self.space.dense) if repaired else 0
 
     def calibration_bytes(self, longest: int) -> int:
-        from moevolve.workers.methods.shared.input_statistics import directions_bytes
+        """See `GenomeCosts.calibration_bytes`: routers, and for CMoE how often neurons are activated together."""
+        from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY, directions_bytes
 
-        dense = self.space.dense
+        dense, counts = self.space.dense, 4 * self.space.dense.width**2
+        held = counts * (min(dense.layers, max(1, STATISTICS_MEMORY // counts)) + 1) if self._measures_cmoe else 0
         row = 8 * max(longest, ROW_TOKENS) * dense.hidden  # float64 inputs; short sequences share a row of the batch
-        return directions_bytes(dense.hidden, dense.layers) + row
+        return max(held, directions_bytes(dense.hidden, dense.layers)) + row
+
+    @property
+    def _measures_cmoe(self) -> bool:
+        return any(isinstance(part, CmoeRecipe) for part in recipe_parts(self.space.baseline_recipe))
 
     def calibration_host_bytes(self) -> int:
         """See `GenomeCosts.calibration_host_bytes`: k-means keeps three float32 copies of a network's input weights."""
