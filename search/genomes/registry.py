@@ -68,11 +68,6 @@ AnyGenomeSection = Annotated[SerializeAsAny[GenomeSection], WrapValidator(_valid
 def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[PhaseConfig] = ()) -> GenomeSpace[Any]:
     """Return the space of a `genome` section for a model; it has to be calibrated if it has a recipe.
 
-    Args:
-        section: Settings of the genome.
-        facts: Sizes and family of the model.
-        phases: Phases of the search, which may begin with baselines that need measurements.
-
     Raises:
         UserError: The model doesn't support the settings.
     """

@@ -31,13 +31,7 @@ _ANSWER_WEIGHTS = (0.25, 64.0)
 
 @dataclass(frozen=True)
 class RepairedGenome:
-    """One repaired candidate.
-
-    Attributes:
-        space: Space of the genome.
-        base: Genome whose edit is repaired.
-        recipe: Settings of the repair.
-    """
+    """One repaired candidate: `recipe` repairs the edit of `base`."""
 
     space: RepairedSpace = field(repr=False, compare=False)
     base: Genome
@@ -170,7 +164,7 @@ class RepairedSpace:
 
 
 def base_genome(genome: Genome) -> Genome:
-    """Return the base of a repaired genome; other genomes are returned unchanged."""
+    """Return a repaired genome's base; other genomes are returned unchanged."""
     return genome.base if isinstance(genome, RepairedGenome) else genome
 
 
@@ -192,7 +186,7 @@ def recipe_summary(recipe: RepairRecipe) -> str:
 
 
 def recipe_settings(recipe: RepairRecipe) -> tuple[tuple[str, str], ...]:
-    """Labels and values of all that a recipe sets, but the memory it may take."""
+    """Return labels and values of all that a recipe sets, but the memory it may take."""
     settings = [
         ("repair", _strength(recipe)),
         ("repair target", f"{recipe.target} ({_TARGETS[recipe.target]})"),

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from moevolve.evaluators.types import SplitRef, SplitResult
 from moevolve.search.pools.base import Pool
-from moevolve.store.records import EvaluationRecord, FailureKind, IndividualRecord, Lease
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, FailureKind, IndividualRecord, Lease
 from moevolve.store.repository import Store
-from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 
 
@@ -18,11 +17,9 @@ class Settled:
     """A request with its outcome.
 
     Attributes:
-        request: The request.
         evaluations: Evaluations in the order of the request's splits; a failed request may lack some.
         reused: True if the outcome was known before the request.
         failure: Reason of the failure; None for success.
-        failure_kind: Party at fault; None for success.
     """
 
     request: EvaluationRequest
@@ -40,8 +37,6 @@ class EvaluationCache:
     timeout) settles the request but isn't stored, so a later request evaluates the candidate again.
 
     Args:
-        store: Store in which evaluations are looked up and recorded.
-        pool: Pool that evaluates.
         writer: Lease or id of the search that records new evaluations; None records them without a search.
         model_fingerprint: Fingerprint of the checkpoint.
         engine_fingerprint: Fingerprint of the engine's settings.
@@ -50,11 +45,8 @@ class EvaluationCache:
     def __init__(
         self, store: Store, pool: Pool, writer: str | Lease | None, model_fingerprint: str, engine_fingerprint: str
     ) -> None:
-        self._store = store
-        self._pool = pool
-        self._writer = writer
-        self._model = model_fingerprint
-        self._engine = engine_fingerprint
+        self._store, self._pool, self._writer = store, pool, writer
+        self._model, self._engine = model_fingerprint, engine_fingerprint
         self._known: dict[tuple[str, str], EvaluationRecord] = {}
         self._in_flight: dict[str, EvaluationRequest] = {}
         self._open_keys: set[tuple[str, tuple[str, ...]]] = set()
@@ -113,16 +105,16 @@ class EvaluationCache:
             del self._unsaved[: len(unsaved)]
 
     def _look_up(self, requests: Sequence[EvaluationRequest]) -> None:
-        unknown = {
-            request.edit.phenotype_hash
-            for request in requests
-            if any(self._find(request, split) is None for split in request.splits)
-        }
-        if not unknown:
-            return
-        fingerprints = sorted({fingerprint for request in requests for fingerprint in request.fingerprints})
-        for record in self._store.evaluations(sorted(unknown), self._model, self._engine, fingerprints):
-            self._remember(record)
+        unknown: set[str] = set()
+        fingerprints: set[str] = set()
+        for request in requests:
+            if any(self._find(request, split) is None for split in request.splits):
+                unknown.add(request.edit.phenotype_hash)
+                fingerprints.update(request.fingerprints)
+        if unknown:
+            found = self._store.evaluations(sorted(unknown), self._model, self._engine, sorted(fingerprints))
+            for record in found:
+                self._remember(record)
 
     def _find(self, request: EvaluationRequest, split: SplitRef) -> EvaluationRecord | None:
         return self._known.get((request.edit.phenotype_hash, split.fingerprint))
@@ -151,17 +143,15 @@ class EvaluationCache:
             result = reply.results.get(split.fingerprint)
             failed = reply.kind == "candidate" and split.fingerprint in reply.failed_on
             if self._find(request, split) is None and (result is not None or failed):
-                self._take(self._record_of(request, split, reply, result))
+                record = self._record_of(request, split, reply, result)
+                self._remember(record)
+                # A failure of the unedited model isn't stored, so that a resume evaluates it again.
+                if result is not None or record.phenotype_hash != FULL_MODEL:
+                    self._unsaved.append(record)
         settled = self._settle(request, reused=False)
         if settled.failure is None and len(settled.evaluations) < len(request.splits):
             settled = replace(settled, failure=reply.failure or "no result was returned", failure_kind=reply.kind)
         return [settled]
-
-    def _take(self, record: EvaluationRecord) -> None:
-        self._remember(record)
-        # A failure of the unedited model isn't stored, so that a resume evaluates it again.
-        if record.failure is None or record.phenotype_hash != IdentityEdit().phenotype_hash:
-            self._unsaved.append(record)
 
     def _record_of(
         self, request: EvaluationRequest, split: SplitRef, reply: EvaluationReply, result: SplitResult | None

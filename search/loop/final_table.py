@@ -20,10 +20,10 @@ from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecor
 from moevolve.workers.contract.facts import DTYPE_BYTES, ModelFacts, active_parameters
 from moevolve.workers.contract.messages import EvaluationRequest
 
-FULL_LABEL, START_LABEL, BEFORE_LABEL, BEST_LABEL = (
-    *("full model", "unsearched start", "best before repair", "best found"),
-)
-"""Labels of entries that searches of every genome kind can have."""
+FULL_LABEL = "full model"
+START_LABEL = "unsearched start"
+BEFORE_LABEL = "best before repair"
+BEST_LABEL = "best found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,8 @@ class Score:
 
     Attributes:
         task: Name of the task; in a comparison, `` for the weighted mean over all tasks.
-        score: Score of the task's metric; None for a failure.
         low, high: 95 % confidence interval; None for means over random draws and for failures.
         spread: Standard deviation over random draws (in a comparison, over seeds); None for a single model.
-        failure: Reason of a failure; None for success.
     """
 
     task: str
@@ -52,12 +50,10 @@ class Entry:
     """One row of a final table.
 
     Attributes:
-        label: Title of the row.
         ref: `search:index` of an individual; None for the full model and for means over draws.
         scores: One score per task and evaluated split.
         parameters: Number of parameters; None if it isn't stored yet.
         active_parameters: Number of parameters used per token; None if only the checkpoint could tell.
-        summary: Description of the genome; empty without one.
         draws: Number of random individuals in the mean; 0 for a single model.
         phenotype: Phenotype hash of the evaluations; None for means over draws.
     """
@@ -72,7 +68,7 @@ class Entry:
     phenotype: str | None = field(default=None, repr=False)
 
     def score(self, task: str, split: Split) -> Score | None:
-        """The score on one split of one task; None if it isn't evaluated."""
+        """Return the score on one split of one task; None if it isn't evaluated."""
         return next((each for each in self.scores if (each.task, each.split) == (task, split)), None)
 
 
@@ -89,14 +85,12 @@ class FinalTable:
     """The winner and the final table of a search.
 
     Attributes:
-        search: Name of the search.
         tasks: Names of the tasks of the fitness, as configured.
         others: Names of further tasks with a score on `test`.
         entries: The full model, the mean of random draws if configured, the method's unsearched start if it has one,
             the one-shot baselines that phases begin with, the best before a repair phase, and the winner, if any.
         winner: `search:index` of the best individual; None if there is none.
         reranked: True if scores on `dev` picked the winner.
-        gaps: Missing evaluations.
         parameters_full: Number of parameters of the unedited model; None before the first individual.
         dtype_bytes: Bytes per parameter; None for dtype `auto` if the checkpoint's own isn't stored.
     """
@@ -120,7 +114,7 @@ class FinalTable:
         return None if self.winner is None else self.entries[-1]
 
     def weight_bytes(self, parameters: int | None) -> int | None:
-        """Size of so many parameters in bytes; None if it isn't known."""
+        """Return the size of so many parameters in bytes; None if it isn't known."""
         return None if parameters is None or self.dtype_bytes is None else parameters * self.dtype_bytes
 
 
@@ -167,14 +161,14 @@ class Scorer:
         """Scores of a single model."""
         found = self.find([phenotype])
         # A candidate that fails on one task of a split isn't evaluated on the tasks after it: all of them failed.
-        broken = {split: record.failure for (_, _, split), record in found.items() if record.failure is not None}
+        failures = {split: record.failure for (_, _, split), record in found.items() if record.failure is not None}
         scores = []
         for task, split in self._shown():
             record = found.get((phenotype, task, split))
             if record is not None:
                 scores.append(score_of(record))
-            elif split in broken and task in self.tasks:
-                scores.append(Score(task, split, None, failure=broken[split]))
+            elif split in failures and task in self.tasks:
+                scores.append(Score(task, split, None, failure=failures[split]))
         return tuple(scores)
 
     def mean_scores(self, rows: Sequence[IndividualRecord]) -> tuple[Score, ...]:
@@ -184,25 +178,23 @@ class Scorer:
         failed = {(phenotype, split) for (phenotype, _, split), record in found.items() if record.failure is not None}
         scores = []
         for task, split in self._shown():
-            records = [found.get((row.phenotype_hash, task, split)) for row in rows]
-            values = [
-                0.0
-                if row.status == "failed" or (row.phenotype_hash, split) in failed
-                else None
-                if record is None
-                else record.score
-                for row, record in zip(rows, records, strict=True)
-            ]
-            known = [value for value in values if value is not None]
-            if len(known) == len(rows) and any(record is not None for record in records):
-                spread = float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
-                scores.append(Score(task, split, float(np.mean(known)), spread=spread))
+            values, measured = [], False
+            for row in rows:
+                record = found.get((row.phenotype_hash, task, split))
+                measured |= record is not None
+                if row.status == "failed" or (row.phenotype_hash, split) in failed:
+                    values.append(0.0)
+                elif record is not None and record.score is not None:
+                    values.append(record.score)
+            if measured and len(values) == len(rows):
+                spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+                scores.append(Score(task, split, float(np.mean(values)), spread=spread))
         return tuple(scores)
 
     def ranked(self, rows: Sequence[IndividualRecord], split: Split) -> list[IndividualRecord] | None:
         """The individuals that didn't fail on a split, best first; None if one of them isn't evaluated there."""
         found = self.find([row.phenotype_hash for row in rows])
-        ranked = []
+        keys: dict[int, tuple[float, float, int]] = {}
         for row in rows:
             here = [found.get((row.phenotype_hash, task, split)) for task in self.tasks]
             records = [record for record in here if record is not None]
@@ -211,8 +203,8 @@ class Scorer:
             if not records or len(records) < len(here):
                 return None
             score, tie_break = ranking_of(self._config, self._weights, records)
-            ranked.append((-score, -tie_break, row.index, row))
-        return [entry[3] for entry in sorted(ranked, key=lambda entry: entry[:3])]
+            keys[row.index] = (-score, -tie_break, row.index)
+        return sorted((row for row in rows if row.index in keys), key=lambda row: keys[row.index])
 
     def _shown(self) -> list[tuple[str, Split]]:
         """The (task, split) pairs of the table, in order."""
@@ -235,13 +227,13 @@ def build_final_table(
     history: Sequence[IndividualRecord],
     facts: ModelFacts | None = None,
 ) -> FinalTable:
-    """The winner and the final table, as far as their evaluations are stored.
+    """Return the winner and the final table, as far as their evaluations are stored.
 
     Args:
         store: Store of the search.
         search: Record of the search, which may be unfinished.
-        config: Configuration of the search.
-        history: Individuals of the search, in order of index.
+        config: Its configuration.
+        history: Its individuals, in order of index.
         facts: Facts of its model, for the full model's active parameters; None leaves them out.
     """
     scorer = Scorer(store, search, config)
@@ -251,9 +243,8 @@ def build_final_table(
         detail = store.individual(f"{search.name}:{row.index}")
         if label == BEST_LABEL:
             scorer.learn(detail.evaluations)
-        one = detail.individual
+        one, scores = detail.individual, scorer.scores(row.phenotype_hash)
         sizes = one.parameters, one.active_parameters
-        scores = scorer.scores(row.phenotype_hash)
         return Entry(label, detail.ref, scores, *sizes, one.summary, phenotype=row.phenotype_hash)
 
     best = None if winner is None else single(BEST_LABEL, winner)  # first, because it adds splits to the scorer

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.metrics import confidence_interval, weighted_mean
 from moevolve.search.config.run import RunConfig
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import EvaluationRecord, SearchRecord
-from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, SearchRecord
 
 FULL = "full"
 """Name of the unedited model in place of an individual's."""
@@ -20,7 +19,7 @@ FULL = "full"
 def ranking_of(
     config: RunConfig, weights: Sequence[float], evaluations: Sequence[EvaluationRecord]
 ) -> tuple[float, float]:
-    """Score of a candidate, and its tie-break by the configuration's criterion: 0 with `index`.
+    """Return a candidate's score, and its tie-break by the configuration's criterion: 0 with `index`.
 
     Args:
         config: The search's configuration.
@@ -34,9 +33,8 @@ def ranking_of(
 def weighted_means(evaluations: Sequence[EvaluationRecord], weights: Sequence[float]) -> tuple[float, float]:
     """Weighted means of score and gold log-probability over tasks, in the order of the weights."""
     scores = [record.score or 0.0 for record in evaluations]
-    return weighted_mean(scores, weights), weighted_mean(
-        [record.gold_logprob or 0.0 for record in evaluations], weights
-    )
+    gold_logprobs = [record.gold_logprob or 0.0 for record in evaluations]
+    return weighted_mean(scores, weights), weighted_mean(gold_logprobs, weights)
 
 
 def outcomes_of(record: EvaluationRecord) -> NDArray[np.float64]:
@@ -59,16 +57,9 @@ def with_outcomes(store: StoreReader, record: EvaluationRecord) -> EvaluationRec
 def full_fitness(store: StoreReader, search: SearchRecord) -> float | None:
     """Fitness of a search's unedited model; None if it isn't evaluated yet."""
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
-    found = {
-        record.task_fingerprint: record
-        for record in store.evaluations(
-            IdentityEdit().phenotype_hash,
-            search.model_fingerprint,
-            search.engine_fingerprint,
-            [task.task_fingerprint for task in tasks],
-        )
-    }
-    if not tasks or any(task.task_fingerprint not in found for task in tasks):
+    wanted = [task.task_fingerprint for task in tasks]
+    records = store.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, wanted)
+    found = {record.task_fingerprint: record for record in records}
+    if not tasks or any(fingerprint not in found for fingerprint in wanted):
         return None
-    records = tuple(found[task.task_fingerprint] for task in tasks)
-    return weighted_means(records, tuple(task.weight for task in tasks))[0]
+    return weighted_means([found[fingerprint] for fingerprint in wanted], [task.weight for task in tasks])[0]

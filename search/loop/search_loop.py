@@ -20,7 +20,8 @@ from moevolve.search.genomes.contract.base import Description, Offspring
 from moevolve.search.loop.evaluation_cache import EvaluationCache, Settled
 from moevolve.search.loop.scores import ranking_of
 from moevolve.search.loop.setup import SearchSetup, request_of
-from moevolve.search.strategies.base import RankKey, Strategy, rank_key
+from moevolve.search.strategies.base import RankKey, rank_key
+from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, IndividualRecord, Progress
@@ -35,10 +36,7 @@ class SearchLoop:
     """Runs one search to the end of its schedule; its state can be rebuilt from the store.
 
     Args:
-        setup: The search.
         strategy: Strategy without state, into which the stored history is replayed.
-        store: Store of the search.
-        cache: Source of evaluations.
         on_progress: Called after every change.
         on_note: Called with a line for users if the search ends before a phase.
     """
@@ -46,23 +44,17 @@ class SearchLoop:
     def __init__(
         self,
         setup: SearchSetup,
-        strategy: Strategy,
+        strategy: PhasedStrategy,
         store: StoreReader,
         cache: EvaluationCache,
         on_progress: Callable[[Progress], None] = lambda _: None,
         on_note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._setup = setup
+        self._setup, self._strategy, self._store, self._cache = setup, strategy, store, cache
+        self._on_progress, self._on_note = on_progress, on_note
         self._total = setup.schedule.total
-        self._strategy = strategy
-        self._store = store
-        self._cache = cache
-        self._on_progress = on_progress
-        self._on_note = on_note
         self._first_arrival: tuple[float, int] | None = None
-        self._next = 0
-        self._told = 0
-        self._frontier = 0
+        self._next = self._told = self._frontier = 0
         self._complete: dict[int, IndividualRecord] = {}
         self._pending: dict[int, tuple[IndividualRecord, float]] = {}
         self._waiting: defaultdict[str, list[int]] = defaultdict(list)
@@ -162,7 +154,7 @@ class SearchLoop:
         index = self._next
         offspring = self._strategy.ask(index, self._taken)
         description = self._setup.space.describe(offspring.genome)
-        depth = 1 + max(self._depths[parent] for parent in offspring.parents) if offspring.parents else 0
+        depth = max((1 + self._depths[parent] for parent in offspring.parents), default=0)
         record = individual_record(index, self._setup.schedule.span(index).kind, offspring, description, depth)
         self._count(depth, record.phenotype_hash)
         self._unsaved.append(record)

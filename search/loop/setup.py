@@ -24,17 +24,14 @@ def needs_calibration(space: GenomeSpace[Any]) -> bool:
 
 
 def set_aside_note(task: str, rows: int | None) -> str:
-    """A note for users that a task without a `calibration` split uses `search` rows for calibration.
+    """Return a note for users that a task without a `calibration` split uses `search` rows for calibration.
 
-    Args:
-        task: Name of the task.
-        rows: Number of rows set aside; None if it isn't known yet.
+    `rows` is the number of rows set aside; None if it isn't known yet.
     """
-    are = (
-        "a quarter of its `search` rows is"
-        if rows is None
-        else f"{rows:,} of its `search` rows {'are' if rows > 1 else 'is'}"
-    )
+    if rows is None:
+        are = "a quarter of its `search` rows is"
+    else:
+        are = f"{rows:,} of its `search` rows {'are' if rows > 1 else 'is'}"
     return (
         f"task {task} has no `calibration` split: {are} set aside to measure on; give it a `calibration` split to "
         "search on all of them"
@@ -47,10 +44,6 @@ class SearchSetup:
 
     Attributes:
         config: Configuration with resolved paths.
-        search_id: Id in the store.
-        facts: Facts of the model.
-        space: Genome space.
-        schedule: Phases and the history that each individual may depend on.
         prepared: Rendered splits of the tasks, by split name and in the order of the tasks; with `calibration` if the
             search needs it.
         held_out: Rendered `test` splits of tasks outside the fitness, for the final table.
@@ -85,15 +78,16 @@ class SearchSetup:
     @property
     def auxiliary_tasks(self) -> tuple[SearchTaskRecord, ...]:
         """The recorded splits that don't enter the fitness, with weight 0: calibration, held-out tasks."""
-        scored = [item for name in SCORED for item in self.prepared.get(name, ())]
+        scored = {(item.task, item.split) for name in SCORED for item in self.prepared.get(name, ())}
         found = {(item.task, item.split): item.fingerprint for item in self._all_splits}
-        for item in scored:
-            found.pop((item.task, item.split), None)
-        return tuple(SearchTaskRecord(task, split, key, weight=0.0) for (task, split), key in found.items())
+        return tuple(
+            SearchTaskRecord(task, split, fingerprint, weight=0.0)
+            for (task, split), fingerprint in found.items()
+            if (task, split) not in scored
+        )
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Weight of each task in the fitness."""
         return tuple(task.weight for task in self.config.tasks)
 
     @property

@@ -1,12 +1,11 @@
-"""The contract of strategies, and what they share: the ranking, the rules of parent selection, initial individuals."""
+"""The contract of a phase's strategy, and what strategies share: ranking, parent selection, named individuals."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Container, Iterator, Sequence
-from typing import Any, Literal, Protocol
-
-import numpy as np
+from collections.abc import Container, Iterator
+from typing import Any, Literal
 
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.registry import baseline_offspring
@@ -34,18 +33,15 @@ def eligible(
     rule: TopKParents | ThresholdParents,
     operator: Literal["crossover", "mutation"],
 ) -> list[IndividualRecord]:
-    """The individuals that may become parents of an operator under a rule: a leading part of `ranked`, best first."""
+    """Return the individuals of `ranked`, best first, that may become parents of an operator under a rule."""
     if isinstance(rule, TopKParents):
         return ranked[: rule.k]
+    margin, least = (
+        (rule.mutation_margin, 0) if operator == "mutation" else (rule.crossover_margin, rule.crossover_least)
+    )
     values = [-rank_key(one)[0] for one in ranked]
-    if operator == "mutation":
-        return ranked[: _within(values, rule.mutation_margin)]
-    return ranked[: max(_within(values, rule.crossover_margin), rule.crossover_least)]
-
-
-def _within(values: Sequence[float], margin: float) -> int:
-    """Number of values, best first, that are at most `margin` below the best."""
-    return sum(values[0] - value <= margin + _ROUNDING for value in values)
+    within = sum(values[0] - value <= margin + _ROUNDING for value in values)
+    return ranked[: max(within, least)]
 
 
 class Ranking:
@@ -57,14 +53,10 @@ class Ranking:
     """
 
     def __init__(self, rule: TopKParents | ThresholdParents, repeats: bool = False) -> None:
-        self._rule = rule
-        self._repeats = repeats
+        self._rule, self._repeats = rule, repeats
         self._individuals: dict[int, IndividualRecord] = {}
         self._keys: list[RankKey] = []
         self._hashes: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
     def __iter__(self) -> Iterator[IndividualRecord]:
         return (self._individuals[key[2]] for key in self._keys)
@@ -93,73 +85,44 @@ DRAWS = 32
 """Number of draws for one individual; if all of them repeat earlier individuals, the last is taken."""
 
 
-class Strategy(Protocol):
-    """Makes the individuals of a search.
-
-    Before `ask(i)` the caller tells exactly the individuals 0 .. visible(i) - 1, in order, and it asks for every index
-    once, in order. So a strategy's answers are a function of (config, seed, evaluations of those individuals), and
-    repeating the same calls rebuilds its state: resume is replay. The genomes of all individuals before i, unlike their
-    scores, are such a function too, so a strategy may use `taken`.
-    """
-
-    def tell(self, individual: IndividualRecord) -> None:
-        """Add one evaluated individual to the history."""
-        ...
-
-    def ask(self, index: int, taken: Container[str]) -> Offspring[Any]:
-        """Make individual `index`.
-
-        Args:
-            index: Index of the individual in its search.
-            taken: Phenotype hashes of all individuals before it, evaluated or not.
-        """
-        ...
-
-    def skip(self, index: int) -> None:
-        """Change the state as `ask` does, for an individual that is stored already."""
-        ...
-
-
-class PhaseStrategy(Protocol):
-    """Makes the individuals of one phase; calls come in the same order as those of `Strategy`.
-
-    `initial` is true for the phase's initial individuals. `start` is the best visible individual of the nearest earlier
-    phase that has one.
-    """
-
-    def tell(self, individual: IndividualRecord) -> None:
-        """Add one evaluated individual of this phase to the history."""
-        ...
-
-    def tell_before(self, individual: IndividualRecord) -> None:
-        """Add one evaluated individual of an earlier phase to the history."""
-        ...
-
-    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """Make individual `index`; see `Strategy.ask`."""
-        ...
-
-    def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
-        """Change the state as `ask` does, for an individual that is stored already."""
-        ...
-
-
-def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, place: int) -> Offspring[Any] | None:
-    """The individual that the phase's `init` names for a position: a baseline or the method's own start, else None.
+class PhaseStrategy(ABC):
+    """Makes the individuals of one phase; calls come in the same order as those of `PhasedStrategy`.
 
     Args:
         space: Genome space, calibrated if it has a recipe.
         phase: Settings of the phase.
-        place: Position of the individual in its phase.
+        seed: Seed of the search.
+        first: Index of the phase's first individual.
     """
+
+    def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
+        self._space, self._phase, self._seed, self._first = space, phase, seed, first
+
+    @abstractmethod
+    def tell(self, individual: IndividualRecord) -> None:
+        """Add one evaluated individual of this phase to the history."""
+
+    def tell_before(self, individual: IndividualRecord) -> None:  # noqa: B027
+        """Add one evaluated individual of an earlier phase to the history."""
+
+    @abstractmethod
+    def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
+        """Make individual `index`.
+
+        Args:
+            index: Index of the individual in its search.
+            initial: True for the phase's initial individuals.
+            start: The best visible individual of the nearest earlier phase that has one.
+            taken: See `PhasedStrategy.ask`.
+        """
+
+    def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:  # noqa: B027
+        """Change the state as `ask` does, for an individual that is stored already."""
+
+
+def fixed_offspring(space: GenomeSpace[Any], phase: PhaseConfig, place: int) -> Offspring[Any] | None:
+    """Return the baseline or start that the phase's `init` names for a position in the phase; None for the others."""
     if place >= len(phase.named):
         return None
     name = phase.named[place]
     return space.start(phase) if name == START else baseline_offspring(name, space, phase)
-
-
-def initial_offspring(
-    space: GenomeSpace[Any], phase: PhaseConfig, rng: np.random.Generator, place: int, initial: bool
-) -> Offspring[Any] | None:
-    """The individual of `fixed_offspring`, else a random one if it is an initial one, else None."""
-    return fixed_offspring(space, phase, place) or (space.sample(rng, phase) if initial else None)

@@ -9,8 +9,8 @@ again, because its score is known.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,33 +18,18 @@ import numpy as np
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.settings.phases import MergePhase, PhaseConfig
-from moevolve.search.strategies.base import DRAWS, Ranking, eligible, fixed_offspring, rank_key
+from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking, eligible, fixed_offspring, rank_key
 from moevolve.store.records import IndividualRecord
 
-
-@dataclass(frozen=True, slots=True)
-class Parents:
-    """The individuals that may become parents, by operator; both are sorted by rank, best first."""
-
-    crossover: Sequence[IndividualRecord]
-    mutation: Sequence[IndividualRecord]
+Parents = tuple[list[IndividualRecord], list[IndividualRecord]]
+"""The individuals that may become parents by crossover, and those by mutation; both best first."""
 
 
-class Evolution:
-    """The strategy `evolution` in one phase.
-
-    Args:
-        space: Genome space, calibrated if it has a recipe.
-        phase: Settings of the phase.
-        seed: Seed of the search.
-        first: Index of the phase's first individual.
-    """
+class Evolution(PhaseStrategy):
+    """The strategy `evolution` in one phase."""
 
     def __init__(self, space: GenomeSpace[Any], phase: PhaseConfig, seed: int, first: int = 0) -> None:
-        self._space = space
-        self._phase = phase
-        self._seed = seed
-        self._first = first
+        super().__init__(space, phase, seed, first)
         self._ranking = Ranking(phase.parents, phase.repeats)
         self._from_all = isinstance(phase, MergePhase) and phase.start == "all"
 
@@ -54,9 +39,6 @@ class Evolution:
     def tell_before(self, individual: IndividualRecord) -> None:
         if self._from_all:
             self._ranking.add(individual)
-
-    def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
-        """Do nothing: asking changes no state."""
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
         """Draw until the individual is new, at most `DRAWS` times: a small space runs out of new individuals."""
@@ -73,11 +55,11 @@ class Evolution:
 
     def _bred(self, rng: np.random.Generator, parents: Parents) -> Offspring[Any]:
         """A child of one parent or of two different ones, drawn uniformly."""
-        drawn = rng.choice(len(parents.crossover), size=min(2, len(parents.crossover)), replace=False)
-        chosen = [parents.crossover[position] for position in drawn]
+        crossover, mutation = parents
+        drawn = rng.choice(len(crossover), size=min(2, len(crossover)), replace=False)
+        chosen = [crossover[position] for position in drawn]
         if len(chosen) == 1 or rng.random() >= self._phase.crossover_rate:
-            same = parents.mutation == parents.crossover
-            chosen = [chosen[0] if same else parents.mutation[int(rng.integers(len(parents.mutation)))]]
+            chosen = [chosen[0] if mutation == crossover else mutation[int(rng.integers(len(mutation)))]]
         genomes = tuple(self._space.from_bytes(parent.genome) for parent in chosen)
         offspring = self._space.breed(rng, self._phase, genomes)
         return replace(offspring, parents=tuple(chosen[position].index for position in offspring.parents))
@@ -97,4 +79,4 @@ class Evolution:
         if not own:
             return None
         rule = self._phase.parents
-        return Parents(eligible(own, rule, "crossover"), eligible(own, rule, "mutation"))
+        return eligible(own, rule, "crossover"), eligible(own, rule, "mutation")

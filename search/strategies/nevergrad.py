@@ -20,7 +20,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.settings.phases import NevergradSection, PhaseConfig
-from moevolve.search.strategies.base import initial_offspring
+from moevolve.search.strategies.base import PhaseStrategy, fixed_offspring
 from moevolve.store.records import IndividualRecord
 
 _TIE_BREAK = 1e-4
@@ -31,7 +31,7 @@ _WORST = 1e6
 """Loss of a candidate that failed before any other was evaluated."""
 
 
-class NevergradPhase:
+class NevergradPhase(PhaseStrategy):
     """The strategy `nevergrad:<Optimizer>` in one phase.
 
     It starts at the best individual of the earlier phases, or else at the method's own start or a random one. Initial
@@ -39,13 +39,8 @@ class NevergradPhase:
     failed candidate gets the largest loss so far.
 
     Args:
-        space: Genome space, calibrated if it has a recipe.
         position: Position of the phase in the search.
-        phase: Settings of the phase.
-        section: Name of the optimiser and standard deviation of its first steps.
-        seed: Seed of the search.
         in_flight: Largest number of candidates that are asked for before the first of them is told.
-        first: Index of the phase's first individual.
 
     Raises:
         UserError: Nevergrad has no such optimiser, it can't make that many candidates at once, or the genome has no
@@ -62,13 +57,8 @@ class NevergradPhase:
         in_flight: int,
         first: int = 0,
     ) -> None:
-        self._space = space
-        self._position = position
-        self._phase = phase
-        self._section = section
-        self._seed = seed
-        self._in_flight = in_flight
-        self._first = first
+        super().__init__(space, phase, seed, first)
+        self._position, self._section, self._in_flight = position, section, in_flight
         self._name = f"nevergrad:{section.optimizer}"
         self._factory = _find(section.optimizer)
         if in_flight > 1 and self._factory.no_parallelization:
@@ -90,18 +80,17 @@ class NevergradPhase:
         with self._calling(individual.index, "tell"):
             self._optimizer.tell(candidate, float(loss))
 
-    def tell_before(self, individual: IndividualRecord) -> None:
-        """Do nothing: an optimiser starts from one point, which `ask` is given."""
-
     def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
         self.ask(index, initial, start, ())
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """See `PhaseStrategy`; `taken` is ignored, since the optimiser is told repeats like other candidates."""
+        """Make an individual; `taken` is ignored, since the optimiser is told repeats like other candidates."""
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)
-        sampled = initial_offspring(self._space, self._phase, rng, index - self._first, initial)
+        sampled = fixed_offspring(self._space, self._phase, index - self._first)
+        if sampled is None and initial:
+            sampled = self._space.sample(rng, self._phase)
         with self._calling(index, "ask"):
             if sampled is not None:
                 self._optimizer.suggest(self._space.flatten(sampled.genome, self._phase))
@@ -109,7 +98,8 @@ class NevergradPhase:
         self._open[index] = candidate
         if sampled is not None:
             return sampled
-        genome = self._space.unflatten(_bounded(candidate.value), self._phase)
+        point = np.clip(np.nan_to_num(candidate.value), -_LIMIT, _LIMIT)
+        genome = self._space.unflatten(point, self._phase)
         parents = () if self._start is None else (self._start.index,)
         return Offspring(genome, self._name, parents)
 
@@ -154,11 +144,12 @@ def _find(name: str) -> Any:
     with _global_numbers(0):
         import nevergrad as ng
     registry = ng.optimizers.registry
-    if name in registry:
-        return registry[name]
-    near = difflib.get_close_matches(name, sorted(registry), n=5, cutoff=0.4)
-    hint = f"near matches: {', '.join(near)}" if near else "for example DiagonalCMA, CMA or TwoPointsDE"
-    raise UserError(f"strategy nevergrad:{name}: nevergrad has no such optimiser; {hint}")
+    if name not in registry:
+        near = difflib.get_close_matches(name, sorted(registry), n=5, cutoff=0.4) or ["DiagonalCMA", "TwoPointsDE"]
+        raise UserError(
+            f"strategy nevergrad:{name}: nevergrad has no such optimiser; use for example {', '.join(near)}"
+        )
+    return registry[name]
 
 
 @contextmanager
@@ -176,7 +167,3 @@ def _global_numbers(seed: int) -> Iterator[None]:
 
 def _word(seed: int, number: int, stream: str) -> int:
     return int(generator(seed, number, stream).integers(2**32))
-
-
-def _bounded(point: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.clip(np.nan_to_num(point), -_LIMIT, _LIMIT)

@@ -9,7 +9,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.settings.phases import EvolutionSection, NevergradSection, RepairPhase
-from moevolve.search.strategies.base import PhaseStrategy, Strategy, rank_key
+from moevolve.search.strategies.base import PhaseStrategy, rank_key
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.nevergrad import NevergradPhase
 from moevolve.search.strategies.repairing import RepairStrategy
@@ -19,7 +19,13 @@ from moevolve.store.records import IndividualRecord
 
 
 class PhasedStrategy:
-    """The strategy of a whole search: the strategies of its phases, in order."""
+    """The strategy of a whole search: the strategies of its phases, in order.
+
+    Before `ask(i)` the caller tells exactly the individuals 0 .. visible(i) - 1, in order, and it asks for every index
+    once, in order. So a strategy's answers are a function of (config, seed, evaluations of those individuals), and
+    repeating the same calls rebuilds its state: resume is replay. The genomes of all individuals before i, unlike their
+    scores, are such a function too, so a strategy may use `taken`.
+    """
 
     def __init__(self, strategies: Sequence[PhaseStrategy], schedule: Schedule) -> None:
         self._strategies = tuple(strategies)
@@ -27,6 +33,7 @@ class PhasedStrategy:
         self._best: list[IndividualRecord | None] = [None] * len(self._strategies)
 
     def tell(self, individual: IndividualRecord) -> None:
+        """Add one evaluated individual to the history."""
         position = self._schedule.span(individual.index).position
         best = self._best[position]
         if individual.fitness is not None and (best is None or rank_key(individual) < rank_key(best)):
@@ -36,10 +43,12 @@ class PhasedStrategy:
             later.tell_before(individual)
 
     def ask(self, index: int, taken: Container[str]) -> Offspring[Any]:
+        """Make individual `index`; `taken` are the phenotype hashes of all before it, evaluated or not."""
         position = self._schedule.span(index).position
         return self._strategies[position].ask(index, self._schedule.is_initial(index), self._start(position), taken)
 
     def skip(self, index: int) -> None:
+        """Change the state as `ask` does, for an individual that is stored already."""
         position = self._schedule.span(index).position
         self._strategies[position].skip(index, self._schedule.is_initial(index), self._start(position))
 
@@ -47,8 +56,8 @@ class PhasedStrategy:
         return next((best for best in reversed(self._best[:position]) if best is not None), None)
 
 
-def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule) -> Strategy:
-    """The strategy of a configuration; phases that name none use the search's.
+def make_strategy(config: RunConfig, space: GenomeSpace[Any], schedule: Schedule) -> PhasedStrategy:
+    """Return the strategy of a configuration; phases that name none use the search's.
 
     Raises:
         UserError: There is no such strategy, or it doesn't suit the phase.

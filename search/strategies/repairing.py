@@ -12,25 +12,24 @@ from moevolve.search.genomes.contract.base import Genome, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.settings.phases import PhaseConfig, RepairPhase, TopKParents
-from moevolve.search.strategies.base import DRAWS, Ranking, eligible
+from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking, eligible
 from moevolve.store.records import IndividualRecord
 
 
-class RepairStrategy:
+class RepairStrategy(PhaseStrategy):
     """Makes the individuals of a repair phase.
 
     The initial individuals are the bases, the best individuals of the earlier phases, repaired with the phase's recipe.
-    A child mutates the recipe of one of the phase's best; with `crossover_rate` it applies it to another base.
-
-    Args:
-        space: Genome space, calibrated if it has a recipe.
-        phase: Settings of the phase.
-        before: Settings of the phase before it.
-        seed: Seed of the search.
+    A child mutates the recipe of one of the phase's best; with `crossover_rate` it applies it to another base. `before`
+    are the settings of the phase before it.
     """
 
+    _space: RepairedSpace
+    _phase: RepairPhase
+
     def __init__(self, space: RepairedSpace, phase: RepairPhase, before: PhaseConfig, seed: int) -> None:
-        self._space, self._phase, self._before, self._seed = space, phase, before, seed
+        super().__init__(space, phase, seed)
+        self._before = before
         self._ranking = Ranking(phase.parents)
         self._bases = Ranking(TopKParents(k=phase.initial))
 
@@ -39,9 +38,6 @@ class RepairStrategy:
 
     def tell(self, individual: IndividualRecord) -> None:
         self._ranking.add(individual)
-
-    def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
-        """Do nothing: asking changes no state."""
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
         """Draw until the individual is new, at most `DRAWS` times."""
@@ -52,7 +48,10 @@ class RepairStrategy:
             return first
         for _ in range(DRAWS):
             # With neither parents nor bases, no earlier individual is visible yet, or all of them failed.
-            offspring = self._child(rng, bases, own or bases) if own or bases else self._sampled(rng)
+            if own or bases:
+                offspring = self._child(rng, bases, own or bases)
+            else:
+                offspring = self._space.repair_offspring(self._space.inner.sample(rng, self._before), self._phase)
             if offspring.genome.express().phenotype_hash not in taken:
                 break
         return offspring
@@ -65,9 +64,6 @@ class RepairStrategy:
             if genome.express().phenotype_hash not in taken:
                 return Offspring(genome, "repair", (base.index,))
         return None
-
-    def _sampled(self, rng: np.random.Generator) -> Offspring[Any]:
-        return self._space.repair_offspring(self._space.inner.sample(rng, self._before), self._phase)
 
     def _child(
         self, rng: np.random.Generator, bases: Sequence[IndividualRecord], parents: Sequence[IndividualRecord]

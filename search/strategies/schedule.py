@@ -63,16 +63,16 @@ class Schedule:
         return self.spans[-1].stop
 
     def span(self, index: int) -> PhaseSpan:
-        """The phase of individual `index`."""
+        """Return the phase of individual `index`."""
         return self.spans[bisect_right([span.stop for span in self.spans], index)]
 
     def is_initial(self, index: int) -> bool:
-        """True if individual `index` is one of its phase's initial individuals."""
+        """Say whether individual `index` is one of its phase's initial individuals."""
         span = self.span(index)
         return index < span.start + span.initial
 
     def visible(self, index: int) -> int:
-        """Number of leading individuals that child `index` depends on: exactly 0 .. visible - 1."""
+        """Return how many individuals child `index` depends on: exactly 0 .. visible - 1."""
         span = self.span(index)
         if self.generation is None:
             return max(span.start if self.separate else 0, index - self.window + 1)
@@ -90,7 +90,7 @@ class Schedule:
 
 
 def make_schedule(config: RunConfig) -> Schedule:
-    """The schedule of a configuration."""
+    """Return the schedule of a configuration."""
     section = config.strategy
     phases = [(phase.kind, phase.evaluations, phase.initial) for phase in config.phases]
     generation = None
@@ -104,15 +104,14 @@ FEWEST_ROUNDS = 8
 
 
 def rounds_notes(config: RunConfig) -> tuple[str, ...]:
-    """A warning, for users, for each phase with fewer than `FEWEST_ROUNDS` rounds.
+    """Return a warning for users for each phase with fewer than `FEWEST_ROUNDS` rounds.
 
     A round is the number of individuals that are made before the first of them can be a parent: a window or a
     generation. Phases without children have no rounds. `repair` and `allocate` phases need few, since they start from
     good candidates and formulas.
     """
     schedule = make_schedule(config)
-    waits = schedule.generation is not None
-    size, setting = schedule.generation or schedule.window, "strategy.generation" if waits else "window"
+    size, setting = schedule.generation or schedule.window, "strategy.generation" if schedule.generation else "window"
     found = []
     for span in schedule.spans:
         evaluations = span.stop - span.start

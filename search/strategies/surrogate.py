@@ -29,12 +29,11 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring, SubsetSpace
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.settings.phases import PhaseConfig, SurrogateSection
-from moevolve.search.strategies.base import DRAWS
+from moevolve.search.strategies.base import DRAWS, PhaseStrategy
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.store.records import IndividualRecord
 
 Floats = NDArray[np.float64]
-Made = Offspring[Any] | None
 _SIGNAL = 1.0
 """Prior standard deviation of the model's prediction, for any number of features. Both this and `_NOISE` are near the
 maximum of the marginal likelihood of pruning a small MoE (6 layers, 2 of 8 experts, 31 to 190 individuals), where the
@@ -102,65 +101,51 @@ class LinearPosterior:
         return np.asarray(np.linalg.inv(products + ridge * np.eye(len(products))), dtype=np.float64)
 
 
-class Surrogate:
+class Surrogate(PhaseStrategy):
     """The strategy `surrogate` in one phase.
 
     Evolution makes the initial individuals, a share of the children, and all children before two scores are known.
-
-    Args:
-        space: Genome space, calibrated if it has a recipe.
-        phase: Settings of the phase.
-        section: Settings of the strategy.
-        seed: Seed of the search.
-        first: Index of the phase's first individual.
     """
 
     def __init__(
         self, space: GenomeSpace[Any], phase: PhaseConfig, section: SurrogateSection, seed: int, first: int = 0
     ) -> None:
-        self._space = space
-        self._phase = phase
+        super().__init__(space, phase, seed, first)
         self._section = section
-        self._seed = seed
         self._evolution = Evolution(space, phase, seed, first)
         self._chooses = isinstance(space, SubsetSpace) and space.selects_subset(phase)
-        self._told: deque[IndividualRecord] = deque(maxlen=section.memory)
-        self._features: dict[int, Floats] = {}
+        self._told: deque[tuple[IndividualRecord, Floats]] = deque(maxlen=section.memory)
 
     def tell(self, individual: IndividualRecord) -> None:
         """Add one evaluated individual to the history; failed ones have no score to learn from."""
         self._evolution.tell(individual)
-        if individual.fitness is None:
-            return
-        if len(self._told) == self._section.memory:
-            self._features.pop(self._told[0].index, None)
-        self._told.append(individual)
+        if self._chooses and individual.fitness is not None:
+            genome = self._space.from_bytes(individual.genome)
+            self._told.append((individual, self._space.flatten(genome, self._phase)))
 
     def tell_before(self, individual: IndividualRecord) -> None:
         """Pass individuals of earlier phases to evolution; the model is fitted to its own phase only."""
         self._evolution.tell_before(individual)
 
-    def skip(self, index: int, initial: bool, start: IndividualRecord | None) -> None:
-        """Do nothing: asking changes no state."""
-
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """See `PhaseStrategy`; evolution makes the child if the model only repeats earlier individuals."""
+        """Make a child by the model, or by evolution if the model only repeats earlier individuals."""
         rng = generator(self._seed, index, "surrogate")
         made = None
         if self._chooses and not initial and len(self._told) > 1 and rng.random() >= self._section.bred:
             made = self._learned(rng, taken)
         return made or self._evolution.ask(index, initial, start, taken)
 
-    def _learned(self, rng: np.random.Generator, taken: Container[str]) -> Made:
+    def _learned(self, rng: np.random.Generator, taken: Container[str]) -> Offspring[Any] | None:
         """The best genome under drawn weights, without parents; None if all draws repeat earlier individuals."""
-        features = np.stack([self._features_of(one) for one in self._told])
+        features = np.stack([each for _, each in self._told])
+        targets = targets_of([individual for individual, _ in self._told])
         centred = features - features.mean(axis=0)
         precision = float(centred.var(axis=0).sum() or 1.0) / _SIGNAL**2
         spread = (centred @ self._importance.T).std(axis=0)
         varied = spread > _LEVEL
         directions = self._importance[varied] * (_TRUST * np.sqrt(precision) / spread[varied])[:, None]
         # Weights of parts, then of statistics, all with the same prior: a statistic is scaled to that.
-        model = LinearPosterior(np.hstack([centred, centred @ directions.T]), targets_of(self._told), precision, _NOISE)
+        model = LinearPosterior(np.hstack([centred, centred @ directions.T]), targets, precision, _NOISE)
         mean, parts = model.mean, features.shape[1]
         # From no exploration to Thompson sampling, whose draws are nearly random where there are many parts.
         explored = rng.uniform(_LEAST_EXPLORED, 1)
@@ -178,16 +163,9 @@ class Surrogate:
         known = self._space.importance(self._phase)
         return np.array([_normal_scores(row) for row in known], dtype=np.float64).reshape(known.shape)
 
-    def _features_of(self, individual: IndividualRecord) -> Floats:
-        found = self._features.get(individual.index)
-        if found is None:
-            found = self._space.flatten(self._space.from_bytes(individual.genome), self._phase)
-            self._features[individual.index] = found
-        return found
-
 
 def targets_of(individuals: Sequence[IndividualRecord]) -> Floats:
-    """The targets of the model: normal scores of fitness plus those of the tie-break, float64 [individuals].
+    """Return the model's targets: normal scores of fitness plus those of the tie-break, float64 [individuals].
 
     The normal score of a value is the normal quantile of its rank among all (ties: the mean rank). Unlike standardised
     values, it keeps a few broken candidates from dominating the scale. The tie-break, usually the mean gold

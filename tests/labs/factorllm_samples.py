@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from search_samples import dense_model
 
-from moevolve.search.genomes.factorllm.baselines import BASELINES
+from moevolve.search.genomes.factorllm.kind import BASELINES
 from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts

@@ -10,7 +10,7 @@ from search_samples import decided
 
 from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.loop.search_loop import individual_record
-from moevolve.search.strategies.base import Strategy
+from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.search.strategies.schedule import Schedule
 from moevolve.store.records import IndividualRecord
 
@@ -19,7 +19,7 @@ Score = Callable[[IndividualRecord], tuple[float, float] | None]
 
 
 def asked_and_told(
-    make: Callable[[], Strategy],
+    make: Callable[[], PhasedStrategy],
     space: GenomeSpace[Any],
     schedule: Schedule,
     score: Score,

@@ -65,8 +65,7 @@ class Description:
         experts: Experts per layer: retained experts n' (eep), experts N of a split network, or blocks K of a mixed
             linear layer.
         active: Experts per token.
-        parameters: Parameters of the edited model.
-        active_parameters: Parameters that a token uses.
+        parameters: Parameters of the edited model, of which a token uses `active_parameters`.
         parameters_full: Parameters of the unedited model.
         summary: Description in one line for listings.
         penalty: Amount subtracted from the candidate's score on `search`; `dev` and `test` scores have no penalty.
@@ -85,9 +84,7 @@ class Genome(Protocol):
     """The searched parameters of one candidate; immutable."""
 
     @property
-    def space(self) -> GenomeSpace[Any]:
-        """The space that the genome belongs to."""
-        ...
+    def space(self) -> GenomeSpace[Any]: ...
 
     def to_bytes(self) -> bytes:
         """Serialise the genome; the space's `from_bytes` is the inverse."""
@@ -134,11 +131,10 @@ class Offspring(Generic[G]):
     """A new genome and its origin.
 
     Attributes:
-        genome: The new genome.
         operator: Name of the operator that made it.
         parents: Positions of its parents among the genomes given to a space, or indices of its parents in the search
             once a strategy has chosen them.
-        note: Remark on its making for its summary; mostly empty.
+        note: Remark on its making for its summary.
     """
 
     genome: G
@@ -161,9 +157,7 @@ class GenomeSpace(Protocol[G]):
     """
 
     @property
-    def kind(self) -> str:
-        """Name of the genome kind."""
-        ...
+    def kind(self) -> str: ...
 
     @property
     def phase_kinds(self) -> tuple[str, ...]:
@@ -175,9 +169,7 @@ class GenomeSpace(Protocol[G]):
         """The calibration that the space needs; None if it needs none."""
         ...
 
-    def calibrated(self, calibration: Calibration) -> Self:
-        """Return the same space with its calibration."""
-        ...
+    def calibrated(self, calibration: Calibration) -> Self: ...
 
     def start(self, phase: PhaseConfig) -> Offspring[G] | None:
         """Return the method's own unsearched genome, the first individual of a search; None if there is none."""
@@ -207,9 +199,7 @@ class GenomeSpace(Protocol[G]):
         """Return the genome at a point; `unflatten(flatten(g)) == g` for genomes of the phase."""
         ...
 
-    def describe(self, genome: G) -> Description:
-        """Return the genome's size and cost."""
-        ...
+    def describe(self, genome: G) -> Description: ...
 
 
 @runtime_checkable
@@ -238,7 +228,7 @@ class Baseline:
     """A one-shot method: an individual that a phase can begin with, and that searches are compared with.
 
     Attributes:
-        make: Function that returns the individual in a calibrated space.
+        make: Function from a calibrated space to the individual.
         phases: Kinds of phases that it can begin.
     """
 
@@ -293,12 +283,9 @@ class GenomeKind:
     """One kind of genomes; `search.genomes.registry` has one line for each.
 
     Attributes:
-        section: Class of its settings.
         make_space: Function from settings, a model's facts and the search's phases to the space, which is not yet
             calibrated if it has a recipe. The phases may begin with baselines that need measurements. It raises
             `UserError` for settings that the model doesn't support.
-        costs: Function from a space and a model's outline to the costs of candidates.
-        figures: Drawings of its genomes.
         baselines: One-shot methods by name, without `random` and `start`, which are every space's `sample` and `start`.
         repairable: True if its edits can be repaired (`moevolve.workers.methods.shared.outputs.Repairable`).
         recombinable: True if a repair can fill the kept experts with neurons of other experts.

@@ -54,7 +54,7 @@ class GenomeCosts(ABC, Generic[S]):
 
     @property
     def kept_experts(self) -> int:
-        """Number of experts of the original size that a candidate has per MoE layer; 0 for a dense model."""
+        """Experts of the original size that a candidate has per MoE layer; 0 for a dense model."""
         return self.outline.facts.experts
 
     @abstractmethod
@@ -77,7 +77,7 @@ class GenomeCosts(ABC, Generic[S]):
         return None
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """Return the size of a worker's buffers for candidates' own weights.
+        """Return the bytes of a worker's buffers for the candidates' own weights.
 
         Args:
             phases: Kinds of the search's phases.

@@ -15,12 +15,8 @@ from numpy.typing import NDArray
 def generator(seed: int, index: int, stream: str = "individual") -> np.random.Generator:
     """Return the generator of individual `index` in the search seeded `seed`.
 
-    It is Philox keyed by (seed, stream, index) through `SeedSequence`: the same on every platform.
-
-    Args:
-        seed: Seed of the search, >= 0.
-        index: Index of the individual, or of another thing that `stream` counts, >= 0.
-        stream: Name that keeps independent uses of one seed apart.
+    It is Philox keyed by (seed, stream, index) through `SeedSequence`: the same on every platform. `stream` keeps
+    independent uses of one seed apart, and says what `index` >= 0 counts.
     """
     key = (*stream.encode(), index)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy=seed, spawn_key=key)))
@@ -65,14 +61,11 @@ def matrix_crossover(
     first_parent_rate: float,
     units: Literal["whole", "rows", "entries"],
 ) -> NDArray[np.float32]:
-    """Combine two matrices of equal shape, unit by unit.
+    """Combine two matrices, float32 [n', n], unit by unit.
 
     Source: EEP (arXiv 2407.00945), Sec. 4.3 (entries, whole matrices) and App. C (rows).
 
     Args:
-        rng: The child's generator.
-        first: Matrix of the first parent, float32 [n', n].
-        second: Matrix of the second parent, float32 [n', n].
         first_parent_rate: Probability that a unit comes from the first parent.
         units: Parts that are inherited as a whole.
     """
@@ -99,10 +92,8 @@ def replace_experts(rng: np.random.Generator, kept: NDArray[np.int64], experts: 
     They are replaced one after the other in random order, so that a replaced expert can be drawn again.
 
     Args:
-        rng: The child's generator.
         kept: Retained experts of one group, int64 [retained], distinct.
         experts: Number of experts n to choose from.
-        rate: Probability of replacement per retained expert.
 
     Returns:
         int64 [retained], sorted and distinct; unchanged if all n experts are retained.
@@ -130,10 +121,7 @@ def subset_crossover(
 def balanced_swaps(rng: np.random.Generator, labels: NDArray[Label], rate: float) -> NDArray[Label]:
     """Permute the labels of some members at random, which keeps the size of every part of the partition.
 
-    Args:
-        rng: The child's generator.
-        labels: Index of every member's part, integers [members].
-        rate: Probability that a member takes part in the permutation.
+    `labels` [members] are the indices of the members' parts; a member is drawn with probability `rate`.
     """
     hit = np.flatnonzero(rng.random(labels.size) < rate)
     child = labels.copy()
@@ -154,10 +142,8 @@ def divided(
 ) -> NDArray[np.float64]:
     """Find the sizes `clip(level * weights, least, most)` of cost `total` by bisection of the level.
 
-    All arrays have one shape.
-
     Args:
-        weights: Relative sizes, above 0.
+        weights: Relative sizes, above 0; all arrays have one shape.
         least, most: Bounds of each size.
         costs: Cost per unit of each size.
         total: Cost of all sizes together, between the costs of `least` and of `most`.

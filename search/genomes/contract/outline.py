@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
 class LayerOutline:
-    """What a candidate keeps of one decoder layer.
+    """What a candidate keeps of one decoder layer; layers that keep the same are equal.
 
     Attributes:
-        layer: Index of the decoder layer.
         experts: Original experts that the kept ones are made of, in ascending order.
         sizes: Sizes that the candidate gives the layer, in the order of `GenomeOutline.sizes`.
     """
 
-    layer: int
+    layer: int = field(compare=False)
     experts: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
 
@@ -64,11 +64,14 @@ def outline_rows(one: GenomeOutline, other: GenomeOutline | None = None) -> list
     rows: list[tuple[list[int], LayerOutline | None, LayerOutline | None]] = []
     for layer in sorted(mine.keys() | theirs.keys()):
         pair = mine.get(layer), theirs.get(layer)
-        if rows and rows[-1][0][-1] == layer - 1 and all(map(_alike, rows[-1][1:], pair)):
+        if rows and rows[-1][0][-1] == layer - 1 and rows[-1][1:] == pair:
             rows[-1][0].append(layer)
         else:
             rows.append(([layer], *pair))
-    return [OutlineRow(_named(layers), first, second) for layers, first, second in rows]
+    return [
+        OutlineRow(f"{'layer' if len(layers) == 1 else 'layers'} {_span(layers)}", first, second)
+        for layers, first, second in rows
+    ]
 
 
 def outline_settings(one: GenomeOutline, other: GenomeOutline | None = None) -> list[tuple[str, str, str]]:
@@ -77,24 +80,15 @@ def outline_settings(one: GenomeOutline, other: GenomeOutline | None = None) -> 
     return [(label, mine.get(label, "-"), theirs.get(label, "-")) for label in dict.fromkeys([*mine, *theirs])]
 
 
-def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First and last of every run of consecutive numbers among ascending ones."""
-    ordered = sorted(numbers)
-    ends = [place for place, number in enumerate(ordered) if ordered[place + 1 : place + 2] != [number + 1]]
-    for begin, end in zip([0, *(place + 1 for place in ends)], ends, strict=False):
-        yield ordered[begin], ordered[end]
-
-
 def ranges(numbers: Iterable[int]) -> str:
     """Numbers in words: `0-3, 7`; `none` for none."""
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs(numbers)) or "none"
+    found = []
+    # Consecutive numbers are equally far from their places in the order.
+    for _, run in groupby(enumerate(sorted(numbers)), key=lambda placed: placed[1] - placed[0]):
+        consecutive = [number for _, number in run]
+        found.append(_span(consecutive))
+    return ", ".join(found) or "none"
 
 
-def _alike(one: LayerOutline | None, other: LayerOutline | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.experts, one.sizes) == (other.experts, other.sizes)
-
-
-def _named(layers: list[int]) -> str:
-    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
+def _span(numbers: list[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"

@@ -69,12 +69,11 @@ def partition_figure(edit: FactorLlmEdit, start: FactorLlmEdit) -> Figure:
 
 def _draw(figure: Any, edit: FactorLlmEdit, start: FactorLlmEdit, columns: int, rows: int) -> tuple[Any, Any]:
     """Draw a panel per layer; return an image for the colour scale, and the panels."""
-    moved = neurons_moved(edit, start)
+    moved, most = neurons_moved(edit, start), edit.width // edit.experts
     picked = spread(len(moved), columns * rows)
     grid = panels(figure, rows, columns, len(picked))
     for axes, layer in zip(grid.ravel(), picked, strict=False):
-        vmax = edit.width // edit.experts
-        image = axes.imshow(moved[layer], cmap=SEQUENTIAL, vmin=0, vmax=vmax, interpolation="none")
+        image = axes.imshow(moved[layer], cmap=SEQUENTIAL, vmin=0, vmax=most, interpolation="none")
         axes.set_title(f"layer {layer}", fontsize=8)
         ticks(axes, edit.experts, edit.experts)
     label_edges(grid, "expert at the start", "expert now")

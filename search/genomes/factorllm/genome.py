@@ -39,7 +39,6 @@ class FactorLlmGenome(ArrayGenome):
     """One FactorLLM candidate. Arrays are read-only.
 
     Attributes:
-        space: Space of the genome.
         assignment: Expert of every neuron, uint8 [layers, width]; all experts have equally many neurons.
         base_router: Measured router `W`, `b` of every layer, as 1 + index in `ROUTERS`, or 0 for none: uint8 [layers].
         coordinates: Coordinates `C`, float32 [layers, routers, N, components].
@@ -94,7 +93,7 @@ class FactorLlmGenome(ArrayGenome):
         return digest.hexdigest()
 
     def express(self) -> FactorLlmEdit:
-        """Return the edit with every layer's partition and routers; the space must be calibrated."""
+        """Return the edit; the space must be calibrated."""
         return self._edit
 
     @cached_property

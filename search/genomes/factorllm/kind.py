@@ -1,18 +1,75 @@
-"""The genome kind `factorllm`, with the costs of its candidates."""
+"""The genome kind `factorllm`: its baselines, and what its candidates cost.
+
+Baselines are other methods that partition a dense network without training, as FactorLLM genomes. Both are measured on
+a worker. `moevolve.workers.methods.factorllm.calibrate_baselines` says what they lack of the papers. The factor on the
+experts' outputs is the space's; the papers have none (`genome.output_scale: one`).
+
+KnowledgeFactor (Yang et al., ECCV 2022), the other baseline of FactorLLM's Table 1, has no counterpart: it trains one
+network for what tasks share and one per task, and doesn't partition the network's neurons. The nearest method without
+training is CMoE, whose shared experts are active for all tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from moevolve.search.genomes.contract.base import GenomeKind
+from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes, network_flops
-from moevolve.search.genomes.factorllm.baselines import BASELINES, baselines_recipe
 from moevolve.search.genomes.factorllm.figures import FactorLlmFigures
+from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
 from moevolve.search.settings.phases import PhaseConfig
-from moevolve.workers.contract.edits import ROW_TOKENS, recipe_parts
+from moevolve.workers.contract.edits import ROW_TOKENS, CalibrationRecipe, combined, recipe_parts
 from moevolve.workers.contract.facts import ModelFacts
+from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
+
+_FIRING = 10
+"""Number of neurons that count as activated by a token, CMoE's `K_a`."""
+
+
+def moefication(space: FactorLlmSpace) -> Offspring[FactorLlmGenome]:
+    """Cluster neurons by input weights, choose experts by cosine with their mean: MoEfication (arXiv 2110.01786)."""
+    return Offspring(space.from_partition(space.statistics["moefication_experts"], "moefication"), "moefication", ())
+
+
+def cmoe(space: FactorLlmSpace) -> Offspring[FactorLlmGenome]:
+    """Make half of the active experts shared, and route to the others: CMoE (arXiv 2502.04416)."""
+    note = f"cmoe, {space.active // 2} of the experts are shared"
+    return Offspring(space.from_partition(space.statistics["cmoe_experts"], "cmoe"), "cmoe", (), note)
+
+
+def _moefication_recipe(space: FactorLlmSpace) -> CalibrationRecipe:
+    return MoeficationRecipe(space.experts, space.section.calibration_tokens)
+
+
+def _cmoe_recipe(space: FactorLlmSpace) -> CalibrationRecipe:
+    section, firing = space.section, min(_FIRING, space.dense.width)
+    return CmoeRecipe(space.experts, space.active // 2, firing, section.ridge, section.calibration_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class FactorLlmBaseline(Baseline):
+    """A measured partition with measured routers.
+
+    Attributes:
+        recipe: Function that returns the measurement for a space.
+        shared_experts: True if some experts are shared, which needs a router bias and at least two active experts.
+    """
+
+    recipe: Callable[[FactorLlmSpace], CalibrationRecipe]
+    shared_experts: bool = False
+
+    def problem(self, space: FactorLlmSpace) -> str | None:
+        if not self.shared_experts or (space.section.router_bias and 1 < space.active < space.experts):
+            return None
+        return "has shared experts, which needs genome.router_bias and 2 active experts at least, but not all of them"
+
+
+BASELINES = {
+    "moefication": FactorLlmBaseline(moefication, ("tune",), _moefication_recipe),
+    "cmoe": FactorLlmBaseline(cmoe, ("tune",), _cmoe_recipe, shared_experts=True),
+}
 
 
 class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
@@ -28,14 +85,17 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
         return down_projection_bytes(self.outline, self.space.dense) if repaired else 0
 
     def calibration_bytes(self, longest: int) -> int:
-        """See `GenomeCosts.calibration_bytes`: routers, and for `coactivation` the counts of common activations."""
+        """See `GenomeCosts.calibration_bytes`: routers, and for CMoE how often neurons are activated together."""
         from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY, directions_bytes
 
         dense, counts = self.space.dense, 4 * self.space.dense.width**2
-        firing = counts * (min(dense.layers, max(1, STATISTICS_MEMORY // counts)) + 1)
-        coactive = any(getattr(part, "partition", "") == "coactivation" for part in recipe_parts(self.space.recipe))
+        held = counts * (min(dense.layers, max(1, STATISTICS_MEMORY // counts)) + 1) if self._measures_cmoe else 0
         row = 8 * max(longest, ROW_TOKENS) * dense.hidden  # float64 inputs; short sequences share a row of the batch
-        return max(firing if coactive else 0, directions_bytes(dense.hidden, dense.layers)) + row
+        return max(held, directions_bytes(dense.hidden, dense.layers)) + row
+
+    @property
+    def _measures_cmoe(self) -> bool:
+        return any(isinstance(part, CmoeRecipe) for part in recipe_parts(self.space.baseline_recipe))
 
     def calibration_host_bytes(self) -> int:
         """See `GenomeCosts.calibration_host_bytes`: k-means keeps three float32 copies of a network's input weights."""
@@ -51,9 +111,10 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
 
 
 def _space(section: FactorLlmSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> FactorLlmSpace:
-    """Make a space whose recipe includes the measurements for the phases' baselines."""
+    """Make a space whose recipe includes the measurements for the baselines that the phases begin with."""
     space = FactorLlmSpace.of(section, facts)
-    return replace(space, baseline_recipe=baselines_recipe(space, phases))
+    names = dict.fromkeys(name for phase in phases for name in phase.baselines if name in BASELINES)
+    return replace(space, baseline_recipe=combined(*(BASELINES[name].recipe(space) for name in names)))
 
 
 FACTORLLM = GenomeKind(

@@ -24,7 +24,7 @@ from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, ROUT
 from moevolve.search.settings.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, combined
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
-from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe
+from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe, Partition
 
 
 class FactorLlmSection(GenomeSection):
@@ -41,8 +41,7 @@ class FactorLlmSection(GenomeSection):
             are nearest to the whole layer's.
         router_bias: Give routers a bias, as in the paper. Without it, and with output_scale `one`, a top-1
             partition of a Llama or Mistral is an ordinary Mixtral and can be exported as one.
-        partition: Partition of the neurons at the start: in order, random, by balanced k-means on input weights, or by
-            coactivation (neurons that fire on the same tokens).
+        partition: Partition of the neurons at the start: in order, random, or by balanced k-means on input weights.
         output_scale: Factor on the sum of the chosen experts' outputs: `one` (the paper) or `n_over_k` (the authors'
             code). On the dense demo model `one` is better for the start on both tasks with 1 of 4, 2 of 4 and 4 of 8
             experts, by 0.3 to 47 points of similarity of predictions; after repair, by 8 points with 1 of 4, and
@@ -60,7 +59,7 @@ class FactorLlmSection(GenomeSection):
     active: int = Field(ge=1, le=256)
     routers: int = Field(1, ge=1, le=3)
     router_bias: bool = True
-    partition: Literal["contiguous", "shuffled", "kmeans", "coactivation"] = "kmeans"
+    partition: Partition = "kmeans"
     output_scale: Literal["one", "n_over_k"] = "one"
     random_division: bool = True
     components: int = Field(8, ge=0, le=MOST_PARTS)
@@ -83,9 +82,7 @@ class FactorLlmSpace:
     """All FactorLLM genomes for one model.
 
     Attributes:
-        section: Settings of the genome.
-        facts: Sizes and family of the model.
-        dense: Sizes of its dense networks.
+        dense: Sizes of the model's dense networks.
         baseline_recipe: Measurements of baselines' partitions and routers; None without baselines.
         calibration: Measured start and baselines; None before calibration.
     """
@@ -126,7 +123,6 @@ class FactorLlmSpace:
 
     @property
     def experts(self) -> int:
-        """Number of experts N."""
         return self.section.experts
 
     @property
@@ -255,18 +251,14 @@ class FactorLlmSpace:
         assignment = np.empty_like(order)
         np.put_along_axis(assignment, order, np.broadcast_to(self.contiguous.astype(order.dtype), order.shape), axis=1)
         base_router = np.rint(np.clip(numbers, 0, len(ROUTERS)))
+        arrays = {} if self.calibration is None else self.calibration.arrays
+        measured = [0, 1, *(number for number, name in enumerate(ROUTERS, 1) if f"{name}_weight" in arrays)]
         return self.genome(
             assignment=assignment,
-            base_router=np.where(np.isin(base_router, self._measured_routers), base_router, 1),
+            base_router=np.where(np.isin(base_router, measured), base_router, 1),
             coordinates=coordinates.reshape(self.shapes["coordinates"]),
             biases=(biases if self.section.router_bias else np.zeros(sizes[3])).reshape(self.shapes["biases"]),
         )
-
-    @property
-    def _measured_routers(self) -> tuple[int, ...]:
-        """Values of `base_router` that genomes can have."""
-        arrays = {} if self.calibration is None else self.calibration.arrays
-        return (0, 1, *(number for number, name in enumerate(ROUTERS, 1) if f"{name}_weight" in arrays))
 
     def describe(self, genome: FactorLlmGenome) -> Description:
         """Return costs as in the paper's Fig. 3: K of N experts, and R routers.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from moevolve.search.figures.heatmaps import MAX_ROWS, WIDE, blocks_figure, draw_blocks, left_out
 from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline
-from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
@@ -26,7 +26,8 @@ class NanoMoeFigures(GenomeFigures[NanoMoeGenome]):
 
     def page(self, genome: NanoMoeGenome, start: NanoMoeGenome | None) -> tuple[Figure, str]:
         caption = "How far the search moved each block of the mixing matrices from where it started."
-        return mixing_figure(genome), caption + left_out(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
+        caption += left_out(len(genome.space.layers), 3 * MAX_ROWS, "linear layers")
+        return blocks_figure(*_mixing(genome)), caption
 
     def outline(self, genome: NanoMoeGenome) -> GenomeOutline:
         form, change = genome.space.form, mixing_change(genome) if genome.mixing.size else np.zeros(1)
@@ -57,14 +58,8 @@ def mixing_change(genome: NanoMoeGenome) -> NDArray[np.float64]:
     return size
 
 
-def mixing_figure(genome: NanoMoeGenome) -> Figure:
-    """Draw the change of every layer's mixing matrix."""
-    return blocks_figure(*_mixing(genome))
-
-
 def _mixing(genome: NanoMoeGenome) -> tuple[list[str], NDArray[np.float64], float | None, str]:
     """Names of layers, values of blocks, neutral value and label for `blocks_figure`."""
-    names = [layer.name for layer in genome.space.layers]
-    if genome.space.form.variant == "I":
-        return names, mixing_change(genome), 0.0, "change of the mixing coefficient"
-    return names, mixing_change(genome), None, "root mean square change of the block"
+    names, signed = [layer.name for layer in genome.space.layers], genome.space.form.variant == "I"
+    label = "change of the mixing coefficient" if signed else "root mean square change of the block"
+    return names, mixing_change(genome), 0.0 if signed else None, label

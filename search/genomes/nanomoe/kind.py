@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.nanomoe.figures import NanoMoeFigures
-from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
-from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 
 
 def low_rank(space: NanoMoeSpace) -> Offspring[NanoMoeGenome]:

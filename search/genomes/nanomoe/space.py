@@ -1,4 +1,8 @@
-"""The settings of NanoMoE searches and the space of NanoMoE genomes for one model."""
+"""The settings of NanoMoE searches, a genome (the mixing matrix M of every chosen linear layer), and its space.
+
+Source: NanoMoE, Sec. 3. U and V are not in the genome: a worker derives them from the layer's weight and M. M is stored
+relative to the result of the layer's fit (see `NanoMoeSection.fit`); without a fit the genome has M's parameters.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,18 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import (
     MOST_STEPS,
     MOST_TOKENS,
+    ArrayGenome,
     Description,
     GenomeSection,
     Offspring,
     offspring_of,
 )
 from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
-from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
 from moevolve.search.settings.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import LinearFacts, ModelFacts, active_parameters
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
-from moevolve.workers.methods.nanomoe.edit import BlockForm
+from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 
 
 class NanoMoeSection(GenomeSection):
@@ -66,16 +70,46 @@ _STEP = 0.1
 """Step size at which rank-one parts and diagonals change equally in norm; it determines the unit of rank-one parts."""
 
 
+@dataclass(frozen=True, eq=False)
+class NanoMoeGenome(ArrayGenome):
+    """One NanoMoE candidate: `mixing` are the parameters of M, as in `NanoMoeEdit`, read-only."""
+
+    space: NanoMoeSpace = field(repr=False, compare=False)
+    mixing: NDArray[np.float32] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        # Adding zero turns -0.0 into 0.0, so that equal parameters have equal bytes.
+        mixing = np.array(self.mixing, dtype=np.float32) + np.float32(0)
+        self._set_array("mixing", mixing, self.space.shape)
+
+    def to_bytes(self) -> bytes:
+        """Return a header (`NanoMoeSpace.header`) and M as little-endian float32."""
+        return self.space.header + self.mixing.astype("<f4").tobytes()
+
+    @cached_property
+    def content_hash(self) -> str:
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def express(self) -> NanoMoeEdit:
+        return self._edit
+
+    @cached_property
+    def _edit(self) -> NanoMoeEdit:
+        space = self.space
+        assert space.tokens is None or space.rows is not None, "the space isn't calibrated"
+        names = tuple(each.name for each in space.layers)
+        return NanoMoeEdit(space.form, names, self.mixing, space.fit, space.rows)
+
+
 @dataclass(frozen=True)
 class NanoMoeSpace:
     """All NanoMoE genomes for one model.
 
     Attributes:
-        form: Variant, blocks and rank of every chosen layer.
-        layers: Names and sizes of the chosen linear layers.
+        form: Form of every chosen layer.
+        layers: The chosen linear layers.
         fit: See `NanoMoeSection`.
         tokens: Number of calibration tokens for outputs; None if layers are fitted to their weights.
-        facts: Sizes and family of the model.
         rows: Calibration rows; None before calibration, or if none are needed.
     """
 
@@ -148,7 +182,8 @@ class NanoMoeSpace:
         assert isinstance(phase, TunePhase)
         if not self._units.size:
             return self.start(phase)
-        return Offspring(NanoMoeGenome(self, self._unmixed + self._noise(rng, phase.sigma)), "random", ())
+        noise = (rng.standard_normal(self.shape) * phase.sigma * self._units).astype(np.float32)
+        return Offspring(NanoMoeGenome(self, self._unmixed + noise), "random", ())
 
     def breed(
         self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[NanoMoeGenome, ...]
@@ -197,8 +232,7 @@ class NanoMoeSpace:
     @property
     def active_parameters(self) -> int:
         """Parameters that a token uses."""
-        facts = self.facts
-        return active_parameters(facts, facts.experts, facts.active) - self._saved
+        return active_parameters(self.facts, self.facts.experts, self.facts.active) - self._saved
 
     @cached_property
     def _saved(self) -> int:
@@ -218,6 +252,3 @@ class NanoMoeSpace:
             # Steps s of all entries of alpha and beta give a rank-one part of norm s^2 unit^2 r; it is s at s = _STEP.
             units[1:] = (_STEP * self.form.rank) ** -0.5
         return units
-
-    def _noise(self, rng: np.random.Generator, sigma: float) -> NDArray[np.float32]:
-        return (rng.standard_normal(self.shape) * sigma * self._units).astype(np.float32)

@@ -45,12 +45,7 @@ class WidthBudget:
 
     @classmethod
     def of(cls, facts: ModelFacts, attention: bool, share: float) -> WidthBudget:
-        """Make the budget of a model with dense networks.
-
-        Args:
-            facts: Sizes of the model.
-            attention: True if heads are masked too.
-            share: Active share p of the masked parts' parameters.
+        """Make the budget of a model with dense networks, whose heads are masked too with `attention`.
 
         Raises:
             UserError: `share` is too small for one neuron (and one pair and value dimension) in every layer.
@@ -87,10 +82,7 @@ class WidthBudget:
         With all shares 0, every layer keeps the same proportion.
 
         Args:
-            shares: Finite logarithms of relative widths, [layers, 1 or 3].
-
-        Returns:
-            int64 [layers, 1 or 3].
+            shares: Finite logarithms of relative widths, [layers, 1 or 3], in the shape of the result.
         """
         strength = np.exp(np.clip(shares.astype(np.float64), -_LIMIT, _LIMIT))
         full = np.broadcast_to(np.array(self.full_widths, dtype=np.float64), strength.shape)

@@ -31,38 +31,30 @@ class ToMoeFigures(GenomeFigures[ToMoeGenome]):
         caption = "Neurons that one expert keeps in each layer, and that any expert keeps."
         if edit.heads is not None:
             caption += " Below, the dimensions of a head that queries and keys keep, and values for a token."
-        return widths_figure(edit), caption
+        with drawing(2.6 if edit.heads is None else 4.4) as figure:
+            _draw(figure, edit)
+            columns = 3 if edit.heads is None else 2
+            figure.legend(loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.6)
+            return figure, caption
 
     def outline(self, genome: ToMoeGenome) -> GenomeOutline:
         labels = ("neurons per expert", "query and key dimensions", "value dimensions")
-        factors = (1, 2, 1)  # query and key dimensions are kept in pairs
-        full = genome.space.budget.full_widths
-        layers = [
-            LayerOutline(layer, (), tuple(width * factor for width, factor in zip(row, factors, strict=False)))
-            for layer, row in enumerate(genome.widths.tolist())
-        ]
+        full = np.array(genome.space.budget.full_widths)
+        factors = np.array((1, 2, 1))[: len(full)]  # query and key dimensions are kept in pairs
+        layers = [LayerOutline(i, (), tuple(row)) for i, row in enumerate((genome.widths * factors).tolist())]
         terms = genome.terms
         settings = [
             ("budget", f"{genome.space.section.budget:.0%} of the parameters active"),
             ("coverage", f"{terms.coverage.mean():.1%} of the neurons in some expert"),
             ("balance", f"{terms.balance_term:+.2f} (0: all experts are used equally)"),
         ]
-        sizes = ((label, int(width) * factor) for label, width, factor in zip(labels, full, factors, strict=False))
-        return GenomeOutline(tuple(settings), sizes=tuple(sizes), layers=tuple(layers))
+        sizes = tuple(zip(labels, (full * factors).tolist(), strict=False))
+        return GenomeOutline(tuple(settings), sizes=sizes, layers=tuple(layers))
 
     def draw(self, figure: Any, genome: ToMoeGenome, start: ToMoeGenome | None, label: str) -> None:
         figure.suptitle(f"{self.subject} of {label}", fontsize="medium")
         _draw(figure, genome.express())
         figure.legend(loc="outside right upper")
-
-
-def widths_figure(edit: ToMoeEdit) -> Figure:
-    """Draw the widths for a narrow page."""
-    with drawing(2.6 if edit.heads is None else 4.4) as figure:
-        _draw(figure, edit)
-        columns = 3 if edit.heads is None else 2
-        figure.legend(loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.6)
-        return figure
 
 
 def _draw(figure: Any, edit: ToMoeEdit) -> None:

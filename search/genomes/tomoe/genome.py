@@ -52,30 +52,22 @@ class Projection:
     embed: NDArray[np.float64]
     project: NDArray[np.float64]
 
-    @classmethod
-    def of(cls, name: str, latent: int, embedding: int, outputs: int) -> Projection:
-        """Return the network of a name and sizes; equal arguments give equal weights."""
-        return _made(name, latent, embedding, outputs)
-
     def __call__(self, coordinates: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return scores; coordinates of standard deviation 0.3 give scores of standard deviation about 1/2."""
         embedding = coordinates.astype(np.float64) @ self.embed
         centred = embedding - embedding.mean(axis=-1, keepdims=True)
         normed = centred / np.sqrt(centred.var(axis=-1, keepdims=True) + 1)
-        return np.asarray(_gelu(normed) @ self.project)
+        # GELU in its tanh approximation.
+        gelu = normed / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (normed + 0.044715 * normed**3)))
+        return np.asarray(gelu @ self.project)
 
 
 @lru_cache(maxsize=16)
-def _made(name: str, latent: int, embedding: int, outputs: int) -> Projection:
+def projection(name: str, latent: int, embedding: int, outputs: int) -> Projection:
+    """Return the network of a name and sizes; equal arguments give equal weights."""
     rng = generator(0, outputs, f"tomoe {name}")
     embed = rng.standard_normal((latent, embedding)) * (_GAIN / np.sqrt(latent))
     return Projection(embed, rng.standard_normal((embedding, outputs)) / np.sqrt(embedding))
-
-
-def _gelu(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Gaussian error linear unit in its tanh approximation."""
-    gelu: NDArray[np.float64] = values / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)))
-    return gelu
 
 
 def top_mask(scores: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
@@ -141,7 +133,7 @@ def regularisation_terms(
     coverage = [unions / edit.width]
     if edit.heads is not None:
         assert head_sample is not None
-        coverage.append(_value_coverage(edit, head_sample))
+        coverage.append(_value_coverage(edit.heads, head_sample))
     balances = []
     for router, sample in zip(edit.router.astype(np.float64), network_sample.astype(np.float64), strict=True):
         logits = np.round(sample @ router.T, 6)
@@ -152,10 +144,8 @@ def regularisation_terms(
     return RegularisationTerms(unions, np.stack(coverage, axis=1), np.array(balances))
 
 
-def _value_coverage(edit: ToMoeEdit, sample: NDArray[np.float32]) -> NDArray[np.float64]:
+def _value_coverage(heads: HeadMasks, sample: NDArray[np.float32]) -> NDArray[np.float64]:
     """Share of the value dimensions that any sampled token keeps: float64 [layers]."""
-    heads = edit.heads
-    assert heads is not None
     shares = []
     for layer, active in enumerate(heads.active.tolist()):
         scores = heads.value_bias[layer] + sample[layer].astype(np.float64) @ heads.value_router[layer].T
@@ -184,7 +174,6 @@ class ToMoeGenome(ArrayGenome):
     """One ToMoE candidate. Arrays are float32 and read-only.
 
     Attributes:
-        space: Space of the genome.
         shares: Logarithms of relative widths, [layers, 1 or 3]; see `WidthBudget.widths`.
         latents: Latent coordinates of expert embeddings, [layers, N, latent].
         routers: Router rows on the mean input's direction and on the principal ones, [layers, N, 1 + components].
@@ -221,7 +210,7 @@ class ToMoeGenome(ArrayGenome):
         return hashlib.sha256(MAGIC + self._edit.phenotype_hash.encode()).hexdigest()
 
     def express(self) -> ToMoeEdit:
-        """Return the edit with every layer's masks and routers; the space must be calibrated."""
+        """Return the edit; the space must be calibrated."""
         return self._edit
 
     @cached_property
@@ -234,17 +223,15 @@ class ToMoeGenome(ArrayGenome):
         kept = self._kept
         router = self.routers * np.float32(SHARPNESS) + np.float32(0)
         for layer, (rows, masks) in enumerate(zip(router, kept, strict=True)):
-            keys = [
-                (row.astype(">f4").tobytes(), np.packbits(mask).tobytes())
-                for row, mask in zip(rows, masks, strict=True)
-            ]
+            pairs = zip(rows.astype(">f4"), np.packbits(masks, axis=1), strict=True)
+            keys = [(row.tobytes(), mask.tobytes()) for row, mask in pairs]
             order = sorted(range(len(keys)), key=keys.__getitem__)
             router[layer], kept[layer] = rows[order], masks[order]
         return ToMoeEdit(kept, router, self.space.statistics["network_directions"], self._head_masks)
 
     @cached_property
     def terms(self) -> RegularisationTerms:
-        """The paper's regularisation terms; the space must be calibrated."""
+        """The edit's terms; the space must be calibrated."""
         measured = self.space.statistics
         return regularisation_terms(self._edit, measured["network_sample"], measured.get("head_sample"))
 
@@ -253,7 +240,7 @@ class ToMoeGenome(ArrayGenome):
         """Neuron masks in the genome's own order of experts: bool [layers, N, width]."""
         measured, section = self.space.statistics, self.space.section
         saliency, slopes = measured["neuron_saliency"], measured["neuron_slopes"]
-        project = Projection.of("neurons", section.latent, section.embedding, saliency.shape[1])
+        project = projection("neurons", section.latent, section.embedding, saliency.shape[1])
         kept = np.empty((*self.latents.shape[:2], saliency.shape[1]), dtype=np.bool_)
         for layer, width in enumerate(self.widths[:, 0].tolist()):
             base = saliency[layer].astype(np.float64)
@@ -276,8 +263,8 @@ class ToMoeGenome(ArrayGenome):
         measured, section = self.space.statistics, self.space.section
         pairs, values = measured["pair_saliency"], measured["value_saliency"]
         head_dim = values.shape[1]
-        of_pairs = Projection.of("pairs", section.latent, section.embedding, pairs.shape[1])
-        of_values = Projection.of("values", section.latent, section.embedding, head_dim)
+        of_pairs = projection("pairs", section.latent, section.embedding, pairs.shape[1])
+        of_values = projection("values", section.latent, section.embedding, head_dim)
         pair_scores = np.stack([standardised_log(each) for each in pairs])
         value_bias = np.stack([standardised_log(each) for each in values])
         router = np.zeros((len(values), head_dim, section.components))
@@ -290,10 +277,9 @@ class ToMoeGenome(ArrayGenome):
         value_bias += of_values(self.heads[:, :, 1])
         for component in range(section.components):
             router[:, :, component] += of_values(self.heads[:, :, 2 + component])
+        kept_pairs = [top_mask(scores, width) for scores, width in zip(pair_scores, self.widths[:, 1], strict=True)]
         return HeadMasks(
-            pairs=np.stack(
-                [top_mask(scores, width) for scores, width in zip(pair_scores, self.widths[:, 1], strict=True)]
-            ),
+            pairs=np.stack(kept_pairs),
             active=self.widths[:, 2],
             value_bias=np.round(value_bias, 6).astype(np.float32) + np.float32(0),
             value_router=np.round(router, 6).astype(np.float32) + np.float32(0),

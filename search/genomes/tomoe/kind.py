@@ -1,14 +1,72 @@
-"""The genome kind `tomoe`, with the costs of its candidates."""
+"""The genome kind `tomoe`: its baselines, and what its candidates cost.
+
+Baselines are static masks: all experts of a layer have the same mask, and so have all tokens. They mask neurons only;
+with `genome.attention`, heads get the start's masks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from moevolve.search.genomes.contract.base import GenomeKind
+import numpy as np
+from numpy.typing import NDArray
+
+from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes, network_flops
-from moevolve.search.genomes.tomoe.baselines import BASELINES
 from moevolve.search.genomes.tomoe.figures import ToMoeFigures
+from moevolve.search.genomes.tomoe.genome import FLUCTUATION, ToMoeGenome
 from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
+
+
+def saliency(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
+    """Keep the neurons with the largest mean squared contribution, E[h^2] |column of the output matrix|^2.
+
+    Every layer keeps the same share. This is the criterion of Wanda (arXiv 2306.11695) for whole neurons.
+    """
+    return Offspring(space.genome(), "saliency", ())
+
+
+def flap(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
+    """Keep the neurons with the largest fluctuations, ranked across layers.
+
+    Source: FLAP (arXiv 2312.11983), Sec. 3.2 and 3.3: the metric (WIFV) is the sample variance of an activation times
+    the squared norm of its output weights, standardised within each layer.
+
+    Departures: in FLAP, whole attention heads compete with neurons; here heads keep their share at the start. FLAP adds
+    the mean contribution of removed neurons to the output bias, which a ToMoE edit doesn't have; `repair` compensates
+    it in the remaining output weights instead.
+    """
+    even = space.even_widths[:, 0]
+    widths = competing_widths(space.statistics["neuron_fluctuation"], int(even.sum()))
+    # Widths are proportional to exp(share). The heads' shares are slightly above 0, since shares are float32 and widths
+    # of heads are rounded down.
+    shares = np.full(space.shapes["shares"], 1e-6)
+    shares[:, 0] = np.log(widths / even.mean())
+    seeds = np.full(space.shapes["seeds"], FLUCTUATION)
+    return Offspring(space.genome(shares=shares, seeds=seeds), "flap", ())
+
+
+def competing_widths(metric: NDArray[np.floating], total: int) -> NDArray[np.int64]:
+    """Count each layer's neurons among the `total` largest metrics, standardised per layer: int64 [layers].
+
+    Args:
+        metric: Importance of every neuron, [layers, width].
+        total: Number of neurons to keep, at least the number of layers; every layer keeps at least one.
+    """
+    values = metric.astype(np.float64)
+    deviations = values.std(axis=1, ddof=1 if values.shape[1] > 1 else 0, keepdims=True)
+    scores = (values - values.mean(axis=1, keepdims=True)) / np.where(deviations > 0, deviations, 1.0)
+    # Widths must not depend on the last digits, which differ between machines.
+    scores = np.round(scores, 12)
+    np.put_along_axis(scores, scores.argmax(axis=1)[:, None], np.inf, axis=1)
+    kept = np.argsort(-scores.ravel(), kind="stable")[:total]
+    return np.bincount(kept // values.shape[1], minlength=len(values)).astype(np.int64)
+
+
+BASELINES = {
+    "saliency": Baseline(saliency, ("tune",)),
+    "flap": Baseline(flap, ("tune",)),
+}
 
 
 class ToMoeCosts(GenomeCosts[ToMoeSpace]):
@@ -19,7 +77,15 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     """
 
     def token_flops(self, phase: str) -> int:
-        return self.outline.token_flops + sum(self._changes())
+        space, dense, network = self.space, self.space.dense, network_flops(self.space.dense)
+        total = self.outline.token_flops
+        for width, *heads in space.even_widths.tolist():
+            routed = 2 * space.section.experts * dense.hidden if width < dense.width else 0
+            # Masks on the result of a product save nothing, and the scores behind them cost.
+            scores = 2 * space.section.components * (dense.hidden + dense.head_dim)
+            masked = scores if heads and heads[1] < dense.head_dim else 0
+            total += network * width // dense.width - network + routed + masked
+        return total
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
         """See `GenomeCosts.buffer_bytes`: repaired output projections, also of attention with masked heads."""
@@ -37,13 +103,10 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
         return max(squares, directions_bytes(dense.hidden, dense.layers * (2 if self._masked else 1)))
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
-        return tuple(map(self._fits, self.space.even_widths.tolist()))
-
-    def _fits(self, widths: list[int]) -> tuple[FitOutline, ...]:
-        dense, width = self.space.dense, widths[0]
-        network = FitOutline(dense.width, 1, width / dense.width)
-        attention = FitOutline(dense.heads * dense.head_dim, 1, 1.0)
-        return (attention, network) if self._masked else (network,)
+        dense = self.space.dense
+        attention = (FitOutline(dense.heads * dense.head_dim, 1, 1.0),) if self._masked else ()
+        widths = self.space.even_widths[:, 0].tolist()
+        return tuple((*attention, FitOutline(dense.width, 1, width / dense.width)) for width in widths)
 
     @property
     def _masked(self) -> bool:
@@ -52,15 +115,6 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     def counts(self, phase: str) -> tuple[int, int, None, int]:
         space = self.space
         return space.section.experts, 1, None, space.active_parameters(space.even_widths)
-
-    def _changes(self) -> Iterator[int]:
-        """Change of FLOPs per token in each layer; masks on the result of a product save nothing."""
-        space, dense, network = self.space, self.space.dense, network_flops(self.space.dense)
-        for width, *heads in space.even_widths.tolist():
-            routed = 2 * space.section.experts * dense.hidden if width < dense.width else 0
-            scores = 2 * space.section.components * (dense.hidden + dense.head_dim)
-            masked = scores if heads and heads[1] < dense.head_dim else 0
-            yield network * width // dense.width - network + routed + masked
 
 
 TOMOE = GenomeKind(

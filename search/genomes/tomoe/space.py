@@ -73,9 +73,7 @@ class ToMoeSpace:
     """All ToMoE genomes for one model.
 
     Attributes:
-        section: Settings of the genome.
-        facts: Sizes and family of the model.
-        dense: Sizes of its dense networks.
+        dense: Sizes of the model's dense networks.
         budget: Budget of the layers' widths.
         calibration: Measured saliencies and directions; None before calibration.
     """
@@ -219,7 +217,7 @@ class ToMoeSpace:
         """
         widths, terms, heads = genome.widths, genome.terms, genome.express().heads
         used = self.active_parameters(widths, None if heads is None else heads.static)
-        narrow, wide = int(widths[:, 0].min()), int(widths[:, 0].max())
+        narrow, wide = widths[:, 0].min(), widths[:, 0].max()
         return Description(
             experts=self.section.experts,
             active=1,

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from search_samples import TUNE, dense_model, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.factorllm.baselines import BASELINES
 from moevolve.search.genomes.factorllm.genome import ROUTERS, FactorLlmGenome
+from moevolve.search.genomes.factorllm.kind import BASELINES
 from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
 from moevolve.search.genomes.registry import check_baselines, costs_of, make_space
 from moevolve.search.settings.phases import TunePhase
@@ -231,6 +231,17 @@ def test_only_what_is_needed_is_measured() -> None:
     assert isinstance(both, CombinedRecipe) and isinstance(both.parts[0], FactorLlmRecipe)
     (added,) = both.parts[1:]
     assert added.parts == (CmoeRecipe(8, 2, 10, 0.5, 99), MoeficationRecipe(8, 99))
+
+
+def test_memory_for_cmoes_counts_is_planned() -> None:
+    """Float32 counts of every pair of neurons, of both networks at once, and the product that is added to one."""
+    facts = dense_model(layers=2, width=1024)
+    section = FactorLlmSection(kind="factorllm", experts=4, active=2)
+    needed = {}
+    for name in ("start", "moefication", "cmoe"):
+        space = make_space(section, facts, [TunePhase(evaluations=9, init=(name,))])
+        needed[name] = costs_of(space, outline_of(facts)).calibration_bytes(longest=1)
+    assert needed["start"] == needed["moefication"] < 3 * 4 * 1024**2 <= needed["cmoe"]
 
 
 def test_shared_experts_need_a_bias_and_routed_ones_beside_them() -> None:

@@ -25,8 +25,7 @@ from moevolve.search.genomes.contract.base import Genome, GenomeSpace, SubsetSpa
 from moevolve.search.genomes.eep.allocation import SUMS, ActiveBudget, AllocationGenome, even_genome
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
-from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
-from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome, base_space, repaired_space
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome

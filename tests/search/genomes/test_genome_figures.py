@@ -15,12 +15,10 @@ from moevolve.search.genomes.contract.outline import (
     outline_rows,
     outline_settings,
     ranges,
-    runs,
 )
 from moevolve.search.genomes.factorllm.figures import neurons_moved, partition_figure
-from moevolve.search.genomes.nanomoe.figures import mixing_change, mixing_figure
-from moevolve.search.genomes.nanomoe.genome import NanoMoeGenome
-from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
+from moevolve.search.genomes.nanomoe.figures import NanoMoeFigures, mixing_change
+from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 from moevolve.search.genomes.registry import outline_of
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
@@ -34,7 +32,8 @@ def test_changes_of_mixing_are_measured_from_the_start() -> None:
     change = mixing_change(NanoMoeGenome(space, moved))
     assert change.shape == (len(space.layers), 2, 2)
     assert change[1, 0, 1] == pytest.approx(5 / 3) and np.count_nonzero(change) == 1
-    images = [axes.images[0] for axes in mixing_figure(NanoMoeGenome(space, moved)).axes if axes.images]
+    figure, _ = NanoMoeFigures().page(NanoMoeGenome(space, moved), None)
+    images = [axes.images[0] for axes in figure.axes if axes.images]
     assert images[1].get_clim() == pytest.approx((0, 5 / 3))
 
 
@@ -57,7 +56,6 @@ def test_neighbouring_layers_that_are_alike_are_one_row() -> None:
     rows = outline_rows(one, other)
     assert [(row.layers, row.differs) for row in rows] == [("layer 1", False), ("layer 2", True), ("layer 4", False)]
     assert rows[-1].other is None
-    assert list(runs([7, 0, 1, 2, 4])) == [(0, 2), (4, 4), (7, 7)]
     assert ranges([7, 0, 1, 2, 4]) == "0-2, 4, 7" and ranges([]) == "none"
     assert outline_settings(one, other) == [("a", "1", "-"), ("b", "2", "3")]
 

@@ -13,16 +13,16 @@ from search_samples import TUNE, dense_model, few, many, mixtral
 from tomoe_samples import tomoe_space
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.tomoe.baselines import BASELINES, flap, saliency
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import (
     SEEDS,
-    Projection,
     ToMoeGenome,
+    projection,
     regularisation_terms,
     standardised_log,
     top_mask,
 )
+from moevolve.search.genomes.tomoe.kind import BASELINES, flap, saliency
 from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
@@ -197,12 +197,12 @@ def test_an_experts_mask_follows_its_routers_row() -> None:
 
 
 def test_zero_latents_score_nothing_and_small_ones_little() -> None:
-    project = Projection.of("neurons", 8, 128, 500)
+    project = projection("neurons", 8, 128, 500)
     assert not project(np.zeros((3, 8), dtype=np.float32)).any()
     draws = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
     assert 0.3 < project(0.3 * draws).std() < 0.8
     assert project(0.01 * draws).std() < 0.03
-    assert np.array_equal(project(draws), Projection.of("neurons", 8, 128, 500)(draws))
+    assert np.array_equal(project(draws), projection("neurons", 8, 128, 500)(draws))
     assert np.isfinite(project(np.float32(1e6) * draws)).all()
     scores = standardised_log(np.array([1.0, np.e, np.e**2, 0.0]), np.array([1.0, np.e, np.e**2]))
     assert scores[:3] == pytest.approx([-1.2247449, 0, 1.2247449]) and scores[3] < -10

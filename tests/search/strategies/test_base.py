@@ -94,4 +94,4 @@ def test_a_failed_member_has_no_rank() -> None:
         rank_key(failed)
     ranking = Ranking(TopKParents(k=3))
     ranking.add(failed)
-    assert len(ranking) == 0
+    assert not list(ranking)

@@ -25,10 +25,10 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
-from moevolve.workers.methods.factorllm.export import FactorLlmExporter
+from moevolve.workers.methods.factorllm.method import FactorLlmExporter
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
-from moevolve.workers.methods.tomoe.export import ToMoeExporter
+from moevolve.workers.methods.tomoe.method import ToMoeExporter
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 

@@ -35,7 +35,7 @@ class NeuronOrder:
         self._now = np.arange(layer.width)
 
     def permute(self, order: NDArray[np.integer]) -> None:
-        """Put original neuron `order[i]` at position i, for every i. At most one matrix is copied at a time."""
+        """Put original neuron `order[i]` at position i. At most one matrix is copied at a time."""
         if np.array_equal(order, self._now):
             return
         place = np.empty_like(self._now)
@@ -48,7 +48,6 @@ class NeuronOrder:
         self._now = np.array(order, dtype=self._now.dtype)
 
     def restore(self) -> None:
-        """Restore the original order."""
         self.permute(np.arange(len(self._now)))
 
 
@@ -97,11 +96,6 @@ class FactorLlmApplicator:
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        """Prepare replacements of the networks.
-
-        Raises:
-            UserError: The model has no dense feed-forward networks.
-        """
         self._layers = layers = dense_layers_for("FactorLLM", parts)
         self._replacements = tuple(Replacement(layer) for layer in layers)
         self.networks = tuple(FactorizedNetwork(layer).eval() for layer in layers)
@@ -110,7 +104,9 @@ class FactorLlmApplicator:
 
     def apply(self, edit: Edit) -> None:
         assert isinstance(edit, FactorLlmEdit)
-        self._check(edit)
+        check_shape(edit, self._layers)
+        if not edit.finite:
+            raise CandidateError("a router's entry is not finite")
         self._restore_weights()
         weights, biases = host_tensor(edit.router_weight), host_tensor(edit.router_bias)
         for i, (layer, network, order) in enumerate(zip(self._layers, self.networks, self.orders, strict=True)):
@@ -126,11 +122,7 @@ class FactorLlmApplicator:
             order.restore()
 
     def outputs(self) -> tuple[NetworkOutput, ...]:
-        """See `Repairable`.
-
-        Raises:
-            UserError: The layers don't simply add their networks' outputs to the residual stream.
-        """
+        """See `Repairable`."""
         check_additive(self._layers[0])
         parts = zip(self._layers, self._weights, self.networks, self._replacements, strict=True)
         return tuple(
@@ -141,8 +133,3 @@ class FactorLlmApplicator:
     def _restore_weights(self) -> None:
         for weights in self._weights:
             weights.restore()
-
-    def _check(self, edit: FactorLlmEdit) -> None:
-        check_shape(edit, self._layers)
-        if not edit.finite:
-            raise CandidateError("a router's entry is not finite")

@@ -13,14 +13,9 @@ _TOLERANCE = 1e-12
 
 
 def balanced_kmeans(points: NDArray[np.float32], clusters: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Divide points into clusters of equal size.
+    """Divide points, float32 [points, features], into clusters of equal size, a divisor of the number of points.
 
     Lloyd's algorithm with a balanced assignment in each round, from k-means++ centres, until no point moves.
-
-    Args:
-        points: Points, float32 [points, features].
-        clusters: Number of clusters, a divisor of the number of points.
-        rng: Generator for the first centres.
 
     Returns:
         Cluster of every point, int64 [points]. Clusters are numbered in order of their first points.
@@ -40,14 +35,8 @@ def balanced_assignment(cost: NDArray[np.floating], capacity: int) -> NDArray[np
     """Assign points to clusters of `capacity` points each at low total cost, by a greedy algorithm.
 
     Every point applies to its cheapest cluster with free places. A cluster with too many applicants takes those whose
-    second choice would cost them most. `optimal_assignment` finds the optimum, but takes longer.
-
-    Args:
-        cost: Finite costs, [points, clusters].
-        capacity: Points per cluster, points / clusters.
-
-    Returns:
-        Cluster of every point, int64 [points].
+    second choice would cost them most. `optimal_assignment` finds the optimum, but takes longer; see there for the
+    arguments.
     """
     points, clusters = cost.shape
     labels = np.full(points, -1, dtype=np.int64)

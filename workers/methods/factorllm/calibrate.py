@@ -14,8 +14,7 @@ contributes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -32,17 +31,6 @@ from moevolve.workers.methods.shared.input_statistics import InputStatistics, me
 from moevolve.workers.methods.shared.passes import watch_networks
 
 
-@dataclass(frozen=True)
-class _NetworkStart:
-    """Results for one network, float64; `experts` is the expert of every neuron."""
-
-    experts: NDArray[np.int64]
-    directions: NDArray[np.float64]
-    offsets: NDArray[np.float64]
-    weight: NDArray[np.float64]
-    bias: NDArray[np.float64]
-
-
 def calibrate_factorllm(resident: Resident, sequences: Sequence[Tokens], recipe: FactorLlmRecipe) -> Calibration:
     """Measure the start of every network.
 
@@ -55,60 +43,26 @@ def calibrate_factorllm(resident: Resident, sequences: Sequence[Tokens], recipe:
           have no bias.
     """
     layers = resident.dense_layers
-    partitions = _partition(resident, sequences, recipe)
-    starts: list[_NetworkStart] = []
+    partitions = _partitions(layers, recipe)
+    starts: list[dict[str, NDArray[np.float32]]] = []
     for batch in memory_batches(layers, lambda layer: 8 * layer.hidden**2):
         chosen = partitions[len(starts) : len(starts) + len(batch)]
         starts += _measure(resident, sequences, recipe, batch, chosen)
-    return Calibration(
-        {
-            "experts": np.stack([start.experts for start in starts]).astype(np.uint8),
-            "directions": np.stack([start.directions for start in starts]).astype(np.float32),
-            "offsets": np.stack([start.offsets for start in starts]).astype(np.float32),
-            "router_weight": np.stack([start.weight for start in starts]).astype(np.float32),
-            "router_bias": np.stack([start.bias for start in starts]).astype(np.float32),
-        }
-    )
+    measured = {name: np.stack([start[name] for start in starts]) for name in starts[0]}
+    return Calibration({"experts": np.stack(partitions).astype(np.uint8), **measured})
 
 
-def _partition(resident: Resident, sequences: Sequence[Tokens], recipe: FactorLlmRecipe) -> list[NDArray[np.int64]]:
+def _partitions(layers: Sequence[DenseLayer], recipe: FactorLlmRecipe) -> list[NDArray[np.int64]]:
     """Expert of every neuron, for every network; experts are numbered in order of their first neurons."""
-    layers = resident.dense_layers
-    if recipe.partition == "coactivation":
-        profiles = _coactivation_profiles(resident, sequences)
-        return [balanced_kmeans(each, recipe.experts, layer_rng(i)) for i, each in enumerate(profiles)]
     partitions = []
     for i, layer in enumerate(layers):
+        experts = np.repeat(np.arange(recipe.experts), layer.width // recipe.experts)
         if recipe.partition == "kmeans":
-            partitions.append(balanced_kmeans(unit_rows(activation_weights(layer)), recipe.experts, layer_rng(i)))
-        else:
-            experts = np.repeat(np.arange(recipe.experts), layer.width // recipe.experts)
-            partitions.append(
-                number_by_first(layer_rng(i).permutation(experts) if recipe.partition == "shuffled" else experts)
-            )
+            experts = balanced_kmeans(unit_rows(activation_weights(layer)), recipe.experts, layer_rng(i))
+        elif recipe.partition == "shuffled":
+            experts = number_by_first(layer_rng(i).permutation(experts))
+        partitions.append(experts)
     return partitions
-
-
-def _coactivation_profiles(resident: Resident, sequences: Sequence[Tokens]) -> Iterator[NDArray[np.float32]]:
-    """Counts of tokens on which both of two neurons fire, rows scaled to unit norm: float32 [width, width] per network.
-
-    A neuron fires if its contribution to the output is larger than the average over the neurons on this token.
-    """
-    for batch in memory_batches(resident.dense_layers, lambda layer: 4 * layer.width**2):
-        counts = [torch.zeros(layer.width, layer.width, device=layer.down.weight.device) for layer in batch]
-        watch_networks(
-            resident,
-            sequences,
-            [(layer, partial(_count_firing, each, layer)) for layer, each in zip(batch, counts, strict=True)],
-        )
-        for each in counts:
-            yield unit_rows(each.cpu().numpy())
-
-
-def _count_firing(counts: Tensor, layer: DenseLayer, inputs: Tensor, activations: Tensor) -> None:
-    contributions = activations.float().abs() * layer.down.weight.float().norm(dim=0)
-    fires = (contributions > contributions.mean(dim=1, keepdim=True)).float()
-    counts += fires.t() @ fires
 
 
 def _measure(
@@ -117,7 +71,8 @@ def _measure(
     recipe: FactorLlmRecipe,
     layers: Sequence[DenseLayer],
     partitions: Sequence[NDArray[np.int64]],
-) -> list[_NetworkStart]:
+) -> list[dict[str, NDArray[np.float32]]]:
+    """The measured arrays of every network, by the names of the calibration."""
     targets = recipe.routers * recipe.experts
     statistics = [InputStatistics(layer.hidden, targets, layer.up.weight.device) for layer in layers]
     orders = [torch.from_numpy(np.argsort(experts, kind="stable")) for experts in partitions]
@@ -130,21 +85,18 @@ def _measure(
         statistics[i].add_pairs(inputs, torch.cat(labels, dim=1))
 
     watch_networks(resident, sequences, [(layer, partial(watch, i)) for i, layer in enumerate(layers)])
-    return [_solve(each, experts, recipe) for each, experts in zip(statistics, partitions, strict=True)]
+    return [_solve(each, recipe) for each in statistics]
 
 
 def nearest_experts(activations: Tensor, down: Tensor, recipe: FactorLlmRecipe) -> Tensor:
-    """Labels of tokens: 1 for the K experts whose outputs are nearest the whole network's output, else 0.
+    """Labels, float32 [tokens, N]: 1 for the K experts whose outputs are nearest the whole network's output, else 0.
 
     An output bias is part of every expert's output and of the whole output (Eq. 7), so it cancels.
 
     Args:
         activations: Activations of neurons ordered by expert, [tokens, width].
         down: Output weights of neurons ordered by expert, [hidden, width].
-        recipe: N, K and the factor on experts' outputs.
-
-    Returns:
-        Labels, float32 [tokens, N].
+        recipe: Settings, of which N, K and the factor on the experts' outputs count.
     """
     tokens = len(activations)
     parts = activations.view(tokens, recipe.experts, -1).float()
@@ -156,17 +108,11 @@ def nearest_experts(activations: Tensor, down: Tensor, recipe: FactorLlmRecipe) 
 
 
 def largest_slices(values: Tensor, recipe: FactorLlmRecipe) -> Tensor:
-    """Labels of tokens: 1 for the K slices of a gate or up projection nearest the whole projection's output, else 0.
+    """Labels, float32 [tokens, N]: 1 for the K slices of a gate or up projection nearest the whole output, else 0.
 
     A slice's output has zeros for all other neurons, so its squared distance is the sum of the others' squares, and the
-    nearest slices are those with the largest sums of squares.
-
-    Args:
-        values: Outputs of the projection for neurons ordered by expert, [tokens, width].
-        recipe: N and K.
-
-    Returns:
-        Labels, float32 [tokens, N].
+    nearest slices are those with the largest sums of squares. `values` are the projection's outputs for neurons ordered
+    by expert, [tokens, width].
     """
     sizes = values.view(len(values), recipe.experts, -1).float().square().sum(dim=-1)
     return torch.zeros_like(sizes).scatter_(1, sizes.topk(recipe.active, dim=1).indices, 1.0)
@@ -180,15 +126,19 @@ def _gate_and_up(layer: DenseLayer, inputs: Tensor) -> list[Tensor]:
     return [layer.activation(first), *rest]
 
 
-def _solve(statistics: InputStatistics, experts: NDArray[np.int64], recipe: FactorLlmRecipe) -> _NetworkStart:
+def _solve(statistics: InputStatistics, recipe: FactorLlmRecipe) -> dict[str, NDArray[np.float32]]:
     square = statistics.covariance if recipe.router_bias else statistics.moment
     weight, bias = statistics.ridge(recipe.ridge, recipe.router_bias)
     weight, bias = weight.reshape(recipe.routers, recipe.experts, -1), bias.reshape(recipe.routers, recipe.experts)
     scale = logit_scale(weight, square)
     directions = principal_directions(square, recipe.components)
-    offsets = directions @ statistics.mean if recipe.router_bias else directions.new_zeros(len(directions))
-    measured = directions, offsets, weight * scale[:, None, None], bias * scale[:, None]
-    return _NetworkStart(experts, *(each.cpu().numpy() for each in measured))
+    found = {
+        "directions": directions,
+        "offsets": directions @ statistics.mean if recipe.router_bias else directions.new_zeros(len(directions)),
+        "router_weight": weight * scale[:, None, None],
+        "router_bias": bias * scale[:, None],
+    }
+    return {name: each.float().cpu().numpy() for name, each in found.items()}
 
 
 def logit_scale(weight: Tensor, square: Tensor) -> Tensor:

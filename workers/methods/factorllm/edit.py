@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
 
-Partition = Literal["contiguous", "shuffled", "kmeans", "coactivation"]
+Partition = Literal["contiguous", "shuffled", "kmeans"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,11 @@ class FactorLlmRecipe:
         experts: Experts N per network.
         active: Experts K per token.
         routers: Routers R per network: 1, or one for each of its linear layers.
-        partition: Partition of the neurons: in order, at random, by balanced k-means on their input weights, or by
-            balanced k-means on the neurons that they fire together with.
+        partition: Partition of the neurons: in order, at random, or by balanced k-means on their input weights.
         output_scale: Factor on the sum of the experts' outputs.
-        router_bias: Give routers a bias.
         components: Number of principal directions of every network's inputs.
         ridge: Ridge strength of the routers as a share of the inputs' mean variance.
-        tokens: Approximate limit on the number of calibration tokens.
+        tokens: See `CalibrationRecipe`.
     """
 
     experts: int
@@ -48,12 +46,7 @@ class FactorLlmRecipe:
 
 @dataclass(frozen=True, slots=True)
 class MoeficationRecipe:
-    """Settings of MoEfication's partition and routers.
-
-    Attributes:
-        experts: Experts N per network.
-        tokens: Approximate limit on the number of calibration tokens, which only determine the scale of the logits.
-    """
+    """Settings of MoEfication's partition and routers; the tokens only determine the scale of the logits."""
 
     experts: int
     tokens: int
@@ -61,14 +54,11 @@ class MoeficationRecipe:
 
 @dataclass(frozen=True, slots=True)
 class CmoeRecipe:
-    """Settings of CMoE's partition and routers.
+    """Settings of CMoE's partition and routers, beside those that `FactorLlmRecipe` has too.
 
     Attributes:
-        experts: Experts N per network, including the shared ones.
-        shared: Experts that every token runs, fewer than N.
+        shared: Experts, of all N, that every token runs; fewer than N.
         firing: Neurons that a token activates, those with the largest activations.
-        ridge: Ridge strength of the routers as a share of the inputs' mean variance.
-        tokens: Approximate limit on the number of calibration tokens.
     """
 
     experts: int

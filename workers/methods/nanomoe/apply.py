@@ -45,41 +45,17 @@ class BlockMixedLinear(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class _FitKey:
-    """All settings that a layer's fit depends on; `rows` is empty if layers are fitted to their weights."""
-
-    form: BlockForm
-    rounds: int
-    rows: str
-
-    @classmethod
-    def of(cls, edit: NanoMoeEdit) -> _FitKey:
-        return cls(edit.form, edit.fit, "" if edit.rows is None else edit.rows.fingerprint)
-
-
-@dataclass(frozen=True, slots=True)
 class _Fit:
-    """A layer's fitted factors, shared by all candidates.
+    """A layer's fitted factors.
 
     Attributes:
-        key: Settings of the fit.
         u, v: Factors on the layer's device and in its dtype; all candidates use these very tensors.
         mixing: M's fitted parameters, float64 on the device.
     """
 
-    key: _FitKey
     u: Tensor
     v: Tensor
     mixing: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _CachedModule:
-    """The latest block-mixed module of a layer, and all that it depends on."""
-
-    key: _FitKey
-    mixing: NDArray[np.float32]
-    module: BlockMixedLinear
 
 
 class NanoMoeApplicator:
@@ -90,11 +66,10 @@ class NanoMoeApplicator:
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        """Find the linear layers."""
         self._decoder: nn.Module = parts.model.get_decoder()
         self._linears = find_linears(parts.model)
         self._fits: dict[str, _Fit] = {}
-        self._modules: dict[str, _CachedModule] = {}
+        self._fitted_for: tuple[BlockForm, int, str] | None = None
         self._replaced: set[str] = set()
 
     @torch.inference_mode(False)  # factors are kept, and an export outside inference mode shares them
@@ -117,30 +92,26 @@ class NanoMoeApplicator:
         setattr(self._decoder.get_submodule(parent), child, module)
 
     def _module(self, edit: NanoMoeEdit, name: str, mixing: NDArray[np.float32]) -> BlockMixedLinear:
-        cached, key = self._modules.get(name), _FitKey.of(edit)
-        if cached is not None and cached.key == key and np.array_equal(cached.mixing, mixing):
-            return cached.module
         fit, linear = self._fits[name], self._linears[name]
-        full = fit.mixing
-        if edit.form.variant != "low_rank":
-            full = full + (host_tensor(mixing).double() - host_tensor(edit.form.unmixed)).to(linear.weight.device)
-        full = full.to(linear.weight.dtype)
-        if not all(bool(part.isfinite().all()) for part in (fit.u, fit.v, full)):
+        if edit.form.variant == "low_rank":
+            return BlockMixedLinear(fit.u, fit.v, None, linear.bias)
+        change = host_tensor(mixing).double() - host_tensor(edit.form.unmixed)
+        full = (fit.mixing + change.to(linear.weight.device)).to(linear.weight.dtype)
+        if not full.isfinite().all():
             raise CandidateError(f"the factors of {name} are not finite")
-        module = BlockMixedLinear(fit.u, fit.v, full if full.numel() else None, linear.bias)
-        self._modules[name] = _CachedModule(key, mixing.copy(), module)
-        return module
+        return BlockMixedLinear(fit.u, fit.v, full, linear.bias)
 
     def _fit_missing(self, edit: NanoMoeEdit) -> None:
         """Fit those of an edit's layers that aren't yet. Call it while the model is unedited."""
-        key = _FitKey.of(edit)
-        missing = [name for name in edit.layers if name not in self._fits or self._fits[name].key != key]
+        key = (edit.form, edit.fit, "" if edit.rows is None else edit.rows.fingerprint)
+        if key != self._fitted_for:
+            self._fits, self._fitted_for = {}, key
+        missing = {name: self._linears[name] for name in edit.layers if name not in self._fits}
         if edit.rows is None:
             for name in missing:
                 self._fits[name] = self._fit(edit, name, None)
             return
-        linears = {name: self._linears[name] for name in missing}
-        for name, moments in input_moments(self._decoder, linears, edit.rows):
+        for name, moments in input_moments(self._decoder, missing, edit.rows):
             self._fits[name] = self._fit(edit, name, Metric.of(moments))
 
     def _fit(self, edit: NanoMoeEdit, name: str, metric: Metric | None) -> _Fit:
@@ -151,7 +122,9 @@ class NanoMoeApplicator:
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # missing in torch's types only
             raise CandidateError(f"the factors of {name} can't be solved for: {error}") from error
         u, v = (part.to(weight.dtype).contiguous() for part in (u, v))
-        return _Fit(_FitKey.of(edit), u, v, mixing)
+        if not (u.isfinite().all() and v.isfinite().all()):
+            raise CandidateError(f"the factors of {name} are not finite")
+        return _Fit(u, v, mixing)
 
     def _check(self, edit: NanoMoeEdit) -> None:
         for name in edit.layers:

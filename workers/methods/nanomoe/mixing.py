@@ -8,6 +8,10 @@ If the inputs' second moments S are known (`Metric`), an error E of the weight i
 outputs, `tr(E S E^T)`. The best low-rank approximation is then the truncated decomposition of the weight times the
 Cholesky factor of S (SVD-LLM, arXiv 2403.07378). Blocks of columns depend on each other, so they are fitted one after
 the other, with the others fixed.
+
+Arguments of all functions: `weight` [d2, d1], blocks U_i as `u` [K, d2 / K, r], blocks V_j as `v` [K, r, d1 / K], M's
+parameters as `mixing` in the shapes of `moevolve.kernels.block_mix.block_mix`, all float64 on the weight's device, and
+`metric`, the measure of the error; None stands for the Frobenius norm.
 """
 
 from __future__ import annotations
@@ -57,15 +61,10 @@ def low_rank_factors(weight: Tensor, rank: int, metric: Metric | None = None) ->
 
     The singular vectors of the shorter side are eigenvectors of the weight times its own transpose, and the
     approximation is the weight projected on them. U and V share the singular values evenly. In each column of U the
-    entry of largest magnitude is positive.
-
-    Args:
-        weight: Weight [d2, d1].
-        rank: Rank r, 1 to min(d1, d2).
-        metric: Measure of the error; None for the Frobenius norm.
+    entry of largest magnitude is positive. The rank is 1 to min(d1, d2), and the weight may have any dtype.
 
     Returns:
-        U float64 [d2, r] and V float64 [r, d1], on the weight's device.
+        U [d2, r] and V [r, d1].
     """
     whole = weight.detach().double()
     if whole.shape[0] <= whole.shape[1]:
@@ -106,16 +105,6 @@ def fit_factors(
 
     Given U and M, every V_j is an independent least-squares problem over the weight's columns of block j. Given V and
     M, so is every U_i over the rows of block i. No step increases the error, and optimal factors stay as they are.
-
-    Args:
-        weight: Weight, float64 [d2, d1].
-        u: Blocks U_i, float64 [K, d2 / K, r].
-        v: Blocks V_j, float64 [K, r, d1 / K].
-        mixing: M's parameters, float64.
-        metric: Measure of the error; None for the Frobenius norm.
-
-    Returns:
-        U and V in the shapes given, float64 on the weight's device.
     """
     mixing = _as_diagonals(mixing)
     v = _fit_columns(weight, u, v, mixing, metric)
@@ -201,15 +190,15 @@ def fit_layer(
     factors and mixing end with larger errors (`tests/benchmarks/README.md`).
 
     Args:
-        weight: Weight [d2, d1].
+        weight: Weight of any dtype.
         rank: Rank r.
         blocks: Number of blocks K, a divisor of d1 and d2.
-        start: M's parameters to start from; see `moevolve.kernels.block_mix.block_mix`.
+        start: M's parameters to start from.
         rounds: Number of rounds; each solves for V, U and then M. With 0 the result is the decomposition and `start`.
-        metric: Measure of the error; None for the Frobenius norm.
+        metric: Measure of the error.
 
     Returns:
-        U [K, d2 / K, r], V [K, r, d1 / K], and M's parameters in the shape of `start`; float64 on the weight's device.
+        U, V and M's parameters.
     """
     target = weight.detach().double()
     mixing = start.to(target)
@@ -221,16 +210,7 @@ def fit_layer(
 
 
 def balance(u: Tensor, v: Tensor, mixing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale M's scalars or diagonals to about 1, moving the scales to columns of U_i and rows of V_j.
-
-    Args:
-        u: Blocks U_i, [K, d2 / K, r].
-        v: Blocks V_j, [K, r, d1 / K].
-        mixing: M's parameters.
-
-    Returns:
-        U, V and M's parameters with the same product.
-    """
+    """Scale M's scalars or diagonals to about 1, moving the scales to columns of U_i and rows of V_j."""
     diagonals = {2: mixing[..., None], 3: mixing, 4: mixing[0]}[mixing.dim()]
     left = _rms(diagonals, 1)
     right = _rms(diagonals / left[:, None], 0)
@@ -254,16 +234,6 @@ def fit_mixing(weight: Tensor, u: Tensor, v: Tensor, mixing: Tensor, metric: Met
 
     Variants I and II are solved exactly. In variant III the error isn't convex: c and alpha are solved for given beta,
     then c and beta given alpha.
-
-    Args:
-        weight: Weight, float64 [d2, d1].
-        u: Blocks U_i, float64 [K, d2 / K, r].
-        v: Blocks V_j, float64 [K, r, d1 / K].
-        mixing: M's previous parameters.
-        metric: Measure of the error; None for the Frobenius norm.
-
-    Returns:
-        M's parameters in the shape of `mixing`, float64.
     """
     blocks = len(u)
     if metric is not None:

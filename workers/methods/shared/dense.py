@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import Tensor, nn
+
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.expert_ffn import NetworkWeights
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, write_native
@@ -59,6 +61,25 @@ def weights_of(layer: DenseLayer) -> NetworkWeights:
         down_bias=layer.down.bias,
         activation=layer.activation,
     )
+
+
+def network_tensors(layer: DenseLayer) -> dict[str, Tensor]:
+    """A network's tensors with neurons in their current order, by the family's names."""
+    family = layer.family
+    parts = ((family.up, layer.up), (family.down, layer.down), (family.gate, layer.gate))
+    tensors: dict[str, Tensor] = {}
+    for name, part in parts:
+        if part is not None:
+            tensors |= {f"{name}.{kind}": tensor for kind, tensor in part.state_dict().items()}
+    return tensors
+
+
+def unedited_parameters(resident: Resident) -> int:
+    """Number of parameters of the model with its own networks, whether they are replaced or not."""
+    modules: list[nn.Module] = [resident.model]
+    for layer in resident.dense_layers:
+        modules += [part for part in (layer.up, layer.gate, layer.down) if part is not None]
+    return sum({id(each): each.numel() for module in modules for each in module.parameters()}.values())
 
 
 def write_native_dense(resident: Resident, directory: Path, template: str, **settings: object) -> type[PreTrainedModel]:

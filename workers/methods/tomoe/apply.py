@@ -31,11 +31,7 @@ from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 
 
 class MaskedNetwork(nn.Module):
-    """Replaces a feed-forward network, and runs each token on the neurons of its expert.
-
-    Attributes:
-        router: Weights of the router, float32 [N, hidden], on the network's device.
-    """
+    """Replaces a feed-forward network, and runs each token on the neurons of its expert."""
 
     router: Tensor
 
@@ -122,18 +118,9 @@ class _MaskedHeads:
 
 
 class ToMoeApplicator:
-    """Masked networks and heads (ToMoE, arXiv 2501.15316, Eq. 2 to 5) on a resident model, whose weights don't change.
-
-    Attributes:
-        networks: Replacements of the feed-forward networks, in order of depth.
-    """
+    """Masked networks and heads (ToMoE, arXiv 2501.15316, Eq. 2 to 5) on a resident model, whose weights stay."""
 
     def __init__(self, parts: ModelParts) -> None:
-        """Prepare replacements of the networks.
-
-        Raises:
-            UserError: The model has no dense feed-forward networks.
-        """
         self._layers = layers = dense_layers_for("ToMoE", parts)
         self._replacements = tuple(Replacement(layer) for layer in layers)
         self.networks = tuple(MaskedNetwork(layer).eval() for layer in layers)
@@ -157,17 +144,12 @@ class ToMoeApplicator:
         self._edit = edit
 
     def outputs(self) -> tuple[LayerOutput, ...]:
-        """See `Repairable`. Where heads are masked, every layer's attention and then its network.
-
-        Raises:
-            UserError: the layers don't add what their networks give.
-        """
+        """See `Repairable`. Where heads are masked, every layer's attention and then its network."""
         assert self._edit is not None, "there is no edit on the model"
         check_additive(self._layers[0])
         found: list[LayerOutput] = []
-        for i, (layer, network, replacement) in enumerate(
-            zip(self._layers, self.networks, self._replacements, strict=True)
-        ):
+        parts = zip(self._layers, self.networks, self._replacements, strict=True)
+        for i, (layer, network, replacement) in enumerate(parts):
             if self._edit.heads is not None:
                 projection: Any = layer.attention.o_proj
                 found.append(AttentionOutput(layer, self._weights_of(projection), self._heads[i].without_masks))

@@ -66,12 +66,7 @@ def calibrate_tomoe(resident: Resident, sequences: Sequence[Tokens], recipe: ToM
 
 
 class _Site:
-    """A feed-forward network or attention, whose inputs a router reads.
-
-    Args:
-        reads: A linear layer with these inputs.
-        recipe: Settings of the calibration.
-    """
+    """A feed-forward network or attention, whose inputs a router reads; the linear layer `reads` has these inputs."""
 
     def __init__(self, reads: nn.Linear, recipe: ToMoeRecipe) -> None:
         self.reads = reads

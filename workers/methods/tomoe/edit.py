@@ -25,7 +25,7 @@ class ToMoeRecipe:
         attention: Measure attention heads too.
         components: Number of principal directions of every layer's inputs.
         sample: Limit on the number of tokens whose coordinates are stored, to estimate the load of experts.
-        tokens: Approximate limit on the number of calibration tokens.
+        tokens: See `CalibrationRecipe`.
     """
 
     attention: bool

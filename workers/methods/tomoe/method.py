@@ -1,20 +1,44 @@
-"""ToMoE as a method, and how its routers are read when a model is observed."""
+"""ToMoE as a method: how its routers are read when a model is observed, and how its edits are exported.
+
+An export is a stock Mixtral if that computes the same, else a checkpoint with its own modelling code, which stores
+every neuron once, however many experts share it. In a Mixtral experts share no neurons and all have the same width, so
+shared neurons are repeated, and narrower experts are padded with neurons that are zero.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moevolve.kernels.neuron_mask import choose_expert
-from moevolve.workers.contract.methods import Method, UsageReaders
+from moevolve.kernels.neuron_mask import choose_expert, top_dimensions
+from moevolve.workers.checkpoints.mixtral_form import empty_mixtral, mixtral_obstacle
+from moevolve.workers.checkpoints.native import native_config
+from moevolve.workers.checkpoints.state import empty_model, layer_state, layers_prefix
+from moevolve.workers.contract.card import CheckpointForm, ExportSummary
+from moevolve.workers.contract.edits import Edit
+from moevolve.workers.contract.methods import Blueprint, Method, ModuleUse, Resident, UsageReaders, host_tensor
 from moevolve.workers.contract.usage import RoutedLayer
-from moevolve.workers.methods.tomoe.apply import MaskedNetwork, ToMoeApplicator
+from moevolve.workers.families.base import EXPERT_ALIGNMENT
+from moevolve.workers.families.layers import DenseLayer
+from moevolve.workers.methods.shared.dense import (
+    native_family,
+    network_tensors,
+    network_use,
+    unedited_parameters,
+    write_native_dense,
+)
+from moevolve.workers.methods.tomoe.apply import MaskedNetwork, ToMoeApplicator, fold
 from moevolve.workers.methods.tomoe.calibrate import calibrate_tomoe
-from moevolve.workers.methods.tomoe.edit import ToMoeEdit, ToMoeRecipe
-from moevolve.workers.methods.tomoe.export import ToMoeExporter, masked_network_use, masked_values_use
+from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit, ToMoeRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def _read_routing(network: MaskedNetwork, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
@@ -26,6 +50,205 @@ def _read_routing(network: MaskedNetwork, args: tuple[Any, ...], output: Any) ->
 def _with_neurons(layer: RoutedLayer, position: int, edit: ToMoeEdit) -> RoutedLayer:
     union = int(edit.kept[layer.layer].any(axis=0).sum())
     return replace(layer, neurons=(int(edit.widths[layer.layer]), union, edit.width))
+
+
+class ToMoeExporter:
+    """See `Exporter`."""
+
+    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+        assert isinstance(edit, ToMoeEdit)
+        heads = edit.heads
+        if heads is not None and not (heads.pairs.all() and (heads.active == heads.head_dim).all()):
+            return "dimensions of its heads are masked, and a Mixtral's aren't"
+        if _ties(edit):
+            return "where experts tie a token falls to the first of them, which a Mixtral doesn't promise"
+        return mixtral_obstacle(resident)
+
+    def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
+        assert isinstance(edit, ToMoeEdit)
+        title, widths = resident.dense_layers[0].family.title, edit.widths
+        rows = [("neurons per expert", f"{widths.min()} to {widths.max()} of {edit.width}")]
+        if edit.heads is not None:
+            heads = edit.heads
+            pairs = 2 * heads.pairs.sum(axis=1)
+            rows.append(("query and key dimensions", f"{pairs.min()} to {pairs.max()} of {heads.head_dim}"))
+            rows.append(
+                ("value dimensions per token", f"{heads.active.min()} to {heads.active.max()} of {heads.head_dim}")
+            )
+        return ExportSummary(
+            experts=edit.experts,
+            active=1,
+            parameters_before=unedited_parameters(resident),
+            lead=(
+                f"{title} whose feed-forward networks run the neurons of one of {edit.experts} overlapping experts per "
+                "token"
+            ),
+            method="ToMoE's masks (arXiv 2501.15316)",
+            tag="dynamic-pruning",
+            form_note=(
+                "The modelling code beside this card routes every token to its neurons; it needs `transformers` only."
+                if form == "native"
+                else "A stock Mixtral checkpoint, no custom code; neurons that several experts share are repeated."
+            ),
+            rows=tuple(rows),
+        )
+
+    def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
+        assert isinstance(edit, ToMoeEdit)
+        if form == "stock":
+            model = empty_mixtral(resident, edit.experts, _stock_width(edit))
+        else:
+            model = _native(resident, edit, directory)
+        masked = _stock_layer if form == "stock" else _native_layer
+        expected, prefix = set(model.state_dict()), layers_prefix(model)
+
+        def layer(index: int) -> Iterator[tuple[str, Tensor]]:
+            dense, made = resident.dense_layers[index], set()
+            for name, tensor in masked(dense, edit, index):
+                made.add(name)
+                yield name, tensor
+            # A replacement doesn't hold the network's own tensors.
+            place = "" if dense.family.inline else "mlp."
+            network = {f"{place}{name}": tensor for name, tensor in network_tensors(dense).items()}
+            for name, tensor in (layer_state(resident, index) | network).items():
+                if name not in made and f"{prefix}{index}.{name}" in expected:
+                    yield name, tensor
+
+        return Blueprint(model, layer)
+
+
+def _ties(edit: ToMoeEdit) -> bool:
+    """Whether experts with different neurons tie: a Mixtral's top-k doesn't promise to choose the first."""
+    for router, kept in zip(edit.router, edit.kept, strict=True):
+        both = np.concatenate([router, kept], axis=1)
+        if len(np.unique(router, axis=0)) < len(np.unique(both, axis=0)):
+            return True
+    return False
+
+
+def _stock_width(edit: ToMoeEdit) -> int:
+    """Neurons per expert of the Mixtral."""
+    return -(-int(edit.widths.max()) // EXPERT_ALIGNMENT) * EXPERT_ALIGNMENT
+
+
+def _stock_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a Mixtral's experts and router."""
+    assert layer.gate is not None
+    yield "mlp.gate.weight", fold(edit.router[i], edit.directions[i])
+    neurons = host_tensor(edit.kept[i]).to(layer.up.weight.device).nonzero()[:, 1].view(edit.experts, -1)
+    missing = _stock_width(edit) - neurons.shape[1]
+    halves = (layer.gate, layer.up)
+    yield "mlp.experts.gate_up_proj", torch.cat([_rows(part, neurons, missing) for part in halves], dim=1)
+    yield "mlp.experts.down_proj", nn.functional.pad(layer.down.weight.data[:, neurons].transpose(0, 1), (0, missing))
+
+
+def _rows(part: nn.Linear, neurons: Tensor, missing: int) -> Tensor:
+    """Rows of a projection for each expert's neurons, padded with `missing` rows of zeros."""
+    return nn.functional.pad(part.weight.data[neurons], (0, 0, 0, missing))
+
+
+def _native(resident: Resident, edit: ToMoeEdit, directory: Path) -> PreTrainedModel:
+    """Write the native model's code, and build the model on the meta device."""
+    source = resident.model
+    model_class = write_native_dense(
+        resident,
+        directory,
+        "methods/tomoe/native.py.jinja",
+        experts=edit.experts,
+        components=0 if edit.heads is None else edit.heads.value_router.shape[2],
+        heads=edit.heads is not None,
+    )
+    config = native_config(source, model_class)
+    config.tomoe_experts = edit.experts
+    config.tomoe_neurons = edit.kept.any(axis=1).sum(axis=1).tolist()
+    config.tomoe_width = [width if width < edit.width else None for width in edit.widths.tolist()]
+    if edit.heads is not None:
+        heads = edit.heads
+        config.tomoe_components = heads.value_router.shape[2]
+        config.tomoe_dimensions = (2 * heads.pairs.sum(axis=1)).tolist()
+        config.tomoe_values = [active if active < heads.head_dim else None for active in heads.active.tolist()]
+        config.tomoe_static = heads.static.tolist()
+    return empty_model(model_class, config, source.dtype)
+
+
+def _native_layer(layer: DenseLayer, edit: ToMoeEdit, i: int) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a layer's masked network and attention."""
+    if edit.widths[i] < edit.width:
+        place = layer.family.up if layer.family.inline else "mlp"
+        for name, tensor in _network(layer, edit, i).items():
+            yield f"{place}.{name}", tensor
+    if edit.heads is not None:
+        for name, tensor in _attention(layer, edit.heads, i).items():
+            yield f"self_attn.{name}", tensor
+
+
+def _network(layer: DenseLayer, edit: ToMoeEdit, i: int) -> dict[str, Tensor]:
+    """Tensors of a masked network: the neurons that any expert keeps, and the indices of each expert's among them."""
+    device, family = layer.up.weight.device, layer.family
+    kept = host_tensor(edit.kept[i]).to(device)
+    union = kept.any(dim=0)
+    state = {
+        "router_weight": fold(edit.router[i], edit.directions[i]).to(device),
+        "neurons": kept[:, union].nonzero()[:, 1].view(edit.experts, -1),
+        # A row per neuron: gathering columns made the native form slower than the dense network.
+        f"{family.down}.weight": layer.down.weight.data[:, union].t().contiguous(),
+    }
+    if layer.down.bias is not None:
+        state[f"{family.down}.bias"] = layer.down.bias.data
+    for name, part in ((family.up, layer.up), (family.gate, layer.gate)):
+        if part is not None:
+            state |= {f"{name}.{kind}": tensor[union] for kind, tensor in part.state_dict().items()}
+    return state
+
+
+def _attention(layer: DenseLayer, heads: HeadMasks, i: int) -> dict[str, Tensor]:
+    """Tensors of an attention's masked projections."""
+    attention: Any = layer.attention
+    device = attention.q_proj.weight.device
+    state: dict[str, Tensor] = {}
+    pairs = host_tensor(heads.pairs[i]).to(device)
+    if not pairs.all():
+        dimensions = torch.cat((pairs, pairs)).nonzero().squeeze(1)
+        for name in ("q_proj", "k_proj"):
+            state |= _narrow(attention, name, heads.head_dim, dimensions)
+    if heads.active[i] < heads.head_dim and heads.static[i]:
+        kept = top_dimensions(host_tensor(heads.value_bias[i]).to(device), int(heads.active[i]))
+        for name in ("v_proj", "o_proj"):
+            state |= _narrow(attention, name, heads.head_dim, kept.nonzero().squeeze(1))
+    elif heads.active[i] < heads.head_dim:
+        for name in ("v_proj", "o_proj"):
+            state |= {f"{name}.whole.{kind}": t for kind, t in getattr(attention, name).state_dict().items()}
+        for name, array in (
+            ("bias", heads.value_bias),
+            ("router", heads.value_router),
+            ("directions", heads.directions),
+        ):
+            state[f"v_proj.value_{name}"] = host_tensor(array[i]).to(device)
+    return state
+
+
+def _narrow(attention: Any, name: str, head_dim: int, dimensions: Tensor) -> dict[str, Tensor]:
+    """Tensors of a projection with only some dimensions of each head."""
+    state = {f"{name}.dimensions": dimensions.clone()}
+    for kind, tensor in getattr(attention, name).state_dict().items():
+        inputs = name == "o_proj"
+        if inputs and kind == "bias":
+            state[f"{name}.narrow.{kind}"] = tensor
+            continue
+        by_head = tensor.unflatten(int(inputs), (-1, head_dim))
+        kept = by_head.index_select(1 + inputs, dimensions)
+        state[f"{name}.narrow.{kind}"] = kept.flatten(int(inputs), 1 + inputs)
+    return state
+
+
+def masked_network_use(module: Any, config: Any) -> ModuleUse:
+    """Use of `MaskedNetwork` in `native.py.jinja`: one expert's neurons out of all that any expert keeps."""
+    return network_use(module, config, module.neurons.shape[1], getattr(module, native_family(config).up).out_features)
+
+
+def masked_values_use(module: Any, config: Any) -> ModuleUse:
+    """Use of `MaskedValues` in `native.py.jinja`: the scores of dimensions in addition to the whole projection."""
+    return ModuleUse(0, module.value_router.numel() + module.value_directions.numel(), (module.whole,))
 
 
 TOMOE = Method(

@@ -97,7 +97,7 @@ def test_directions_vary_by_one_and_are_uncorrelated(resident: Any) -> None:
     np.testing.assert_allclose(products.mean(axis=0), 0, atol=1e-3)
 
 
-@pytest.mark.parametrize("partition", ["contiguous", "shuffled", "kmeans", "coactivation"])
+@pytest.mark.parametrize("partition", ["contiguous", "shuffled", "kmeans"])
 def test_divisions_are_equal_and_the_same_every_time(partition: Any, resident: Any) -> None:
     recipe = replace(RECIPE, partition=partition)
     first = calibrate_factorllm(resident("llama"), SEQUENCES, recipe)
@@ -117,7 +117,7 @@ def test_divisions_are_equal_and_the_same_every_time(partition: Any, resident: A
         assert (first.arrays["experts"] == np.repeat(np.arange(6), 8)).all()
 
 
-def test_neurons_that_fire_together_come_together(resident: Any) -> None:
+def test_neurons_with_the_same_input_weights_come_together(resident: Any) -> None:
     model = resident("opt")
     layer = model.dense_layers[0]
     saved = {name: tensor.clone() for name, tensor in layer.decoder_layer.state_dict().items()}
@@ -126,8 +126,7 @@ def test_neurons_that_fire_together_come_together(resident: Any) -> None:
         bundle = np.random.default_rng(0).permutation(np.repeat(np.arange(6), 8))
         layer.up.weight.data.copy_(layer.up.weight.data[torch.from_numpy(bundle)])
         layer.up.bias.data.zero_()
-        for partition in ("coactivation", "kmeans"):
-            found = calibrate_factorllm(model, SEQUENCES, replace(RECIPE, partition=partition)).arrays["experts"][0]  # type: ignore[arg-type]
-            assert np.array_equal(found, number_by_first(bundle)), partition
+        found = calibrate_factorllm(model, SEQUENCES, RECIPE).arrays["experts"][0]
+        assert np.array_equal(found, number_by_first(bundle))
     finally:
         layer.decoder_layer.load_state_dict(saved)
