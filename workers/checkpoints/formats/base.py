@@ -35,22 +35,20 @@ class Rounding:
         return bool((error <= self.share * largest + self.floor).all())
 
 
-class Codec(Protocol):
-    """How the numbers of a matrix, or of a layer's fused experts, are stored in tensors, its parts by last name."""
+class Codec:
+    """How the numbers of a matrix, or of a layer's fused experts, are stored in tensors, its parts by last name.
 
-    @property
-    def plain(self) -> bool:
-        """Whether the numbers are stored one by one as they are, so that writing them anew quantises nothing."""
-        ...
+    Attributes:
+        plain: Whether the numbers are stored one by one as they are, so that writing them anew quantises nothing.
+        rounding: How far the result of `pack` is from its argument.
+    """
 
-    @property
-    def rounding(self) -> Rounding:
-        """How far the result of `pack` is from its argument."""
-        ...
+    plain = False
+    rounding: Rounding
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Compute the matrix in a given dtype."""
-        ...
+        raise NotImplementedError
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Round other numbers to the nearest that the format has, with scales from the largest ones.
@@ -66,7 +64,7 @@ class Codec(Protocol):
         Raises:
             UserError: There is no packer for this kind of the format.
         """
-        ...
+        raise NotImplementedError
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
         """Multiply a matrix by a positive factor, by changing no more than floating-point scales.
@@ -74,9 +72,15 @@ class Codec(Protocol):
         A scale takes the factor up to its own rounding: 2^-9 in bfloat16, 2^-11 in float16, 2^-24 in float32.
 
         Returns:
-            The parts; None if scales are powers of two, which can't take any factor.
+            The parts; None if there are no scales, or if they are powers of two, which can't take any factor.
         """
-        ...
+        return None
+
+
+def multiplied(parts: Mapping[str, Tensor], scales: str, factor: float) -> dict[str, Tensor]:
+    """Multiply the part `scales` by a factor, rounding once to its dtype."""
+    before = parts[scales]
+    return {**parts, scales: (before.double() * factor).to(before.dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,6 @@ class PackedMatrix:
     Attributes:
         name: Name of the tensor in an unquantised checkpoint.
         parts: Names of the tensors that make it up, by their last names, for example `weight_scale_inv`.
-        codec: See `Codec`.
     """
 
     name: str
@@ -94,24 +97,19 @@ class PackedMatrix:
     codec: Codec = field(repr=False)
 
 
-class Plain:
-    """See `Codec`. Numbers in a dtype of torch, in one part."""
+class Plain(Codec):
+    """Numbers in a dtype of torch, in one part."""
 
     plain = True
     rounding = Rounding(2**-8)
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """See `Codec`."""
         return next(iter(parts.values())).to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec`. Numbers that are the same in the dtype of `values` stay as they are."""
         ((name, before),) = like.items()
+        # Numbers that are the same in the dtype of `values` keep their bits.
         return {name: torch.where(before.to(values.dtype) == values, before, values.to(before.dtype))}
-
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """See `Codec`. There are no scales."""
-        return None
 
 
 class PackedFormat(Protocol):
@@ -136,12 +134,12 @@ def matrix_parts(
 
     Args:
         names: Names of all tensors, as a set or the keys of a dict.
-        root: Last name of the tensor that every such module has.
+        root: Last name of a tensor that only modules with a quantised matrix have.
         required: Last names of further tensors that each must have.
         optional: Last names of further tensors that it may have.
 
     Yields:
-        The module's name and its tensors' names by last name.
+        The module's name, and its tensors' names by last name.
 
     Raises:
         UserError: A required tensor is missing.
@@ -196,8 +194,3 @@ def power_of_two(values: Tensor) -> Tensor:
     """Round positive numbers up to a power of two; zeros become 1."""
     mantissa, exponent = torch.frexp(values.double())
     return torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).to(exponent.dtype)).float()
-
-
-def spread_scales(scales: Tensor, group: int) -> Tensor:
-    """Repeat the scale of every group of a row's numbers for each of them: [rows, groups] to [rows, columns]."""
-    return scales.repeat_interleave(group, -1)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
@@ -55,15 +56,12 @@ class GgufTensor:
     Of fused experts, `tensor[first:last]` reads some.
 
     Attributes:
-        name: Name in an unquantised Hugging Face checkpoint.
-        shape: Shape there.
+        shape: Shape in an unquantised Hugging Face checkpoint.
         dtype: Dtype to unpack to.
         sources: Tensors of the file that it is computed from.
         experts: Experts to read from fused sources, in order; None for whole sources.
-        arrange: See `Arrange`.
     """
 
-    name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     sources: Sequence[ReaderTensor] = field(repr=False)
@@ -75,15 +73,11 @@ class GgufTensor:
             return self._unpacked(...).reshape(self.shape)
         experts = self.experts if which is ... else self.experts[which]
         # One expert at a time, because unpacking goes through float32.
-        found = torch.empty((len(experts), *self._expert_shape), dtype=self.dtype)
+        shape = self.shape if len(self.experts) == 1 else self.shape[1:]
+        found = torch.empty((len(experts), *shape), dtype=self.dtype)
         for slot, expert in enumerate(experts):
             found[slot] = self._unpacked(expert)
         return found.reshape(self.shape) if which is ... else found
-
-    @property
-    def _expert_shape(self) -> tuple[int, ...]:
-        assert self.experts is not None
-        return self.shape if len(self.experts) == 1 else self.shape[1:]
 
     def _unpacked(self, which: int | EllipsisType) -> Tensor:
         from gguf import dequantize
@@ -92,11 +86,11 @@ class GgufTensor:
         return self.arrange([torch.from_numpy(np.array(value, np.float32)) for value in values]).to(self.dtype)
 
 
-def open_gguf(file: Path) -> GGUFReader:
-    """Map a GGUF file into memory, and read its metadata.
+def open_parts(file: Path) -> dict[Path, GGUFReader]:
+    """Map all files of a model, one of which is given, into memory, in order. Reading a vocabulary takes seconds.
 
     Raises:
-        UserError: It isn't a valid GGUF file, or the gguf library isn't installed.
+        UserError: One is missing or isn't a valid GGUF file, or the gguf library isn't installed.
     """
     try:
         from gguf import GGUFReader
@@ -104,19 +98,13 @@ def open_gguf(file: Path) -> GGUFReader:
         raise UserError(
             f"{file}: GGUF files are read by the library gguf; install it with: pip install 'moevolve[quantised]'"
         ) from error
-    try:
-        return GGUFReader(file)
-    except (ValueError, IndexError, KeyError) as error:
-        raise UserError(f"{file} isn't a valid GGUF file, or ends early; fetch the file again ({error})") from error
-
-
-def open_parts(file: Path) -> dict[Path, GGUFReader]:
-    """Open all files of a model, one of which is given, in order. Reading a vocabulary takes seconds.
-
-    Raises:
-        UserError: See `gguf_parts` and `open_gguf`.
-    """
-    return {part: open_gguf(part) for part in gguf_parts(file)}
+    readers = {}
+    for part in gguf_parts(file):
+        try:
+            readers[part] = GGUFReader(part)
+        except (ValueError, IndexError, KeyError) as error:
+            raise UserError(f"{part} isn't a valid GGUF file, or ends early; fetch the file again ({error})") from error
+    return readers
 
 
 def metadata(reader: GGUFReader, key: str) -> Any:
@@ -126,11 +114,7 @@ def metadata(reader: GGUFReader, key: str) -> Any:
 
 
 def stored_gguf(readers: Mapping[Path, GGUFReader]) -> dict[str, StoredTensor]:
-    """Return the tensors of a model as they are stored, by llama.cpp's names; dtypes are those of GGUF.
-
-    Args:
-        readers: Result of `open_parts`.
-    """
+    """Return the tensors of a model as they are stored, by llama.cpp's names; dtypes are those of GGUF."""
     return {
         tensor.name: StoredTensor(
             tensor.name,
@@ -180,9 +164,8 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
         used |= set(found)
         experts = _experts(name, tensor)
         sources = [stored[source] for source in found]
-        tensors[name] = GgufTensor(
-            name, tuple(tensor.shape), dtype, sources, experts, _arrangement(name, architecture, settings)
-        )
+        arrange = _arrangement(name, architecture, settings)
+        tensors[name] = GgufTensor(tuple(tensor.shape), dtype, sources, experts, arrange)
         size = sum(math.prod(each.shape.tolist()) // (1 if experts is None else each.shape[-1]) for each in sources)
         if size * (1 if experts is None else len(experts)) != tensor.numel():
             shapes = ", ".join(str(each.shape.tolist()[::-1]) for each in sources)
@@ -198,12 +181,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
 
 
 class GgufNames:
-    """Where a GGUF file has the tensors of a Hugging Face checkpoint.
-
-    Args:
-        architecture: Architecture in the file's metadata.
-        layers: Number of decoder layers.
-    """
+    """Where a GGUF file of an architecture and a number of decoder layers has a Hugging Face checkpoint's tensors."""
 
     def __init__(self, architecture: str, layers: int) -> None:
         from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
@@ -261,11 +239,7 @@ def _arrangement(name: str, architecture: str, settings: PretrainedConfig) -> Ar
     if rotary is not None and architecture == "llama":
         heads = settings.num_attention_heads if rotary["heads"] == "q" else settings.num_key_value_heads
         return partial(_halved, heads=heads)
-    return _as_stored
-
-
-def _as_stored(values: list[Tensor]) -> Tensor:
-    return values[0]
+    return itemgetter(0)
 
 
 def _transposed(values: list[Tensor]) -> Tensor:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import SCALE_FLOOR, Rounding
+from moevolve.workers.checkpoints.formats.base import SCALE_FLOOR, Codec, Rounding
 
-PLAIN_TYPES = ("F32", "F16", "BF16")
 INSTEAD = "Q8_0"
 """Type of changed tensors whose own type the library only unpacks. Its blocks of 32 divide the rows of all others."""
 
@@ -37,11 +36,11 @@ Source: the structures of https://github.com/ggml-org/llama.cpp/blob/master/ggml
 """
 
 
-class GgufType:
-    """See `Codec`. A tensor has one part, its bytes: uint8 [..., bytes of a row].
+class GgufType(Codec):
+    """A type such as `Q4_K`. A tensor has one part, its bytes: uint8 [..., bytes of a row].
 
-    Args:
-        kind: Name of the type, for example `Q4_K`.
+    Attributes:
+        packs: Whether there is a packer for the type.
     """
 
     def __init__(self, kind: str) -> None:
@@ -50,36 +49,30 @@ class GgufType:
         self.kind = kind
         self._type = GGMLQuantizationType[kind]
         self._bytes = GGML_QUANT_SIZES[self._type][1]
-        self.plain = kind in PLAIN_TYPES
+        self.plain = kind in ("F32", "F16", "BF16")
+        self.packs = self.plain or kind in _ROUNDING
         self.rounding = Rounding(_ROUNDING.get(kind, 0.0) + 2**-9, (1, _BLOCK), SCALE_FLOOR)
 
-    @property
-    def packs(self) -> bool:
-        """Whether there is a packer for the type."""
-        return self.plain or self.kind in _ROUNDING
-
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """See `Codec`."""
         from gguf import dequantize
 
         (data,) = parts.values()
         return torch.from_numpy(np.array(dequantize(data.contiguous().numpy(), self._type), np.float32)).to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec`. Plain numbers that are the same in the dtype of `values` stay as they are."""
         from gguf import quantize
 
         if not self.packs:
             raise UserError(f"GGUF tensors of type {self.kind} can't be written anew; write them as {INSTEAD}")
         exact = values.float()
         if self.plain:
+            # Numbers that are the same in the dtype of `values` keep their bits.
             before = self.unpack(like, torch.float32)
             exact = torch.where(before.to(values.dtype) == values, before, exact)
         packed = quantize(exact.contiguous().numpy(), self._type)
         return {"": torch.from_numpy(np.ascontiguousarray(packed).view(np.uint8))}
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """See `Codec`. Types whose scales are exponents take no factor."""
         if self.kind not in SCALES:
             return None
         (data,) = parts.values()

@@ -12,16 +12,21 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import SCALE_FLOOR, PackedMatrix, Rounding, matrix_parts
+from moevolve.workers.checkpoints.formats.base import (
+    SCALE_FLOOR,
+    Codec,
+    PackedMatrix,
+    Rounding,
+    matrix_parts,
+    multiplied,
+)
 
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 """Which of eight neighbouring outputs each four bits of a word have, from the lowest ones."""
 
 
-class Awq:
-    """See `PackedFormat`. A matrix has `qweight`, `qzeros` and `scales`, in the order that AutoAWQ's GEMM reads."""
-
-    plain = False
+class Awq(Codec):
+    """A matrix has `qweight`, `qzeros` and `scales`, in the order that AutoAWQ's GEMM reads."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._symmetric = not settings.get("zero_point", True)
@@ -31,18 +36,15 @@ class Awq:
             raise UserError(f"awq weights of {bits} bits in version {version} aren't supported; use 4 bits and gemm")
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        """See `PackedFormat`."""
         for module, parts in matrix_parts(names, "qweight", ["qzeros", "scales"]):
             yield PackedMatrix(f"{module}.weight", parts, self)
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """See `Codec`."""
         codes, zeros = self._codes(parts)
         group_of = torch.arange(len(codes)) // (len(codes) // len(zeros))
         return ((codes - zeros[group_of]) * parts["scales"].float()[group_of]).T.to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec` and `_rounded`."""
         _, zeros = self._codes(like)
         group_of = torch.arange(values.shape[1]) // (values.shape[1] // len(zeros))
         codes, zeros, scales = _rounded(values, group_of, zeros, like["scales"], range(16), self._symmetric)
@@ -59,14 +61,11 @@ class Awq:
         return (codes & 15).float(), (zeros & 15).float()
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """See `Codec`. Scales are float16 as a rule."""
-        return {**parts, "scales": (parts["scales"].double() * factor).to(parts["scales"].dtype)}
+        return multiplied(parts, "scales", factor)
 
 
-class Gptq:
-    """See `PackedFormat`. A matrix has `qweight`, `qzeros`, `scales` and the group of every input, `g_idx`."""
-
-    plain = False
+class Gptq(Codec):
+    """A matrix has `qweight`, `qzeros`, `scales` and the group of every input, `g_idx`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._bits = int(settings.get("bits", 4))
@@ -78,18 +77,15 @@ class Gptq:
         self.rounding = _rounding(self._bits)
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        """See `PackedFormat`."""
         for module, parts in matrix_parts(names, "qweight", ["qzeros", "scales", "g_idx"]):
             yield PackedMatrix(f"{module}.weight", parts, self)
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """See `Codec`."""
         codes, zeros = self._codes(parts)
         group_of = parts["g_idx"].long()
         return ((codes - zeros[group_of]) * parts["scales"].float()[group_of]).T.to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec` and `_rounded`. Inputs stay in their groups."""
         from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
         _, zeros = self._codes(like)
@@ -111,8 +107,7 @@ class Gptq:
         return codes, zeros + self._less
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """See `Codec`. Scales are float16 as a rule."""
-        return {**parts, "scales": (parts["scales"].double() * factor).to(parts["scales"].dtype)}
+        return multiplied(parts, "scales", factor)
 
 
 def _rounding(bits: int) -> Rounding:

@@ -8,10 +8,9 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import PackedFormat
 from moevolve.workers.checkpoints.formats.compressed import CompressedTensors
+from moevolve.workers.checkpoints.formats.fp4 import GptOssMxfp4, ModelOptNvfp4
 from moevolve.workers.checkpoints.formats.fp8 import Fp8Blocks
 from moevolve.workers.checkpoints.formats.groupwise import Awq, Gptq
-from moevolve.workers.checkpoints.formats.mxfp4 import GptOssMxfp4
-from moevolve.workers.checkpoints.formats.nvfp4 import ModelOptNvfp4
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], PackedFormat]] = {
     "fp8": Fp8Blocks,
@@ -30,8 +29,8 @@ def packed_format(method: str, settings: Mapping[str, Any], model: str) -> Packe
     """Return the format of a checkpoint's weights.
 
     Args:
-        method: Its `quant_method`.
-        settings: Its `quantization_config`.
+        method: `quant_method` of `settings`.
+        settings: `quantization_config` of the checkpoint.
         model: Name of the model as the user gave it, for messages.
 
     Raises:

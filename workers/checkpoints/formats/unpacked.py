@@ -24,7 +24,6 @@ class UnpackedTensor:
     Attributes:
         name: Name in an unquantised checkpoint.
         parts: Stored tensors by last name.
-        codec: See `Codec`.
         dtype: Dtype that quantised tensors are unpacked to; plain ones keep theirs.
     """
 
@@ -49,11 +48,6 @@ def unpacked_tensors(
 ) -> dict[str, UnpackedTensor]:
     """Return a quantised checkpoint's tensors by the names that they have in an unquantised one.
 
-    Args:
-        stored: Tensors of the files.
-        packed: Format of the quantised ones.
-        dtype: Dtype to unpack to. Tensors that aren't quantised keep theirs.
-
     Raises:
         UserError: A part of a quantised tensor is missing.
     """
@@ -67,5 +61,5 @@ def unpacked_tensors(
 
 
 def plain_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, UnpackedTensor]:
-    """Return tensors that aren't quantised, by name; see `UnpackedTensor`."""
+    """Return tensors that aren't quantised, by name."""
     return {name: UnpackedTensor(name, {"": tensor}, Plain(), torch.float32) for name, tensor in stored.items()}
