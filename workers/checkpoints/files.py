@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
@@ -12,8 +14,20 @@ from moevolve.workers.contract.settings import ModelConfig
 _PART = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 
 
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        UserError: It isn't valid JSON.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: not valid JSON ({error}); mend this file or fetch it again") from error
+
+
 def gguf_parts(file: Path) -> tuple[Path, ...]:
-    """Return the files of a model, one of which is given: of a split one all parts, in order.
+    """Return all files of a GGUF model, one of which is given, in order.
 
     Raises:
         UserError: A file is missing.

@@ -53,7 +53,7 @@ class StoredExperts:
         self._pieces: dict[tuple[int, str], list[_Piece]] = {}
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> StoredLayer:
-        """Return the experts of a layer.
+        """Return the experts of a decoder layer.
 
         Args:
             index: Index of the decoder layer.

@@ -33,11 +33,7 @@ _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 
 
 def text_config(settings: PretrainedConfig) -> PretrainedConfig:
-    """Return the config of a checkpoint's text model as its family has it; `settings` itself if there is none.
-
-    Args:
-        settings: `transformers` config of the whole checkpoint.
-    """
+    """Return the config of a checkpoint's text model as its family has it; `settings` itself if there is none."""
     text = settings.get_text_config()
     family, fixed = SAME_ON_TEXT.get(text.model_type, (text.model_type, {}))
     if settings.model_type in FAMILIES or family not in FAMILIES:
@@ -62,12 +58,7 @@ def _as_family(text: PretrainedConfig, family: str, fixed: Mapping[str, Any]) ->
 
 
 def is_text_of(settings: Mapping[str, Any], config: PretrainedConfig) -> bool:
-    """Whether a part of a config.json describes a text model.
-
-    Args:
-        settings: Part of the file.
-        config: Config of the text model as its family has it.
-    """
+    """Whether a part of a config.json describes the text model whose config as its family has it is `config`."""
     kind = settings.get("model_type")
     return kind == config.model_type or SAME_ON_TEXT.get(str(kind), ("", {}))[0] == config.model_type
 

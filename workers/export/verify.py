@@ -15,11 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.checkpoints.loading import attention_backend, experts_arguments
+from moevolve.workers.checkpoints.headers import stored_tensors
+from moevolve.workers.checkpoints.loading import backends
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
-from moevolve.workers.checkpoints.parts import load_part, restore_buffers
-from moevolve.workers.checkpoints.shards import ShardReader, checksum
-from moevolve.workers.checkpoints.state import SavedNames, empty_model, frame_state, layers_prefix
+from moevolve.workers.checkpoints.shards import checksum, read_tensor
+from moevolve.workers.checkpoints.state import (
+    SavedNames,
+    empty_model,
+    frame_state,
+    layers_prefix,
+    load_part,
+    restore_buffers,
+)
 from moevolve.workers.contract.card import Agreement, CheckpointForm, Disagreement
 from moevolve.workers.export.folder import VerificationError
 from moevolve.workers.families.decoder import CARRIED, carries, decoder_layers, state_of
@@ -194,7 +201,7 @@ class _ExportedModel:
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
         from transformers.conversion_mapping import get_model_conversion_mapping
 
-        self._reader = ShardReader(directory)
+        self._stored = stored_tensors(directory)
         self._device = resident.device
         self._dtype: torch.dtype = resident.model.dtype
         kind: Any
@@ -205,13 +212,7 @@ class _ExportedModel:
             kind = import_native(directory)
             config = kind.config_class.from_pretrained(str(directory))
         family = str(config.model_type).removeprefix(NATIVE_PREFIX)
-        self._model: Any = empty_model(
-            kind,
-            config,
-            self._dtype,
-            attn_implementation=attention_backend(resident.config.attn_implementation, family),
-            **experts_arguments(resident.config.experts_implementation, family),
-        )
+        self._model: Any = empty_model(kind, config, self._dtype, **backends(resident.config, family))
         self._names = SavedNames(self._model)
         self._conversions = get_model_conversion_mapping(self._model)
         self._prefix = layers_prefix(self._model)
@@ -226,7 +227,7 @@ class _ExportedModel:
             VerificationError: Tensors are missing or unexpected.
         """
         expected = {name for saved in self._names.tensors.values() for name in saved}
-        missing, unexpected = expected - self._reader.names, self._reader.names - expected
+        missing, unexpected = expected - self._stored.keys(), self._stored.keys() - expected
         for what, names in (("lack", missing), ("have unexpected", unexpected)):
             if names:
                 raise VerificationError(f"the files {what} {len(names)} tensors, such as {min(names)}")
@@ -268,8 +269,7 @@ class _ExportedModel:
                 self._model.get_submodule(name.rpartition(".")[0]).to("meta")
 
     def _load(self, names: Sequence[str]) -> None:
-        wanted = [each for name in names for each in self._names.tensors[name]]
-        tensors = self._reader.read(wanted)
+        tensors = {each: read_tensor(self._stored[each]) for name in names for each in self._names.tensors[name]}
         self.last_read |= {name: checksum(tensor) for name, tensor in tensors.items()}
         info = load_part(self._model, self._conversions, tensors, self._device, self._dtype)
         trouble = [*info.mismatched_keys, *info.unexpected_keys, *info.conversion_errors, *info.error_msgs]

@@ -141,12 +141,6 @@ def expert_family(model_type: str) -> ExpertFamily | None:
     return family if isinstance(family, ExpertFamily) else None
 
 
-def block_prefix(model_type: str) -> str:
-    """Return the beginning of the names of a feed-forward block's tensors within a decoder layer of a model type."""
-    family = expert_family(model_type)
-    return "mlp." if family is None else family.prefix
-
-
 def active_experts(config: PretrainedConfig) -> int:
     """Return the number of active experts per token of a mixture of experts."""
     family = expert_family(config.model_type)
