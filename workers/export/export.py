@@ -41,7 +41,7 @@ def export_model(
     """Write an edited model as a checkpoint, and verify its files against the model.
 
     Tensors are written one by one and compared one decoder layer at a time. So the device holds, in addition to the
-    resident model, at most one and a half layers, or the embeddings if they are larger.
+    resident model, at most one and a half layers, or the embeddings and the output head if they are larger.
 
     The directory appears complete or not at all. Files that fail the verification are kept next to it, as
     `DIRECTORY.unverified`.
