@@ -15,11 +15,7 @@ _PART = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 
 
 def read_json(file: Path) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        UserError: It isn't valid JSON.
-    """
+    """Return the content of a JSON file. Raises a `UserError` if it isn't valid JSON."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -27,11 +23,7 @@ def read_json(file: Path) -> Any:
 
 
 def gguf_parts(file: Path) -> tuple[Path, ...]:
-    """Return all files of a GGUF model, one of which is given, in order.
-
-    Raises:
-        UserError: A file is missing.
-    """
+    """Return all files of a GGUF model, one of which is given, in order. Raises a `UserError` if one is missing."""
     match = _PART.fullmatch(file.name)
     names = [file.name]
     if match is not None:

@@ -204,11 +204,7 @@ def _whole_config(config: ModelConfig) -> PretrainedConfig:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint.
-
-    Raises:
-        UserError: The tokenizer can't be found or read.
-    """
+    """Load the tokenizer of a checkpoint. Raises a `UserError` if it can't be found or read."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     file = _alone(config, "tokenizer.json", "tokenizer_config.json")

@@ -88,11 +88,7 @@ class ShardWriter:
         self._shard_of = {name: shard for shard in self._shards for name in shard.planned}
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor of any device.
-
-        Raises:
-            ValueError: The tensor isn't planned, or was already written.
-        """
+        """Write a tensor of any device. Raises a `ValueError` if it isn't planned, or was already written."""
         if name not in self._shard_of or name in self.checksums:
             raise ValueError(f"tensor {name} isn't planned, or was already written")
         host = tensor.detach().cpu().contiguous()
@@ -160,11 +156,7 @@ class _Shard:
 
 
 def read_tensor(stored: StoredTensor) -> Tensor:
-    """Map a tensor of a file into memory.
-
-    Raises:
-        UserError: Torch doesn't have its dtype.
-    """
+    """Map a tensor of a file into memory. Raises a `UserError` if torch doesn't have its dtype."""
     if stored.dtype not in _DTYPES:
         raise UserError(f"{stored.file}: tensor {stored.name} is of dtype {stored.dtype}, which can't be read")
     dtype = _DTYPES[stored.dtype]

@@ -68,11 +68,7 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
 
 
 def check_room(part: Path, needed: int) -> None:
-    """Check that a folder's disk has room for `needed` bytes and a little more.
-
-    Raises:
-        UserError: It hasn't.
-    """
+    """Raise a `UserError` unless a folder's disk has room for `needed` bytes and a little more."""
     free = shutil.disk_usage(part).free
     if free < needed * 1.02 + (1 << 20):
         raise UserError(
@@ -92,11 +88,7 @@ def _keep_unverified(part: Path, target: Path) -> Path:
 
 
 def check_target(target: Path) -> None:
-    """Refuse a folder that is taken.
-
-    Raises:
-        UserError: It isn't empty, or a file.
-    """
+    """Raise a `UserError` if a folder is taken: it isn't empty, or is a file."""
     if target.is_dir():
         if any(target.iterdir()):
             raise UserError(f"export directory {target} is not empty; give a new one, or remove it first")

@@ -54,6 +54,25 @@ def softmax_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     return RoutingRule(renormalise=bool(getattr(router, "norm_topk_prob", True)))
 
 
+def routing(renormalise: bool | None = None, scale: str | None = None, **rule: Any) -> RuleFactory:
+    """Return a factory of rules that need no more than two fields of a config.
+
+    Args:
+        renormalise: Whether the weights of the chosen experts are rescaled; None for `norm_topk_prob` in the config.
+        scale: Config field with the factor on the weights; None for 1.
+        rule: Further fields of the rule.
+    """
+
+    def made(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+        return RoutingRule(
+            renormalise=bool(config.norm_topk_prob) if renormalise is None else renormalise,
+            scale=1.0 if scale is None else float(getattr(config, scale)),
+            **rule,
+        )
+
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What families of mixtures of experts and of dense models have in common.

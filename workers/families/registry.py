@@ -10,67 +10,16 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
 from moevolve.workers.families.deepseek import DEEPSEEK
-from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWEN3
-from moevolve.workers.families.mixture import (
-    COHERE2_MOE,
-    ERNIE,
-    FLEX_OLMO,
-    GEMMA4,
-    GPT_OSS,
-    GRANITE,
-    HUNYUAN,
-    JAMBA,
-    MELLUM,
-    MIXTRAL,
-    OLMOE,
-    PHIMOE,
-    QWEN2_MOE,
-    QWEN3_5_MOE,
-    QWEN3_MOE,
-    QWEN3_NEXT,
-)
-from moevolve.workers.families.sigmoid import AFMOE, FLINT, HY_V3, KOLIBRI, LAGUNA, LFM2_MOE, MINIMAX_M2
+from moevolve.workers.families.dense import DENSE
+from moevolve.workers.families.mixture import SIGMOID, SOFTMAX
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
-    family.model_type: family
-    for family in (
-        MIXTRAL,
-        QWEN2_MOE,
-        QWEN3_MOE,
-        QWEN3_NEXT,
-        QWEN3_5_MOE,
-        OLMOE,
-        FLEX_OLMO,
-        *DEEPSEEK,
-        MINIMAX_M2,
-        HY_V3,
-        LFM2_MOE,
-        LAGUNA,
-        AFMOE,
-        FLINT,
-        KOLIBRI,
-        COHERE2_MOE,
-        MELLUM,
-        GEMMA4,
-        JAMBA,
-        *GRANITE,
-        ERNIE,
-        HUNYUAN,
-        PHIMOE,
-        GPT_OSS,
-        LLAMA,
-        MISTRAL,
-        QWEN2,
-        QWEN3,
-        OPT,
-        PHI,
-    )
+    family.model_type: family for family in (*SOFTMAX, *DEEPSEEK, *SIGMOID, *DENSE)
 }
 """Family by model type, in the order in which messages list them."""
-
 
 _NO_CAUSAL = "transformers has no causal language model for its text part"
 _BOTH_WEIGHTED = "its routers weight routed and shared experts together"
