@@ -18,19 +18,12 @@ def tensor_digests(model: ModelConfig) -> dict[str, str]:
 
     Returns:
         The first 32 hex digits of SHA-256 by name, in the order of the files.
-
-    Raises:
-        UserError: The checkpoint can't be read.
     """
     return {name: _digest(tensor) for name, tensor in _stored(model).items()}
 
 
 def check_digests(model: ModelConfig, wanted: Mapping[str, str]) -> None:
-    """Compare a checkpoint with `wanted`, the result of `tensor_digests` for the one that it should be.
-
-    Raises:
-        UserError: They differ; the message names the first tensor that does. Or the checkpoint can't be read.
-    """
+    """Raise a `UserError` that names the first tensor in which a checkpoint differs from the hashes `wanted`."""
     stored = _stored(model)
     for name in wanted:
         if name not in stored:

@@ -37,11 +37,7 @@ def gguf_parts(file: Path) -> tuple[Path, ...]:
 
 
 def gguf_file(config: ModelConfig) -> Path | None:
-    """Return the checkpoint's GGUF file, the first part of a split one; None if `path` isn't such a file.
-
-    Raises:
-        UserError: The file, or a part of it, doesn't exist.
-    """
+    """Return the checkpoint's GGUF file, the first part of a split one; None if `path` isn't such a file."""
     path = Path(config.path).expanduser()
     return gguf_parts(path)[0] if path.suffix == ".gguf" else None
 

@@ -95,11 +95,7 @@ def model_fingerprint(config: ModelConfig) -> str:
 
 
 def pinned_revision(config: ModelConfig) -> str | None:
-    """Return the commit that a hub id's revision currently names; for a local directory the revision unchanged.
-
-    Raises:
-        UserError: The checkpoint can't be found.
-    """
+    """Return the commit that a hub id's revision currently names; for a local directory the revision unchanged."""
     # A branch may move during a search; loading the commit loads what the fingerprint was computed from.
     return config.revision if local_directory(config) is not None else _commit(config)
 

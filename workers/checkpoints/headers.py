@@ -30,7 +30,6 @@ class StoredTensor:
     """A tensor in a file.
 
     Attributes:
-        name: Name in the checkpoint.
         dtype: Dtype as the format spells it, for example `BF16` in safetensors and `Q4_K` in GGUF.
         start: Position of its first byte in the file.
     """
@@ -48,11 +47,7 @@ class StoredTensor:
         return max(1, self.nbytes // max(1, math.prod(self.shape)))
 
     def chunks(self, rows: tuple[int, ...] | None = None) -> Iterator[bytes]:
-        """Read the tensor's bytes, at most 16 MiB at a time.
-
-        Args:
-            rows: Indices along the first dimension to read, in this order; None reads the whole tensor.
-        """
+        """Read the tensor's bytes, or those of some `rows` of its first dimension, at most 16 MiB at a time."""
         size = self.nbytes if rows is None else self.nbytes // self.shape[0]
         with self.file.open("rb") as stream:
             for row in (0,) if rows is None else rows:
@@ -108,11 +103,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def file_tensors(file: Path) -> list[StoredTensor]:
-    """Read the header of a safetensors file; returns its tensors in order of position.
-
-    Raises:
-        UserError: See `read_header`.
-    """
+    """Read the header of a safetensors file; returns its tensors in order of position. See `read_header`."""
     header, begin = read_header(file)
     tensors = []
     for name, entry in header.items():
@@ -123,10 +114,7 @@ def file_tensors(file: Path) -> list[StoredTensor]:
 
 
 def read_header(file: Path) -> tuple[dict[str, Any], int]:
-    """Read the header of a safetensors file.
-
-    Returns:
-        The header, and the position of the first byte after it.
+    """Return the header of a safetensors file, and the position of the first byte after it.
 
     Raises:
         UserError: The file is missing, ends early, or its header is invalid.

@@ -14,8 +14,7 @@ from moevolve.evaluators.errors import UserError, first_line
 from moevolve.workers.checkpoints.files import gguf_file, local_directory
 from moevolve.workers.checkpoints.formats.gguf import gguf_tensors
 from moevolve.workers.checkpoints.formats.gguf_config import gguf_config
-from moevolve.workers.checkpoints.formats.registry import packed_format
-from moevolve.workers.checkpoints.formats.unpacked import plain_tensors, unpacked_tensors
+from moevolve.workers.checkpoints.formats.registry import packed_format, plain_tensors, unpacked_tensors
 from moevolve.workers.checkpoints.headers import stored_tensors
 from moevolve.workers.checkpoints.state import empty_model, experts_prefix, load_part, restore_buffers
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
@@ -34,11 +33,7 @@ DTYPES: dict[Dtype, torch.dtype] = {
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
-    """Return the device for the model's inputs.
-
-    Raises:
-        UserError: `device` is `cuda` and there is no CUDA device.
-    """
+    """Return the device for the model's inputs. Raises a `UserError` if a CUDA device is asked for and missing."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "model.device is cuda but this worker sees no CUDA device; use device: auto or cpu, or give it a GPU"
@@ -58,9 +53,6 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
 
     Returns:
         The new settings. On a CPU they have no device map, and `originals: device` instead of `host`.
-
-    Raises:
-        UserError: `device` is `cuda` and there is no CUDA device.
     """
     if device is None:
         device = config.device if config.device != "cuda" or torch.cuda.is_available() else "cpu"
@@ -71,11 +63,7 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
 
 
 def checkpoint_folder(config: ModelConfig) -> Path:
-    """Return the folder with a checkpoint's files; those of a hub id are fetched if they aren't cached.
-
-    Raises:
-        UserError: The checkpoint can't be found.
-    """
+    """Return the folder with a checkpoint's files; those of a hub id are fetched if they aren't cached."""
     directory = local_directory(config)
     if directory is not None:
         return directory
@@ -144,7 +132,7 @@ def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
     """Return the parameter dtype after loading: `config.dtype`, or if that is `auto` the one in the config `settings`.
 
     Raises:
-        UserError: `config.dtype` is `auto`, and the checkpoint's config has no dtype or an unsupported one.
+        UserError: `config.dtype` is `auto`, and `settings` has no dtype or an unsupported one.
     """
     if config.dtype != "auto":
         return config.dtype
@@ -159,11 +147,7 @@ def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
 
 
 def own_dtype(config: ModelConfig) -> Dtype | None:
-    """Return the value of `ModelConfig.own_dtype`: the checkpoint's dtype if `dtype` is `auto`, else None.
-
-    Raises:
-        UserError: See `load_config` and `dtype_of`.
-    """
+    """Return the value of `ModelConfig.own_dtype`: the checkpoint's dtype if `dtype` is `auto`, else None."""
     return dtype_of(config, load_config(config)) if config.dtype == "auto" else None
 
 
@@ -178,11 +162,7 @@ def _alone(config: ModelConfig, *files: str) -> Path | None:
 
 
 def load_config(config: ModelConfig) -> PretrainedConfig:
-    """Load the `transformers` config of a checkpoint; of a multimodal one, that of its text model.
-
-    Raises:
-        UserError: The config can't be found or read.
-    """
+    """Load the `transformers` config of a checkpoint; of a multimodal one, that of its text model."""
     file = _alone(config, "config.json")
     return gguf_config(file) if file is not None else text_config(_whole_config(config))
 
@@ -249,13 +229,10 @@ def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None
 
 
 def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, StoredExperts]:
-    """Load a mixture of experts whose routed experts stay in its files, and its tokenizer.
+    """Load a mixture of experts whose routed experts stay in its files, and its tokenizer; see `load_model`.
 
     Returns:
         The model on the host, with experts on the meta device; its tokenizer; the experts.
-
-    Raises:
-        UserError: See `load_model`.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.conversion_mapping import get_model_conversion_mapping

@@ -59,11 +59,7 @@ class KeptTensor:
     masked: tuple[int, ...] = ()
 
     def chunks(self) -> Iterator[bytes]:
-        """Read the bytes to write, at most 16 MiB at a time.
-
-        Raises:
-            UserError: Numbers are masked, and the tensor isn't one of floating-point numbers.
-        """
+        """Read the bytes to write, at most 16 MiB at a time."""
         chunks = self.source.chunks(self.rows) if self.anew is None else self.anew.chunks()
         if not self.masked:
             yield from chunks

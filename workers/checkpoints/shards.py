@@ -96,11 +96,7 @@ class ShardWriter:
         self._shard_of[name].write(name, host)
 
     def finish(self) -> None:
-        """Write the headers, and the index if there are several files.
-
-        Raises:
-            ValueError: A planned tensor is missing.
-        """
+        """Write the headers, and the index. Raises a `ValueError` if a planned tensor is missing."""
         missing = sorted(self._shard_of.keys() - self.checksums.keys())
         if missing:
             raise ValueError(f"{len(missing)} tensors of the model weren't written, such as {missing[0]}")
@@ -114,12 +110,7 @@ class ShardWriter:
 
 
 class _Shard:
-    """One safetensors file. Its header is written last, into reserved space: a header may end with spaces.
-
-    Attributes:
-        planned: Names of its tensors.
-        nbytes: Total size in bytes of the tensors written so far.
-    """
+    """One safetensors file. Its header is written last, into reserved space: a header may end with spaces."""
 
     def __init__(self, path: Path, planned: list[str]) -> None:
         self.path = path

@@ -88,9 +88,6 @@ def loaded_parameters(resident: Resident) -> int:
 class SavedNames:
     """Maps a model's tensors to their names in checkpoints, which differ because `transformers` fuses experts.
 
-    Args:
-        model: Model on the meta device.
-
     Attributes:
         tensors: Tensors as saved, on the meta device and by name in the checkpoint, for every name in the model.
     """
@@ -109,12 +106,7 @@ class SavedNames:
         }
 
     def saved(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Split a tensor of the model into the tensors of the checkpoint, as views where possible.
-
-        Args:
-            name: Name of the tensor in the model.
-            tensor: Tensor with the shape that the model has under this name.
-        """
+        """Split a tensor with the model's shape into the tensors of the checkpoint, as views where possible."""
         from transformers.core_model_loading import revert_weight_conversion
 
         self._model._weight_conversions = self._conversions  # noqa: SLF001 - where `revert_weight_conversion` looks
@@ -128,7 +120,7 @@ def load_part(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Any:
-    """Load those of a model's tensors that a checkpoint's tensors make up; the others stay as they are.
+    """Load those of a model's tensors that a checkpoint's tensors make up, as `from_pretrained` loads whole models.
 
     Args:
         model: Model, some or all of whose tensors are on the meta device.

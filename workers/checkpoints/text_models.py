@@ -64,10 +64,7 @@ def is_text_of(settings: Mapping[str, Any], config: PretrainedConfig) -> bool:
 
 
 def text_name(name: str) -> str | None:
-    """Return the name of a text model's tensor in a checkpoint of its family alone.
-
-    Args:
-        name: Name in a multimodal checkpoint, or the beginning of one.
+    """Return the name, or its beginning, that a tensor of a multimodal checkpoint has in its text model's family.
 
     Returns:
         The name; None if it isn't that of a text model's tensor, or the checkpoint isn't multimodal.
@@ -96,14 +93,11 @@ class _Turned:
 
 
 def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
-    """Return the tensors of a checkpoint's text model by their names in its family.
+    """Return the tensors of a checkpoint's text model by their names in its family; all if there is nothing else.
 
     Args:
         tensors: Tensors of the whole checkpoint by name, as objects that return them on `tensor[...]`.
         config: Config of the text model as its family has it.
-
-    Returns:
-        The text model's tensors; all of them if the checkpoint has nothing else.
     """
     named = {text_name(name): tensor for name, tensor in tensors.items()}
     if set(named) <= {None}:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, PackedMatrix, Plain
-from moevolve.workers.checkpoints.formats.gguf import GgufNames
-from moevolve.workers.checkpoints.formats.gguf_types import INSTEAD, GgufType
+from moevolve.workers.checkpoints.formats.gguf import INSTEAD, GgufNames, GgufType
 from moevolve.workers.checkpoints.headers import StoredTensor
 from moevolve.workers.checkpoints.pruning import KeptTensor, is_mtp_stem
 from moevolve.workers.checkpoints.shards import read_tensor
@@ -134,11 +133,10 @@ class Rewriter:
         self._stream = stream
 
     def write(self, name: str, values: Tensor) -> bool:
-        """Write a tensor if it isn't what the source has; returns False if the source doesn't have it at all.
+        """Write a tensor of the edited model, on the host, if it isn't what the source has under this unquantised name.
 
-        Args:
-            name: Its name in an unquantised checkpoint.
-            values: Its values in the edited model, on the host.
+        Returns:
+            False if the source doesn't have it at all.
         """
         raise NotImplementedError
 
@@ -156,9 +154,6 @@ class Rewriter:
             parts: Its parts in the source.
             values: Other values.
             target: Codec to pack with, if that is another one.
-
-        Raises:
-            VerificationError: Unpacked numbers are further from `values` than rounding explains.
         """
         before = codec.unpack(parts, values.dtype)
         if torch.equal(before, values):

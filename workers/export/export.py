@@ -43,13 +43,10 @@ def export_model(
     Tensors are written one by one and compared one decoder layer at a time. So the device holds, in addition to the
     resident model, at most one and a half layers, or the embeddings and the output head if they are larger.
 
-    The directory appears complete or not at all. Files that fail the verification are kept next to it, as
-    `DIRECTORY.unverified`.
-
     Args:
         model: Resident model, which is unedited afterwards, or the settings to load one.
         edit: Edit to export.
-        directory: Folder of the checkpoint, which must be empty or not exist.
+        directory: Folder of the checkpoint; see `new_checkpoint`.
         card: Provenance for the model card.
         form: `stock` or `native`; None for `stock` if that is exact (see `Exporter.obstacle`), else `native`. For the
             source form see `moevolve.workers.export.source`.

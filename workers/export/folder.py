@@ -24,17 +24,14 @@ class VerificationError(RuntimeError):
 
 @contextmanager
 def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
-    """Context manager that yields a new folder and renames it to `directory` at the end.
+    """Context manager that yields a new folder and renames it to `directory` at the end, so that it appears complete.
 
-    After an error the folder is removed; after a `VerificationError` it is kept as `DIRECTORY.unverified`.
-
-    Args:
-        directory: Folder of the checkpoint, which must be empty or not exist.
-        title: Name of the checkpoint, for messages.
+    `directory` must be empty or not exist. After an error the folder is removed; after a `VerificationError` it is kept
+    as `DIRECTORY.unverified`.
 
     Raises:
         UserError: The directory is taken or can't be written.
-        ExportError: The block raised a `VerificationError`.
+        ExportError: The block raised a `VerificationError`; its message names the checkpoint by `title`.
     """
     target = directory.expanduser().absolute()
     check_target(target)

@@ -36,6 +36,7 @@ def kept_gguf(
         facts: Facts about the source model.
         selection: Experts to keep.
         layers: Number of decoder layers without those for MTP.
+        mtp: See `MtpLayers`.
 
     Raises:
         UserError: A tensor of experts has another number of experts, or layers for MTP should keep all of theirs.
@@ -78,11 +79,7 @@ def kept_gguf(
 
 
 def write_gguf(file: Path, part: Path, kept: Sequence[KeptTensor], changes: Mapping[str, int]) -> dict[str, int]:
-    """Write tensors to the folder `part`, divided into files as in the source.
-
-    Args:
-        file: GGUF file of the source.
-        changes: New numbers in the metadata, by key.
+    """Write tensors to the folder `part`, divided into files as in the source, with other numbers in the metadata.
 
     Returns:
         Checksums of the source's bytes by name.

@@ -35,12 +35,7 @@ def export_mask(model: ModelConfig, edit: Edit, directory: Path, card: ExportCar
 
     `mask.safetensors` has the changed tensors with the names, shapes and dtypes of the checkpoint. `mask.json` has the
     checkpoint's fingerprint, the number of active experts k, and per decoder layer the tensor and the masked experts.
-
-    Args:
-        model: Checkpoint and settings.
-        edit: Edit to export, which may do no more than leave experts out.
-        directory: Folder of the mask, which must be empty or not exist.
-        card: Provenance for the model card.
+    For the folder see `new_checkpoint`.
 
     Raises:
         UserError: No mask computes the same as the edit, the family has no bias, the checkpoint is a GGUF file or can't

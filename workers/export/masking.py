@@ -21,12 +21,8 @@ from moevolve.workers.contract.methods import ExpertSelection
 def padded(selection: ExpertSelection, rule: RoutingRule, multiple: int) -> ExpertSelection:
     """Pad the number of experts to a multiple, for kernels that want it round.
 
-    Every routing group gets as many, after its own, which are copies of its first expert and masked.
-
-    Args:
-        selection: Experts that are kept.
-        rule: Routing rule of the model.
-        multiple: What divides the padded number of experts; the groups divide it as well.
+    Every routing group gets as many, after its own, which are copies of its first expert and masked. The groups divide
+    the padded number as well.
     """
     groups, kept = rule.groups.count, selection.retained
     step = math.lcm(groups, multiple)
@@ -45,12 +41,7 @@ def padded(selection: ExpertSelection, rule: RoutingRule, multiple: int) -> Expe
 
 
 def masked_instead(selection: ExpertSelection, experts: int, rule: RoutingRule) -> ExpertSelection:
-    """Return a selection that keeps all experts and masks those that another one leaves out.
-
-    Args:
-        selection: Experts that are kept.
-        experts: Number n of experts per layer.
-        rule: Routing rule of the model.
+    """Return a selection that keeps all experts, n per layer, and masks those that another one leaves out.
 
     Raises:
         UserError: No mask computes the same, because router rows belong to other experts, or because the groups that
@@ -72,11 +63,7 @@ def masked_instead(selection: ExpertSelection, experts: int, rule: RoutingRule) 
 
 
 def check_masked(kept: Sequence[KeptTensor], selection: ExpertSelection) -> None:
-    """Check that every MoE layer has a bias for the experts that a selection masks.
-
-    Raises:
-        UserError: It hasn't.
-    """
+    """Raise a `UserError` unless every MoE layer has a bias for the experts that a selection masks."""
     layers = sum(bool(each) for each in selection.masked)
     if sum(bool(tensor.masked) for tensor in kept) < layers:
         raise UserError(

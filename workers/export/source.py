@@ -69,20 +69,12 @@ class SourceExport:
 
 
 def changes_weights(edit: Edit) -> str | None:
-    """What an edit changes besides leaving experts out, so that its source form needs the model; None if nothing.
-
-    Raises:
-        UserError: See `pruning_exporter`.
-    """
+    """What an edit changes besides leaving experts out, so that its source form needs the model; None if nothing."""
     return "it is repaired" if underlying(edit) is not edit else pruning_exporter(edit).merges(edit)
 
 
 def pruning_exporter(edit: Edit) -> PruningExporter:
-    """Return the exporter of an edit that has a source form.
-
-    Raises:
-        UserError: The edit divides a dense model into experts.
-    """
+    """Return the exporter of an edit. Raises a `UserError` if the edit divides a dense model into experts."""
     exporter = exporter_of(edit)
     if not isinstance(exporter, PruningExporter):
         raise UserError("a dense model divided into experts can't be written in its checkpoint's format")
@@ -96,9 +88,6 @@ class SourceCheckpoint:
         gguf: Its GGUF file; None for safetensors.
         config: `transformers` config of its text model.
         layers: Number of decoder layers without those for MTP.
-
-    Raises:
-        UserError: The checkpoint can't be found or read.
     """
 
     def __init__(self, model: ModelConfig) -> None:
@@ -168,14 +157,11 @@ def export_source(
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
-    The directory appears complete or not at all. Files that differ from the source are kept next to it, as
-    `DIRECTORY.unverified`.
-
     Args:
         model: Checkpoint and settings.
         edit: Edit to export. If it changes weights, the model is loaded.
         plan: Result of `plan_source` for this model and edit.
-        directory: Folder of the checkpoint, which must be empty or not exist.
+        directory: Folder of the checkpoint; see `new_checkpoint`.
         card: Provenance for the model card.
         requantise: Whether quantised tensors that the edit changes are packed anew.
 
@@ -342,11 +328,7 @@ def header_of(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
 def compare_bytes(
     written: Mapping[str, StoredTensor], kept: Sequence[KeptTensor], checksums: Mapping[str, int]
 ) -> None:
-    """Read the written tensors back and compare them with what was read from the source.
-
-    Raises:
-        VerificationError: A tensor is missing, superfluous or different.
-    """
+    """Raise a `VerificationError` if written tensors, read back, aren't what was read from the source."""
     wanted = {tensor.name: tensor for tensor in kept}
     if written.keys() != wanted.keys():
         raise VerificationError(f"tensor {min(written.keys() ^ wanted.keys())} is either missing or not expected")

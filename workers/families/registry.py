@@ -64,15 +64,7 @@ NOT_DESCRIBED: dict[str, str] = {
 
 
 def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily:
-    """Return the family of a model.
-
-    Args:
-        config: `transformers` config of the model.
-        name: Name of the model as the user gave it, for the error message.
-
-    Raises:
-        UserError: The model type isn't supported.
-    """
+    """Return the family of a model, which messages call `name`. Raises a `UserError` if it isn't supported."""
     family = FAMILIES.get(config.model_type)
     if family is None:
         why = NOT_DESCRIBED.get(config.model_type, "nothing here describes its feed-forward blocks and routers")

@@ -15,7 +15,7 @@ from packed_checkpoints import LINEAR_FORMATS, Drawn, Floats, fp4_values, fp8_va
 from torch import Tensor
 
 from moevolve.workers.checkpoints.formats.base import Codec
-from moevolve.workers.checkpoints.formats.gguf_types import GgufType
+from moevolve.workers.checkpoints.formats.gguf import GgufType
 from moevolve.workers.checkpoints.formats.registry import packed_format
 
 Parts = Mapping[str, Tensor]

@@ -19,8 +19,8 @@ from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.gguf_types import SCALES as SCALED_TYPES
-from moevolve.workers.checkpoints.formats.gguf_types import GgufType
+from moevolve.workers.checkpoints.formats.gguf import SCALES as SCALED_TYPES
+from moevolve.workers.checkpoints.formats.gguf import GgufType
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig

@@ -115,34 +115,26 @@ class Plain(Codec):
 class PackedFormat(Protocol):
     """A format of quantised weights, constructed from the `quantization_config` of a checkpoint's config.json.
 
-    Constructing it raises a `UserError` if this kind of the format can't be unpacked.
+    Both raise a `UserError`: this kind of the format can't be unpacked, or a part of a matrix is missing.
     """
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        """Find the quantised matrices among the names of a checkpoint's tensors.
-
-        Raises:
-            UserError: A part of a matrix is missing.
-        """
+        """Find the quantised matrices among the names of a checkpoint's tensors."""
         ...
 
 
 def matrix_parts(
     names: Collection[str], root: str, required: Collection[str] = (), optional: Collection[str] = ()
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Find the modules that have a tensor `root`, and the parts of their matrices.
+    """Find the modules that have a tensor `root`, which only modules with a quantised matrix have.
 
     Args:
         names: Names of all tensors, as a set or the keys of a dict.
-        root: Last name of a tensor that only modules with a quantised matrix have.
-        required: Last names of further tensors that each must have.
+        required: Last names of further tensors that each must have; a `UserError` names the first that is missing.
         optional: Last names of further tensors that it may have.
 
     Yields:
         The module's name, and its tensors' names by last name.
-
-    Raises:
-        UserError: A required tensor is missing.
     """
     for name in names:
         module, _, last = name.rpartition(".")
@@ -160,8 +152,7 @@ def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype:
 
     Args:
         values: Quantised numbers, [rows, columns].
-        scales: Scale of every block, [ceil(rows / block rows), ceil(columns / block columns)]; the last blocks may be
-            smaller than `block`.
+        scales: Scale of every block, [ceil(rows / block rows), ceil(columns / block columns)].
         block: Rows and columns of a block.
         dtype: Dtype of the result.
 
@@ -179,9 +170,7 @@ def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype:
 def blocks_largest(values: Tensor, block: tuple[int, int] | None) -> Tensor:
     """Return the largest absolute value of every block, [..., ceil(rows / block rows), ceil(columns / block columns)].
 
-    Args:
-        values: Numbers, [..., rows, columns].
-        block: Rows and columns of a block, of which the last ones may be smaller; None for the whole of `values`.
+    The last blocks may be smaller. Without `block` it is that of all `values`, [..., rows, columns].
     """
     if block is None or values.ndim < 2:
         return values.abs().amax()

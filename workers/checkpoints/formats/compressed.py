@@ -63,12 +63,7 @@ class CompressedTensors:
 
 
 class SchemeCodec(Codec):
-    """The matrices of one scheme.
-
-    Args:
-        compressor: The library's class for the scheme's format.
-        scheme: The library's description of the scheme.
-    """
+    """The matrices of one scheme: the library's class for the scheme's format, and its description."""
 
     def __init__(self, compressor: Any, scheme: Any) -> None:
         self._compressor, self._scheme, self._weights = compressor, scheme, scheme.weights

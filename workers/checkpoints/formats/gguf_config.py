@@ -42,10 +42,7 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
 
 
 def gguf_config(file: Path) -> PretrainedConfig:
-    """Derive the config of a model from its metadata.
-
-    Args:
-        file: GGUF file, the first part of a split one.
+    """Derive the config of a model from the metadata of its file, the first part of a split one.
 
     Raises:
         UserError: The file is invalid, or of an architecture or with a rotary scaling that metadata don't describe

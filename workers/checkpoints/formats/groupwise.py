@@ -129,8 +129,7 @@ def _rounded(
     Args:
         values: Matrix, [outputs, inputs].
         group_of: Group of every input.
-        zeros: Former zero points, float32 [groups, outputs].
-        scales: Former scales, [groups, outputs], whose dtype the new ones get.
+        zeros, scales: Former zero points, float32 [groups, outputs], and scales, whose dtype the new ones get.
         allowed: Zero points that there are; codes go from 0 to the last one.
         symmetric: Whether zero points stay as they are, since kernels expect them in the middle.
 
