@@ -164,17 +164,34 @@ def compare(
 @torch.inference_mode()
 def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) -> Iterator[tuple[str, Disagreement]]:
     """Yield the name of every part with its difference from the resident model's."""
-    dtype = exported.dtype
-    with exported.loaded(exported.frame_names()):
-        embedded, arguments, normed = exported.run_frame(expected)
+    device, dtype = exported.device, exported.dtype
+    decoder, head = exported.model.get_decoder(), exported.model.get_output_embeddings()
+    layers = decoder_layers(exported.model)
+    with exported.loaded(list(frame_state(exported.model))):
+        restore_buffers(exported.model, device)
+        arguments, normed = [], []
+        for each in expected:
+            calls: list[_Arguments] = []
+            # The last layer returns the resident model's output.
+            with skipped(layers, each.states[-1].to(device)), _recording(layers, calls):
+                normed.append(decoder(input_ids=each.tokens.to(device), use_cache=False).last_hidden_state)
+            arguments.append(calls)
+        embedded = [calls[0][0][0] for calls in arguments]
+        logits = (head(each.normed.to(device)) for each in expected)
         yield "embeddings", compare([each.states[0] for each in expected], embedded, dtype)
         yield "final norm", compare([each.normed for each in expected], normed, dtype)
-        yield "output head", compare([each.logits for each in expected], exported.run_head(expected), dtype)
-    for index in range(len(exported.layers)):
+        yield "output head", compare([each.logits for each in expected], logits, dtype)
+    carried: list[Any] = [None] * len(expected)
+    for index, layer in enumerate(layers):
+        carrying, outputs = carries(layer), []
         with exported.loaded(exported.layer_names(index)):
-            inputs = [each.states[index] for each in expected]
-            outputs = exported.run_layer(index, inputs, [each[index] for each in arguments])
-            wanted = [each.states[index + 1] for each in expected]
+            for sequence, each in enumerate(expected):
+                args, kwargs = arguments[sequence][index]
+                handed = {CARRIED: carried[sequence]} if carrying else {}
+                output = layer(each.states[index].to(device), *args[1:], **kwargs | handed)
+                carried[sequence] = output[1] if carrying else None
+                outputs.append(state_of(output))
+            wanted, inputs = [each.states[index + 1] for each in expected], [each.states[index] for each in expected]
             yield f"decoder layer {index}", compare(wanted, outputs, dtype, inputs)
 
 
@@ -194,7 +211,7 @@ class _ExportedModel:
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         self._stored = stored_tensors(directory)
-        self._device = resident.device
+        self.device = resident.device
         self.dtype: torch.dtype = resident.model.dtype
         kind: Any
         if form == "stock":
@@ -204,13 +221,11 @@ class _ExportedModel:
             kind = import_native(directory)
             config = kind.config_class.from_pretrained(str(directory))
         family = str(config.model_type).removeprefix(NATIVE_PREFIX)
-        self._model: Any = empty_model(kind, config, self.dtype, **backends(resident.config, family))
-        self._names = SavedNames(self._model)
-        self._conversions = get_model_conversion_mapping(self._model)
-        self._prefix = layers_prefix(self._model)
-        self.layers = decoder_layers(self._model)
+        self.model: Any = empty_model(kind, config, self.dtype, **backends(resident.config, family))
+        self._names = SavedNames(self.model)
+        self._conversions = get_model_conversion_mapping(self.model)
+        self._prefix = layers_prefix(self.model)
         self.last_read: dict[str, int] = {}
-        self._carried: dict[int, Any] = {}  # by sequence; see `moevolve.workers.families.decoder.CARRIED`
 
     def check_names(self) -> None:
         """Raise a `VerificationError` unless the files contain exactly the tensors that the model's class expects."""
@@ -224,10 +239,6 @@ class _ExportedModel:
         """Return the names, in the model, of a decoder layer's tensors."""
         return [name for name in self._names.tensors if name.startswith(f"{self._prefix}{index}.")]
 
-    def frame_names(self) -> list[str]:
-        """Return the names, in the model, of the tensors outside the decoder layers."""
-        return list(frame_state(self._model))
-
     @contextmanager
     def loaded(self, names: Sequence[str]) -> Iterator[None]:
         """Context manager that loads some of the model's tensors to the device and unloads them at the end."""
@@ -237,57 +248,23 @@ class _ExportedModel:
         fused = sorted((name for name in names if len(saved[name]) > 1), key=lambda name: -_size(saved[name]))
         for each in [[name] for name in fused] + [[name for name in names if len(saved[name]) == 1]]:
             self._load(each)
-        self._model.tie_weights()
+        self.model.tie_weights()
         try:
             yield
         finally:
             for name in names:
-                self._model.get_submodule(name.rpartition(".")[0]).to("meta")
+                self.model.get_submodule(name.rpartition(".")[0]).to("meta")
 
     def _load(self, names: Sequence[str]) -> None:
         tensors = {each: read_tensor(self._stored[each]) for name in names for each in self._names.tensors[name]}
         self.last_read |= {name: checksum(tensor) for name, tensor in tensors.items()}
-        info = load_part(self._model, self._conversions, tensors, self._device, self.dtype)
+        info = load_part(self.model, self._conversions, tensors, self.device, self.dtype)
         trouble = [*info.mismatched_keys, *info.unexpected_keys, *info.conversion_errors, *info.error_msgs]
         if trouble:
             raise VerificationError(f"transformers can't load tensor {trouble[0]}")
-        left = [name for name in names if self._model.get_parameter_or_buffer(name).is_meta]
+        left = [name for name in names if self.model.get_parameter_or_buffer(name).is_meta]
         if left:
             raise VerificationError(f"transformers finds nothing for tensor {left[0]}")
-
-    def run_frame(self, expected: Sequence[Activations]) -> tuple[list[Tensor], list[list[_Arguments]], list[Tensor]]:
-        """Run the model without its decoder layers; the last one returns the resident model's output.
-
-        Returns:
-            For every sequence the input of the first layer, the arguments of every layer, and the output of the decoder
-            after the final norm.
-        """
-        restore_buffers(self._model, self._device)
-        embedded, arguments, normed = [], [], []
-        for each in expected:
-            calls: list[_Arguments] = []
-            with skipped(self.layers, each.states[-1].to(self._device)), _recording(self.layers, calls):
-                decoded = self._model.get_decoder()(input_ids=each.tokens.to(self._device), use_cache=False)
-            embedded.append(calls[0][0][0])
-            arguments.append(calls)
-            normed.append(decoded.last_hidden_state)
-        return embedded, arguments, normed
-
-    def run_layer(self, index: int, inputs: Sequence[Tensor], arguments: Sequence[_Arguments]) -> list[Tensor]:
-        """Run a decoder layer, after those before it, on the hidden states of every sequence."""
-        layer, states = self.layers[index], []
-        carrying = carries(layer)
-        for sequence, (state, (args, kwargs)) in enumerate(zip(inputs, arguments, strict=True)):
-            carried = {CARRIED: self._carried.get(sequence)} if carrying else {}
-            output = layer(state.to(self._device), *args[1:], **kwargs | carried)
-            self._carried[sequence] = output[1] if carrying else None
-            states.append(state_of(output))
-        return states
-
-    def run_head(self, expected: Sequence[Activations]) -> Iterator[Tensor]:
-        """Compute the logits from the resident model's output of the decoder."""
-        head = self._model.get_output_embeddings()
-        return (head(each.normed.to(self._device)) for each in expected)
 
 
 @contextmanager

@@ -21,53 +21,44 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 }
 """Family by model type, in the order in which messages list them."""
 
-_NO_CAUSAL = "transformers has no causal language model for its text part"
-_BOTH_WEIGHTED = "its routers weight routed and shared experts together"
-_PLACES = "its attention takes tokens in blocks by their place in a padded batch"
-_TRANSPOSED = "its experts' matrices are stored transposed, in a form that exports don't write"
-
-NOT_DESCRIBED: dict[str, str] = {
-    "aria": _TRANSPOSED,
-    "aria_text": _TRANSPOSED,
-    "dbrx": "its experts are rows of one matrix per layer",
-    "deepseek_ocr2": _NO_CAUSAL,
-    "deepseek_v4": _PLACES,
-    "diffusion_gemma": "it doesn't generate token by token",
-    "doge": "its experts are single neurons that a product of keys chooses",
-    "dots3_note": "its layers for images have experts as well",
-    "ernie4_5_vl_moe": "its layers have other experts for images than for text",
-    "glm5_next": _NO_CAUSAL,
-    "glm5_next_text": _NO_CAUSAL,
-    "inkling": _BOTH_WEIGHTED,
-    "inkling_mm_model": _BOTH_WEIGHTED,
-    "inkling2": "its layers read the results of earlier blocks of layers besides the residual stream",
-    "jetmoe": "its attention consists of experts as well",
-    "llama4": "its router scales the experts' inputs instead of their outputs",
-    "llama4_text": "its router scales the experts' inputs instead of their outputs",
-    "longcat_flash": "its router also chooses experts without weights, which return their input",
-    "minimax": "it needs a cache of its own, which candidates can't share",
-    "minimax_m3_vl": _PLACES,
-    "minimax_m3_vl_text": _PLACES,
-    "mistral4": _NO_CAUSAL,
-    "mistral_large4": _NO_CAUSAL,
-    "muse_spark": _NO_CAUSAL,
-    "nllb_moe": "it is an encoder and a decoder",
-    "openai_privacy_filter": "it labels tokens instead of generating them",
-    "qwen4_exp": "its layers read the token ids besides the residual stream",
-    "qwen4_exp_text": "its layers read the token ids besides the residual stream",
-    "step3p7": _NO_CAUSAL,
-    "switch_transformers": "it is an encoder and a decoder",
-    "unlimited_ocr": _NO_CAUSAL,
-    "zaya": "a layer's router reads what the router of the layer before computed",
+_REASONS: dict[str, tuple[str, ...]] = {
+    "transformers has no causal language model for its text part": (
+        "deepseek_ocr2",
+        "glm5_next",
+        "mistral4",
+        "mistral_large4",
+        "muse_spark",
+        "step3p7",
+        "unlimited_ocr",
+    ),
+    "its attention takes tokens in blocks by their place in a padded batch": ("deepseek_v4", "minimax_m3_vl"),
+    "its experts' matrices are stored transposed, in a form that exports don't write": ("aria",),
+    "its routers weight routed and shared experts together": ("inkling", "inkling_mm_model"),
+    "its experts are rows of one matrix per layer": ("dbrx",),
+    "it doesn't generate token by token": ("diffusion_gemma",),
+    "its experts are single neurons that a product of keys chooses": ("doge",),
+    "its layers for images have experts as well": ("dots3_note",),
+    "its layers have other experts for images than for text": ("ernie4_5_vl_moe",),
+    "its layers read the results of earlier blocks of layers besides the residual stream": ("inkling2",),
+    "its attention consists of experts as well": ("jetmoe",),
+    "its router scales the experts' inputs instead of their outputs": ("llama4",),
+    "its router also chooses experts without weights, which return their input": ("longcat_flash",),
+    "it needs a cache of its own, which candidates can't share": ("minimax",),
+    "it is an encoder and a decoder": ("nllb_moe", "switch_transformers"),
+    "it labels tokens instead of generating them": ("openai_privacy_filter",),
+    "its layers read the token ids besides the residual stream": ("qwen4_exp",),
+    "a layer's router reads what the router of the layer before computed": ("zaya",),
 }
-"""Why mixtures of experts that `transformers` has aren't supported, by model type, as the rest of a sentence."""
+NOT_DESCRIBED = {model_type: reason for reason, model_types in _REASONS.items() for model_type in model_types}
+"""Why mixtures of experts that `transformers` has aren't supported, by model type without the ending `_text`."""
 
 
 def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily:
     """Return the family of a model, which messages call `name`. Raises a `UserError` if it isn't supported."""
     family = FAMILIES.get(config.model_type)
     if family is None:
-        why = NOT_DESCRIBED.get(config.model_type, "nothing here describes its feed-forward blocks and routers")
+        unknown = "nothing here describes its feed-forward blocks and routers"
+        why = NOT_DESCRIBED.get(config.model_type.removesuffix("_text"), unknown)
         known = ", ".join(f"{f.model_type} ({f.title})" for f in FAMILIES.values())
         raise UserError(
             f"model {name}: model type {config.model_type!r} is not supported: {why}; "

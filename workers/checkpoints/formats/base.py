@@ -11,40 +11,15 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 
-SCALE_FLOOR = 2.0**-18
-"""Largest error of a number of up to 7 bits whose float16 scale is subnormal, so that it may be wrong by 2^-25."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rounding:
-    """How far numbers may be from what was packed: half a step of the largest number of their block.
-
-    Attributes:
-        share: Half a step divided by the block's largest absolute value, with what the rounding of scales adds.
-        block: Rows and columns of a block, which are the last two dimensions; None for the whole matrix.
-        floor: Error that is allowed in addition, whatever the block's numbers are.
-    """
-
-    share: float
-    block: tuple[int, int] | None = None
-    floor: float = float(torch.finfo(torch.float32).tiny)
-
-    def holds(self, meant: Tensor, found: Tensor) -> bool:
-        """Compare unpacked numbers with those that were packed, both [..., rows, columns]."""
-        error, largest = (blocks_largest(each.float(), self.block) for each in (found.float() - meant.float(), meant))
-        return bool((error <= self.share * largest + self.floor).all())
-
 
 class Codec:
     """How the numbers of a matrix, or of a layer's fused experts, are stored in tensors, its parts by last name.
 
     Attributes:
         plain: Whether the numbers are stored one by one as they are, so that writing them anew quantises nothing.
-        rounding: How far the result of `pack` is from its argument.
     """
 
     plain = False
-    rounding: Rounding
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Compute the matrix in a given dtype."""
@@ -101,7 +76,6 @@ class Plain(Codec):
     """Numbers in a dtype of torch, in one part."""
 
     plain = True
-    rounding = Rounding(2**-8)
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         return next(iter(parts.values())).to(dtype)

@@ -12,15 +12,12 @@ from moevolve.evaluators.errors import UserError, first_line
 from moevolve.workers.checkpoints.formats.base import (
     Codec,
     PackedMatrix,
-    Rounding,
     blocks_largest,
     matrix_parts,
     multiplied,
 )
 from moevolve.workers.checkpoints.formats.fp4 import (
-    MX_ROUNDING,
     NV_GROUP,
-    NV_ROUNDING,
     fp4_bytes,
     mxfp4_parts,
     nvfp4_scales,
@@ -67,14 +64,6 @@ class SchemeCodec(Codec):
 
     def __init__(self, compressor: Any, scheme: Any) -> None:
         self._compressor, self._scheme, self._weights = compressor, scheme, scheme.weights
-        if scheme.format == "nvfp4-pack-quantized":
-            self.rounding = NV_ROUNDING
-        elif scheme.format == "mxfp4-pack-quantized":
-            self.rounding = MX_ROUNDING
-        else:
-            # Half a step is scale / 2; 2^-7 more, because scales and unpacked numbers may be bfloat16.
-            half = 0.5 / (2 ** (self._weights.num_bits - 1) - 1)
-            self.rounding = Rounding(half + 2**-7, (1, self._weights.group_size or 1 << 30))
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         found: Tensor = self._compressor.decompress(dict(parts), self._scheme)["weight"]

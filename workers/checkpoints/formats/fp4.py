@@ -16,7 +16,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import (
     Codec,
     PackedMatrix,
-    Rounding,
     blocks_largest,
     matrix_parts,
     multiplied,
@@ -26,9 +25,6 @@ from moevolve.workers.checkpoints.formats.base import (
 
 MX_GROUP, NV_GROUP = 32, 16
 """Numbers of a row that share a scale."""
-MX_ROUNDING = Rounding(1 / 4, (1, MX_GROUP))
-NV_ROUNDING = Rounding(0.18, (1, NV_GROUP))
-"""A sixth, half the step between 4 and 6, and a sixteenth of that for the rounding of the scale."""
 
 _LARGEST, _LARGEST_SCALE = 6.0, 448.0
 """Largest numbers of E2M1 and of E4M3."""
@@ -72,8 +68,6 @@ class GptOssMxfp4(Codec):
     The unpacked tensor is [n, columns, rows], as the family multiplies from the right.
     """
 
-    rounding = Rounding(1 / 4, (MX_GROUP, 1))
-
     def __init__(self, settings: Mapping[str, Any]) -> None:
         pass  # the format has no settings
 
@@ -103,8 +97,6 @@ class GptOssMxfp4(Codec):
 
 class ModelOptNvfp4(Codec):
     """NVFP4 as ModelOpt writes it: `weight`, uint8 [rows, columns / 2], `weight_scale` and `weight_scale_2`."""
-
-    rounding = NV_ROUNDING
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         algorithm = settings.get("quant_algo")

@@ -12,7 +12,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import (
     Codec,
     PackedMatrix,
-    Rounding,
     blocks_largest,
     matrix_parts,
     multiplied,
@@ -37,7 +36,6 @@ class Fp8Blocks(Codec):
         self._block = int(block[0]), int(block[1])
         # DeepSeek-V3.1's scales are powers of two, although their dtype is float32.
         self._powers = settings.get("scale_fmt") == "ue8m0"
-        self.rounding = Rounding(1 / 16, self._block)
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
         for module, parts in matrix_parts(names, "weight_scale_inv", ["weight"]):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_parts
-from moevolve.workers.checkpoints.formats.base import SCALE_FLOOR, Codec, Rounding
+from moevolve.workers.checkpoints.formats.base import Codec
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
 from moevolve.workers.checkpoints.state import SavedNames, empty_model
 
@@ -261,13 +261,8 @@ def _halved(values: list[Tensor], heads: int) -> Tensor:
 INSTEAD = "Q8_0"
 """Type of changed tensors whose own type the library only unpacks. Its blocks of 32 divide the rows of all others."""
 
-_ROUNDING = {"Q8_0": 1 / 254, "Q4_0": 1 / 8, "Q4_1": 1 / 15, "Q5_0": 1 / 16, "Q5_1": 1 / 31, "MXFP4": 1 / 4}
-"""Largest error by type that can be packed, divided by the block's largest absolute value.
-
-Scales of Q4_0 and Q5_0 give the largest number the code -8 or -16, so that its negative is cut off a step earlier.
-"""
-_BLOCK = 32
-"""Numbers of a row that share a scale, in all types that can be packed."""
+_PACKED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
+"""Quantised types that the library can pack."""
 
 SCALES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0, 2)),
@@ -297,8 +292,7 @@ class GgufType(Codec):
         self._type = GGMLQuantizationType[kind]
         self._bytes = GGML_QUANT_SIZES[self._type][1]
         self.plain = kind in ("F32", "F16", "BF16")
-        self.packs = self.plain or kind in _ROUNDING
-        self.rounding = Rounding(_ROUNDING.get(kind, 0.0) + 2**-9, (1, _BLOCK), SCALE_FLOOR)
+        self.packs = self.plain or kind in _PACKED
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         from gguf import dequantize

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import (
-    SCALE_FLOOR,
     Codec,
     PackedMatrix,
-    Rounding,
     matrix_parts,
     multiplied,
 )
@@ -30,7 +28,6 @@ class Awq(Codec):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._symmetric = not settings.get("zero_point", True)
-        self.rounding = _rounding(4)
         bits, version = settings.get("bits", 4), str(settings.get("version", "gemm")).lower()
         if bits != 4 or version != "gemm":
             raise UserError(f"awq weights of {bits} bits in version {version} aren't supported; use 4 bits and gemm")
@@ -74,7 +71,6 @@ class Gptq(Codec):
         # The first version of the format stores zero points less one.
         self._less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
         self._symmetric = bool(settings.get("sym", True))
-        self.rounding = _rounding(self._bits)
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
         for module, parts in matrix_parts(names, "qweight", ["qzeros", "scales", "g_idx"]):
@@ -108,14 +104,6 @@ class Gptq(Codec):
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
         return multiplied(parts, "scales", factor)
-
-
-def _rounding(bits: int) -> Rounding:
-    """Half a step where a group's range is that of its largest number, and a step of a range that begins at 0.
-
-    The groups of GPTQ need not be neighbours, so the largest number is that of the matrix.
-    """
-    return Rounding(0.5 / (2 ** (bits - 1) - 1) + 2**-7, None, SCALE_FLOOR)
 
 
 def _rounded(
