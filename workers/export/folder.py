@@ -35,8 +35,10 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
     """
     target = directory.expanduser().absolute()
     check_target(target)
-    part = _part_directory(target)
+    # Beside the target, so that renaming it is atomic.
+    part = target.with_name(f".{target.name}.part-{uuid.uuid4().hex[:8]}")
     try:
+        part.mkdir(parents=True)
         yield part
         if target.exists():
             target.rmdir()
@@ -91,13 +93,3 @@ def check_target(target: Path) -> None:
             raise UserError(f"export directory {target} is not empty; give a new one, or remove it first")
     elif target.exists():
         raise UserError(f"export directory {target} is a file; give a folder's name")
-
-
-def _part_directory(target: Path) -> Path:
-    """Create a new folder next to the target, so that renaming it to the target is atomic."""
-    part = target.with_name(f".{target.name}.part-{uuid.uuid4().hex[:8]}")
-    try:
-        part.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"export directory {target} can't be made: {error.strerror}; choose another place") from error
-    return part
