@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.checkpoints.files import gguf_file, read_json
 from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, open_parts, stored_gguf
 from moevolve.workers.checkpoints.formats.registry import packed_format
@@ -33,7 +35,6 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.anew import GgufRewriter, PackedRewriter, Rewriter, Rewritten, rewrite
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
-from moevolve.workers.export.masking import check_masked, padded
 from moevolve.workers.families.base import MTP_FIELDS, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.registry import exporter_of
@@ -104,6 +105,38 @@ class SourceCheckpoint:
         """Choose the tensors that a pruned model keeps of those of safetensors files; see `Pruning`."""
         facts = self.facts
         return Pruning(stored, self.family, facts.moe_layers, facts.experts, self.layers, selection, mtp)
+
+
+def padded(selection: ExpertSelection, rule: RoutingRule, multiple: int) -> ExpertSelection:
+    """Pad the number of experts to a multiple, for kernels that want it round.
+
+    Every routing group gets as many, after its own, which are copies of its first expert and masked; see `mask.py` for
+    why they are never chosen. The groups divide the padded number as well.
+    """
+    groups, kept = rule.groups.count, selection.retained
+    step = math.lcm(groups, multiple)
+    size, wanted = kept // groups, -(-kept // step) * step // groups
+    if size == wanted:
+        return selection
+    places = [(group, place) for group in range(groups) for place in range(wanted)]
+    rows = [group * size + (place if place < size else 0) for group, place in places]
+    masked = tuple(position for position, (_, place) in enumerate(places) if place >= size)
+    return replace(
+        selection,
+        routers=tuple(tuple(layer[row] for row in rows) for layer in selection.routers),
+        experts=tuple(tuple(layer[row] for row in rows) for layer in selection.experts),
+        masked=(masked,) * len(selection.experts),
+    )
+
+
+def check_masked(kept: Sequence[KeptTensor], selection: ExpertSelection) -> None:
+    """Raise a `UserError` unless every MoE layer has a bias for the experts that a selection masks."""
+    layers = sum(bool(each) for each in selection.masked)
+    if sum(bool(tensor.masked) for tensor in kept) < layers:
+        raise UserError(
+            "the model's routers have no bias that could keep an expert from being chosen, so its experts can be "
+            "neither padded nor masked exactly; export the individual without --pad-experts and --form mask"
+        )
 
 
 def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multiple: int = 1) -> SourceExport:
