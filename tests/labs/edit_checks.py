@@ -15,6 +15,8 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.source import export_source, plan_source
 from moevolve.workers.model.resident import ResidentModel
 
+CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
+
 Residents = Callable[..., ResidentModel]
 Computed = tuple[Tensor, list[list[int]]]
 Found = list[tuple[list[list[list[float]]], list[list[int]], str]]
@@ -29,7 +31,7 @@ def write_source(
     model: ModelConfig,
     edit: Edit,
     directory: Path,
-    card: ExportCard,
+    card: ExportCard = CARD,
     mtp: MtpLayers = "drop",
     multiple: int = 1,
     requantise: bool = False,

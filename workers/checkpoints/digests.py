@@ -12,40 +12,25 @@ from moevolve.workers.checkpoints.headers import StoredTensor, stored_tensors
 from moevolve.workers.checkpoints.loading import checkpoint_folder
 from moevolve.workers.contract.settings import ModelConfig
 
-_HEX = 32
-"""Hex digits of a hash: 128 bits tell tensors apart, and a recipe names tens of thousands."""
-
 
 def tensor_digests(model: ModelConfig) -> dict[str, str]:
     """Hash every tensor of a checkpoint with its dtype and shape; all of its bytes are read.
 
     Returns:
         The first 32 hex digits of SHA-256 by name, in the order of the files.
-
-    Raises:
-        UserError: The checkpoint can't be read.
     """
     return {name: _digest(tensor) for name, tensor in _stored(model).items()}
 
 
 def check_digests(model: ModelConfig, wanted: Mapping[str, str]) -> None:
-    """Compare a checkpoint with hashes.
-
-    Args:
-        model: The checkpoint.
-        wanted: Result of `tensor_digests` for the one that it should be.
-
-    Raises:
-        UserError: They differ; the message names the first tensor that does. Or the checkpoint can't be read.
-    """
+    """Raise a `UserError` that names the first tensor in which a checkpoint differs from the hashes `wanted`."""
     stored = _stored(model)
     for name in wanted:
         if name not in stored:
             raise UserError(f"{model.path}: not the recipe's model: it has no tensor {name}")
-    for name in stored:
+    for name, tensor in stored.items():
         if name not in wanted:
             raise UserError(f"{model.path}: not the recipe's model, which has no tensor {name}")
-    for name, tensor in stored.items():
         if _digest(tensor) != wanted[name]:
             raise UserError(
                 f"{model.path}: not the recipe's model: the first tensor that differs is {name}, here {tensor.dtype} "
@@ -62,4 +47,4 @@ def _digest(tensor: StoredTensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     for chunk in tensor.chunks():
         digest.update(chunk)
-    return digest.hexdigest()[:_HEX]
+    return digest.hexdigest()[:32]  # 128 bits tell tensors apart, and a recipe names tens of thousands

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.settings import ModelConfig
@@ -12,12 +14,16 @@ from moevolve.workers.contract.settings import ModelConfig
 _PART = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 
 
-def gguf_parts(file: Path) -> tuple[Path, ...]:
-    """Return the files of a model, one of which is given: of a split one all parts, in order.
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file. Raises a `UserError` if it isn't valid JSON."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: not valid JSON ({error}); mend this file or fetch it again") from error
 
-    Raises:
-        UserError: A file is missing.
-    """
+
+def gguf_parts(file: Path) -> tuple[Path, ...]:
+    """Return all files of a GGUF model, one of which is given, in order. Raises a `UserError` if one is missing."""
     match = _PART.fullmatch(file.name)
     names = [file.name]
     if match is not None:
@@ -31,11 +37,7 @@ def gguf_parts(file: Path) -> tuple[Path, ...]:
 
 
 def gguf_file(config: ModelConfig) -> Path | None:
-    """Return the checkpoint's GGUF file, the first part of a split one; None if `path` isn't such a file.
-
-    Raises:
-        UserError: The file, or a part of it, doesn't exist.
-    """
+    """Return the checkpoint's GGUF file, the first part of a split one; None if `path` isn't such a file."""
     path = Path(config.path).expanduser()
     return gguf_parts(path)[0] if path.suffix == ".gguf" else None
 

@@ -6,10 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from moevolve.evaluators.errors import UserError, first_line
-from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, local_directory
+from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, local_directory, read_json
 from moevolve.workers.contract.settings import ModelConfig
 
 WHOLE_HASH_LIMIT = 1 << 30
@@ -96,41 +95,25 @@ def model_fingerprint(config: ModelConfig) -> str:
 
 
 def pinned_revision(config: ModelConfig) -> str | None:
-    """Return the commit that a hub id's revision currently names; for a local directory the revision unchanged.
-
-    Raises:
-        UserError: The checkpoint can't be found.
-    """
+    """Return the commit that a hub id's revision currently names; for a local directory the revision unchanged."""
     # A branch may move during a search; loading the commit loads what the fingerprint was computed from.
     return config.revision if local_directory(config) is not None else _commit(config)
 
 
 def _read_files(directory: Path) -> list[Path]:
-    patterns = [*_READ]
-    if any("auto_map" in _settings(directory / name) for name in ("config.json", "tokenizer_config.json")):
-        patterns.append("*.py")
+    configs = (directory / name for name in ("config.json", "tokenizer_config.json"))
+    names_code = any(file.is_file() and "auto_map" in read_json(file) for file in configs)
+    patterns = [*_READ, "*.py"] if names_code else _READ
     return sorted({file for pattern in patterns for file in directory.glob(pattern) if file.is_file()})
 
 
 def _content(file: Path) -> bytes:
     if file.suffix != ".json":
         return file.read_bytes()
-    content = _json(file)
+    content = read_json(file)
     if isinstance(content, dict):
         content = {key: value for key, value in content.items() if key not in _VOLATILE.get(file.name, ())}
     return json.dumps(content, sort_keys=True).encode()
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    content = _json(file) if file.is_file() else {}
-    return content if isinstance(content, dict) else {}
-
-
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file}: not valid JSON ({error}); mend this file or fetch it again") from error
 
 
 def _whole(file: Path) -> bytes:

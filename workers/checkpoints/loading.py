@@ -14,11 +14,9 @@ from moevolve.evaluators.errors import UserError, first_line
 from moevolve.workers.checkpoints.files import gguf_file, local_directory
 from moevolve.workers.checkpoints.formats.gguf import gguf_tensors
 from moevolve.workers.checkpoints.formats.gguf_config import gguf_config
-from moevolve.workers.checkpoints.formats.registry import packed_format
-from moevolve.workers.checkpoints.formats.unpacked import plain_tensors, unpacked_tensors
+from moevolve.workers.checkpoints.formats.registry import packed_format, plain_tensors, unpacked_tensors
 from moevolve.workers.checkpoints.headers import stored_tensors
-from moevolve.workers.checkpoints.parts import load_part, restore_buffers
-from moevolve.workers.checkpoints.state import empty_model, experts_prefix
+from moevolve.workers.checkpoints.state import empty_model, experts_prefix, load_part, restore_buffers
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.checkpoints.text_models import text_config, text_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
@@ -35,11 +33,7 @@ DTYPES: dict[Dtype, torch.dtype] = {
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
-    """Return the device for the model's inputs.
-
-    Raises:
-        UserError: `device` is `cuda` and there is no CUDA device.
-    """
+    """Return the device for the model's inputs. Raises a `UserError` if a CUDA device is asked for and missing."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "model.device is cuda but this worker sees no CUDA device; use device: auto or cpu, or give it a GPU"
@@ -54,14 +48,11 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
 
     Args:
         config: Model settings of the search.
-        device: New device; None for the search's, or the CPU if the search ran on a GPU and there is none here.
-        dtype: New parameter dtype; None for the search's.
+        device: None for the search's, or the CPU if the search ran on a GPU and there is none here.
+        dtype: None for the search's.
 
     Returns:
         The new settings. On a CPU they have no device map, and `originals: device` instead of `host`.
-
-    Raises:
-        UserError: `device` is `cuda` and there is no CUDA device.
     """
     if device is None:
         device = config.device if config.device != "cuda" or torch.cuda.is_available() else "cpu"
@@ -72,11 +63,7 @@ def placed(config: ModelConfig, device: Device | None = None, dtype: Dtype | Non
 
 
 def checkpoint_folder(config: ModelConfig) -> Path:
-    """Return the folder with a checkpoint's files; those of a hub id are fetched if they aren't cached.
-
-    Raises:
-        UserError: The checkpoint can't be found.
-    """
+    """Return the folder with a checkpoint's files; those of a hub id are fetched if they aren't cached."""
     directory = local_directory(config)
     if directory is not None:
         return directory
@@ -96,27 +83,17 @@ def has_weights(config: ModelConfig) -> bool:
     return directory is None or gguf_file(config) is not None or any(directory.glob("*.safetensors"))
 
 
-def _require_safetensors(config: ModelConfig) -> None:
-    if not has_weights(config):
-        raise UserError(
-            f"model {config.path}: no *.safetensors file; pickled weights are never loaded, "
-            "convert the checkpoint first"
-        )
-
-
 def _hub_arguments(config: ModelConfig) -> dict[str, Any]:
     return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
 
 
-def experts_arguments(implementation: str, model_type: str) -> dict[str, Any]:
-    """Return the keyword argument that sets the experts backend; dense models don't accept it."""
-    return {} if dense_family(model_type) else {"experts_implementation": implementation}
-
-
-def attention_backend(implementation: str, model_type: str) -> str:
-    """Return the attention backend: `implementation`, or `eager` if that is `sdpa` and the family doesn't have it."""
-    family = FAMILIES.get(model_type)
-    return "eager" if implementation == "sdpa" and family is not None and not family.sdpa else implementation
+def backends(config: ModelConfig, model_type: str) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that set the backends of attention and experts for a family."""
+    family, attention = FAMILIES.get(model_type), config.attn_implementation
+    if attention == "sdpa" and family is not None and not family.sdpa:
+        attention = "eager"
+    experts = {} if dense_family(model_type) else {"experts_implementation": config.experts_implementation}
+    return {"attn_implementation": attention, **experts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +102,7 @@ class Packing:
 
     Attributes:
         name: Name of the format.
-        tensors: Returns the tensors as an unquantised checkpoint has them, each unpacked to a given dtype on
+        tensors: Returns the tensors by name in an unquantised checkpoint, each unpacked to a given dtype on
             `tensor[...]`.
     """
 
@@ -134,11 +111,7 @@ class Packing:
 
 
 def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
-    """Return how a checkpoint's weights are packed; None if it has plain numbers in safetensors files.
-
-    Args:
-        config: Model settings.
-        settings: Result of `load_config(config)`.
+    """Return how the weights of a checkpoint with the config `settings` are packed; None if they are plain safetensors.
 
     Raises:
         UserError: The format can't be unpacked, as pruning and merging experts require.
@@ -156,14 +129,10 @@ def packing(config: ModelConfig, settings: PretrainedConfig) -> Packing | None:
 
 
 def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
-    """Return the parameter dtype after loading: `config.dtype`, or the checkpoint's own if that is `auto`.
-
-    Args:
-        config: Model settings.
-        settings: `transformers` config of the checkpoint.
+    """Return the parameter dtype after loading: `config.dtype`, or if that is `auto` the one in the config `settings`.
 
     Raises:
-        UserError: `config.dtype` is `auto`, and the checkpoint's config has no dtype or an unsupported one.
+        UserError: `config.dtype` is `auto`, and `settings` has no dtype or an unsupported one.
     """
     if config.dtype != "auto":
         return config.dtype
@@ -178,11 +147,7 @@ def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
 
 
 def own_dtype(config: ModelConfig) -> Dtype | None:
-    """Return the value of `ModelConfig.own_dtype`: the checkpoint's dtype if `dtype` is `auto`, else None.
-
-    Raises:
-        UserError: See `load_config` and `dtype_of`.
-    """
+    """Return the value of `ModelConfig.own_dtype`: the checkpoint's dtype if `dtype` is `auto`, else None."""
     return dtype_of(config, load_config(config)) if config.dtype == "auto" else None
 
 
@@ -197,11 +162,7 @@ def _alone(config: ModelConfig, *files: str) -> Path | None:
 
 
 def load_config(config: ModelConfig) -> PretrainedConfig:
-    """Load the `transformers` config of a checkpoint; of a multimodal one, that of its text model.
-
-    Raises:
-        UserError: The config can't be found or read.
-    """
+    """Load the `transformers` config of a checkpoint; of a multimodal one, that of its text model."""
     file = _alone(config, "config.json")
     return gguf_config(file) if file is not None else text_config(_whole_config(config))
 
@@ -223,11 +184,7 @@ def _whole_config(config: ModelConfig) -> PretrainedConfig:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint.
-
-    Raises:
-        UserError: The tokenizer can't be found or read.
-    """
+    """Load the tokenizer of a checkpoint. Raises a `UserError` if it can't be found or read."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     file = _alone(config, "tokenizer.json", "tokenizer_config.json")
@@ -242,7 +199,11 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Packing | None, torch.dtype]:
     """Config of the unpacked model, how its weights are packed, and the dtype to load them in."""
-    _require_safetensors(config)
+    if not has_weights(config):
+        raise UserError(
+            f"model {config.path}: no *.safetensors file; pickled weights are never loaded, "
+            "convert the checkpoint first"
+        )
     settings = load_config(config)
     packed, dtype = packing(config, settings), DTYPES[dtype_of(config, settings)]
     if hasattr(settings, "quantization_config"):
@@ -258,11 +219,6 @@ def _tensors(
     return text_tensors(stored, settings)
 
 
-def _is_wrapped(config: ModelConfig) -> bool:
-    """Whether a checkpoint is of a class that `transformers` doesn't load as the text model's family."""
-    return gguf_file(config) is None and _whole_config(config).model_type not in FAMILIES
-
-
 def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None:
     """Give a model the generation config of its checkpoint, which has the end tokens of chats; there needn't be one."""
     from transformers import GenerationConfig
@@ -272,22 +228,11 @@ def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None
         model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
-def _backends(config: ModelConfig, settings: PretrainedConfig) -> dict[str, Any]:
-    attention = attention_backend(config.attn_implementation, settings.model_type)
-    return {
-        "attn_implementation": attention,
-        **experts_arguments(config.experts_implementation, settings.model_type),
-    }
-
-
 def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, StoredExperts]:
-    """Load a mixture of experts whose routed experts stay in its files, and its tokenizer.
+    """Load a mixture of experts whose routed experts stay in its files, and its tokenizer; see `load_model`.
 
     Returns:
         The model on the host, with experts on the meta device; its tokenizer; the experts.
-
-    Raises:
-        UserError: See `load_model`.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -297,7 +242,7 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
     assert family is not None
     tensors = _tensors(config, settings, packed, dtype)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-    model = empty_model(kind, settings, dtype, **_backends(config, settings))
+    model = empty_model(kind, settings, dtype, **backends(config, settings.model_type))
     experts = StoredExperts(model, tensors)
     frame = {name: tensor for name, tensor in tensors.items() if not family.stores_experts(name)}
     info = load_part(model, get_model_conversion_mapping(model), frame, torch.device("cpu"), dtype)
@@ -329,9 +274,11 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     settings, packed, dtype = _opened(config)
     tokenizer = load_tokenizer(config)
     transformers_logging.disable_progress_bar()
-    form = {"dtype": dtype, "device_map": config.device_map, **_backends(config, settings)}
+    form = {"dtype": dtype, "device_map": config.device_map, **backends(config, settings.model_type)}
+    # A multimodal checkpoint would be loaded as its own class, not as the text model's family.
+    direct = packed is None and _whole_config(config).model_type in FAMILIES
     try:
-        if packed is None and not _is_wrapped(config):
+        if direct:
             model = AutoModelForCausalLM.from_pretrained(
                 _source(config), use_safetensors=True, **form, **_hub_arguments(config)
             )

@@ -31,13 +31,9 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters["cell"] = _cell
+    # For one cell of a Markdown table.
+    environment.filters["cell"] = lambda text: " ".join(str(text).replace("|", "\\|").split()) or "-"
     return environment
-
-
-def _cell(text: str) -> str:
-    """Text for one cell of a Markdown table."""
-    return " ".join(str(text).replace("|", "\\|").split()) or "-"
 
 
 MODULE = "modeling_moevolve"
@@ -59,12 +55,7 @@ def native_names(config: PretrainedConfig, model: PreTrainedModel) -> tuple[str,
 
 
 def native_config(source: PreTrainedModel, model_class: type[PreTrainedModel]) -> PretrainedConfig:
-    """Convert a family's config into a native config; the exporter adds the fields of its edit.
-
-    Args:
-        source: Model of the family.
-        model_class: Native model class, from `write_native`.
-    """
+    """Convert a model's config into that of a native class from `write_native`, without the fields of an edit."""
     assert model_class.config_class is not None
     own = ("model_type", "architectures", "auto_map", "quantization_config")
     settings = {name: value for name, value in source.config.to_dict().items() if name not in own}

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import IO, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
@@ -58,11 +59,7 @@ class KeptTensor:
     masked: tuple[int, ...] = ()
 
     def chunks(self) -> Iterator[bytes]:
-        """Read the bytes to write, at most 16 MiB at a time.
-
-        Raises:
-            UserError: Numbers are masked, and the tensor isn't one of floating-point numbers.
-        """
+        """Read the bytes to write, at most 16 MiB at a time."""
         chunks = self.source.chunks(self.rows) if self.anew is None else self.anew.chunks()
         if not self.masked:
             yield from chunks
@@ -77,6 +74,14 @@ class KeptTensor:
         for position in self.masked:
             data[position * len(value) : (position + 1) * len(value)] = value
         yield bytes(data)
+
+    def copy(self, stream: IO[bytes]) -> int:
+        """Write the bytes to a file; returns their CRC-32."""
+        checksum = 0
+        for chunk in self.chunks():
+            checksum = zlib.crc32(chunk, checksum)
+            stream.write(chunk)
+        return checksum
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,7 +110,6 @@ class Pruning:
         experts: Experts n per MoE layer of the source.
         decoder_layers: Number of decoder layers without those for MTP.
         selection: Experts to keep.
-        mtp: See `MtpLayers`.
 
     Raises:
         UserError: Experts of a layer are missing or differ from each other in shape, or a tensor of a MoE layer is
@@ -172,8 +176,8 @@ class Pruning:
         if (self._is_mtp(name) and self._mtp == "drop") or EXPERT.fullmatch(name) or ordinal is None:
             yield from (KeptTensor(each, tensor) for each in self._names(name))
             return
-        router = f".{self._family.stored_router or self._family.router}."
         family = self._family
+        router = f".{family.stored_router or family.router}."
         weights = {"weight", family.weight, family.stored_weight or family.weight, family.factors or "weight"}
         others = tuple(router + each for each in family.other_tensors)
         if self._is_fused(name):
@@ -236,42 +240,36 @@ class Pruning:
 
     def _check_experts(self) -> None:
         """Check that every MoE layer has all its experts, and that they have the same tensors."""
-        parts: dict[str, dict[str, dict[int, StoredTensor]]] = defaultdict(lambda: defaultdict(dict))
-        fused = set()
+        parts: dict[tuple[int, str], dict[int, StoredTensor]] = defaultdict(dict)
+        found = set()
         for name, tensor in self._tensors.items():
             layer, match = _LAYER.fullmatch(name), EXPERT.fullmatch(name)
             if layer is None or layer["stem"] != self._stem or self._is_mtp(name):
                 continue
             if match is not None:
-                parts[layer["layer"]][match["rest"] or ""][int(match["expert"])] = tensor
-            elif self._is_fused(name):
-                fused.add(layer["layer"])
-        found = sorted(map(int, {*parts, *fused}))
-        if found != sorted(self._ordinals):
-            odd = min(set(found) ^ set(self._ordinals))
+                parts[int(layer["layer"]), match["rest"] or ""][int(match["expert"])] = tensor
+            if match is not None or self._is_fused(name):
+                found.add(int(layer["layer"]))
+        if found != self._ordinals.keys():
+            odd = min(found ^ self._ordinals.keys())
             has = "has experts" if odd in found else "has no experts"
             raise UserError(f"the checkpoint's layer {odd} {has}, and its config.json says otherwise; fetch it again")
-        for index, by_part in parts.items():
-            for part, by_expert in by_part.items():
-                self._check_part(f"{self._stem}{index}", part, by_expert)
-
-    def _check_part(self, layer: str, part: str, by_expert: Mapping[int, StoredTensor]) -> None:
-        missing = set(range(self._experts)) - set(by_expert)
-        if missing:
-            raise UserError(f"{layer} lacks tensor {part.lstrip('.')} of expert {min(missing)}; fetch the files again")
-        if len(by_expert) > self._experts:
-            raise UserError(
-                f"{layer} has an expert {max(by_expert)}, and its config.json says {self._experts} experts; "
-                "mend the config"
-            )
-        kinds = Counter((tensor.dtype, tensor.shape) for tensor in by_expert.values())
-        if len(kinds) > 1:
-            (dtype, shape), _ = kinds.most_common()[0]
-            odd = next(tensor for tensor in by_expert.values() if (tensor.dtype, tensor.shape) != (dtype, shape))
-            raise UserError(
-                f"{odd.file}: tensor {odd.name} is {odd.dtype} {list(odd.shape)}, and other experts' are {dtype} "
-                f"{list(shape)}; fetch the file again"
-            )
+        for (index, part), by_expert in parts.items():
+            wrong = by_expert.keys() ^ set(range(self._experts))
+            if wrong:
+                what = f"tensor {part.lstrip('.')} of expert {min(wrong)}"
+                there = "there" if min(wrong) in by_expert else "missing"
+                raise UserError(
+                    f"{self._stem}{index}: {what} is {there}, and config.json says {self._experts} experts; "
+                    "fetch the files again"
+                )
+            dtype, shape = by_expert[0].dtype, by_expert[0].shape
+            for tensor in by_expert.values():
+                if (tensor.dtype, tensor.shape) != (dtype, shape):
+                    raise UserError(
+                        f"{tensor.file}: tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, and that of "
+                        f"expert 0 is {dtype} {list(shape)}; fetch the file again"
+                    )
 
 
 def is_mtp_stem(name: str) -> bool:

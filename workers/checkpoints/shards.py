@@ -6,15 +6,13 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.headers import INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors
+from moevolve.workers.checkpoints.headers import INDEX_FILE, SINGLE_FILE, StoredTensor
 
 MAX_SHARD_BYTES = 5_000_000_000
 
@@ -89,37 +87,21 @@ class ShardWriter:
         self._shards = [_Shard(directory / name, group) for name, group in zip(names, groups, strict=True)]
         self._shard_of = {name: shard for shard in self._shards for name in shard.planned}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for shard in self._shards:
-            shard.close()
-
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor of any device.
-
-        Raises:
-            ValueError: The tensor isn't planned, or was already written.
-        """
+        """Write a tensor of any device. Raises a `ValueError` if it isn't planned, or was already written."""
         if name not in self._shard_of or name in self.checksums:
-            what = "written twice" if name in self.checksums else "no part of the model"
-            raise ValueError(f"tensor {name} is {what}")
+            raise ValueError(f"tensor {name} isn't planned, or was already written")
         host = tensor.detach().cpu().contiguous()
         self.checksums[name] = checksum(host)
         self._shard_of[name].write(name, host)
 
     def finish(self) -> None:
-        """Write the index, if there are several files.
-
-        Raises:
-            ValueError: A planned tensor is missing.
-        """
+        """Write the headers, and the index. Raises a `ValueError` if a planned tensor is missing."""
         missing = sorted(self._shard_of.keys() - self.checksums.keys())
         if missing:
             raise ValueError(f"{len(missing)} tensors of the model weren't written, such as {missing[0]}")
+        for shard in self._shards:
+            shard.finish()
         if len(self._shards) > 1:
             total = sum(shard.nbytes for shard in self._shards)
             places = {name: shard.path.name for name, shard in self._shard_of.items()}
@@ -128,12 +110,7 @@ class ShardWriter:
 
 
 class _Shard:
-    """One safetensors file. Its header is written last, into reserved space: a header may end with spaces.
-
-    Attributes:
-        planned: Names of its tensors.
-        nbytes: Total size of the tensors written so far, in bytes.
-    """
+    """One safetensors file. Its header is written last, into reserved space: a header may end with spaces."""
 
     def __init__(self, path: Path, planned: list[str]) -> None:
         self.path = path
@@ -142,7 +119,7 @@ class _Shard:
         self._room = header_room(planned) - 8
         self._entries: dict[str, dict[str, object]] = {}
         self._late: list[tuple[str, Tensor]] = []
-        self._stream: IO[bytes] | None = None
+        path.write_bytes(bytes(8 + self._room))
 
     def write(self, name: str, tensor: Tensor) -> None:
         if tensor.nbytes % _ALIGNMENT:
@@ -150,62 +127,27 @@ class _Shard:
             self._late.append((name, tensor.clone()))
         else:
             self._append(name, tensor)
-        if len(self._entries) + len(self._late) == len(self.planned):
-            self._finish()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Write the tensors that were moved to the end, and the header."""
         for name, tensor in sorted(self._late, key=lambda each: -each[1].element_size()):
             self._append(name, tensor)
         header = json.dumps({"__metadata__": {"format": "pt"}, **self._entries}, separators=(",", ":")).encode()
         if len(header) > self._room:
             raise ValueError(f"{self.path.name}: its header takes {len(header)} bytes, {self._room} were left for it")
-        stream = self._opened()
-        stream.seek(0)
-        stream.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
-        self.close()
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        with self.path.open("r+b") as stream:
+            stream.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
 
     def _append(self, name: str, tensor: Tensor) -> None:
-        stream = self._opened()
-        stream.seek(8 + self._room + self.nbytes)
-        stream.write(_bytes(tensor))
+        with self.path.open("ab") as stream:
+            stream.write(_bytes(tensor))
         where = [self.nbytes, self.nbytes + tensor.nbytes]
         self.nbytes += tensor.nbytes
         self._entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": where}
 
-    def _opened(self) -> IO[bytes]:
-        if self._stream is None:
-            self._stream = self.path.open("wb")
-        return self._stream
-
-
-class ShardReader:
-    """Reads the tensors of a checkpoint by name."""
-
-    def __init__(self, directory: Path) -> None:
-        self._stored = stored_tensors(directory)
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of all tensors."""
-        return frozenset(self._stored)
-
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Read tensors by name; see `read_tensor`."""
-        return {name: read_tensor(self._stored[name]) for name in names}
-
 
 def read_tensor(stored: StoredTensor) -> Tensor:
-    """Map a tensor of a file into memory.
-
-    Raises:
-        UserError: Torch doesn't have its dtype.
-    """
+    """Map a tensor of a file into memory. Raises a `UserError` if torch doesn't have its dtype."""
     if stored.dtype not in _DTYPES:
         raise UserError(f"{stored.file}: tensor {stored.name} is of dtype {stored.dtype}, which can't be read")
     dtype = _DTYPES[stored.dtype]

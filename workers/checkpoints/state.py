@@ -1,8 +1,9 @@
-"""The tensors of an exported model: those taken from a resident model, and their names in checkpoints."""
+"""The tensors of a model: those of its parts, their names in checkpoints, and loading some of them."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.decoder import decoder_layers
-from moevolve.workers.families.registry import block_prefix, expert_family
+from moevolve.workers.families.registry import expert_family
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 def experts_prefix(model: PreTrainedModel) -> str:
     """Return the prefix of the names of routed experts' tensors within a decoder layer."""
-    return f"{block_prefix(model.config.model_type)}experts."
+    family = expert_family(model.config.model_type)
+    return "mlp.experts." if family is None else f"{family.prefix}experts."
 
 
 def empty_model(
@@ -86,9 +88,6 @@ def loaded_parameters(resident: Resident) -> int:
 class SavedNames:
     """Maps a model's tensors to their names in checkpoints, which differ because `transformers` fuses experts.
 
-    Args:
-        model: Model on the meta device.
-
     Attributes:
         tensors: Tensors as saved, on the meta device and by name in the checkpoint, for every name in the model.
     """
@@ -107,13 +106,51 @@ class SavedNames:
         }
 
     def saved(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Split a tensor of the model into the tensors of the checkpoint, as views where possible.
-
-        Args:
-            name: Name of the tensor in the model.
-            tensor: Tensor with the shape that the model has under this name.
-        """
+        """Split a tensor with the model's shape into the tensors of the checkpoint, as views where possible."""
         from transformers.core_model_loading import revert_weight_conversion
 
         self._model._weight_conversions = self._conversions  # noqa: SLF001 - where `revert_weight_conversion` looks
         return dict(revert_weight_conversion(self._model, {name: tensor}))
+
+
+def load_part(
+    model: PreTrainedModel,
+    conversions: Sequence[Any],
+    tensors: Mapping[str, Any],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Any:
+    """Load those of a model's tensors that a checkpoint's tensors make up, as `from_pretrained` loads whole models.
+
+    Args:
+        model: Model, some or all of whose tensors are on the meta device.
+        conversions: Result of `get_model_conversion_mapping` of `transformers`, which visits every module.
+        tensors: Tensors by name in the checkpoint, or objects that return them on `tensor[...]`.
+        device: Device to load to.
+        dtype: Parameter dtype, except for modules that set their own.
+
+    Returns:
+        What `transformers` reports of names and shapes that don't match.
+    """
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    how = LoadStateDictConfig(
+        device_map={"": device},
+        dtype=dtype,
+        dtype_plan=model._get_dtype_plan(dtype),  # noqa: SLF001 - as `from_pretrained` makes it
+        weight_mapping=list(conversions),
+    )
+    info, _ = convert_and_load_state_dict_in_model(model, dict(tensors), how)
+    return info
+
+
+def restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Recreate the buffers that checkpoints don't have, such as those of position embeddings, from the config."""
+    for name in {name.rpartition(".")[0] for name, _ in model.named_non_persistent_buffers()}:
+        module: Any = model.get_submodule(name)
+        if isinstance(module, torch.nn.Embedding):  # Gemma's, which has a weight besides
+            scale = torch.tensor(module.scalar_embed_scale, device=device)
+            module.register_buffer("embed_scale", scale, persistent=False)
+        else:
+            model.set_submodule(name, type(module)(config=model.config).to(device))

@@ -53,7 +53,7 @@ class StoredExperts:
         self._pieces: dict[tuple[int, str], list[_Piece]] = {}
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> StoredLayer:
-        """Return the experts of a layer.
+        """Return the experts of a decoder layer.
 
         Args:
             index: Index of the decoder layer.
@@ -73,13 +73,7 @@ class StoredExperts:
         return StoredLayer(self, index, dict(parameters))
 
     def read(self, index: int, kept: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        """Read experts of a layer into fused tensors.
-
-        Args:
-            index: Index of the decoder layer.
-            kept: Experts to read.
-            tensors: Tensors to write by name, [len(kept), ...], on any device.
-        """
+        """Read the experts `kept` of a decoder layer into fused tensors by name, [len(kept), ...], on any device."""
         for name, tensor in tensors.items():
             for piece in self._found(index, name, tensor):
                 # Expert by expert, so that no more than one is unpacked beside those that are kept.

@@ -33,11 +33,7 @@ _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 
 
 def text_config(settings: PretrainedConfig) -> PretrainedConfig:
-    """Return the config of a checkpoint's text model as its family has it; `settings` itself if there is none.
-
-    Args:
-        settings: `transformers` config of the whole checkpoint.
-    """
+    """Return the config of a checkpoint's text model as its family has it; `settings` itself if there is none."""
     text = settings.get_text_config()
     family, fixed = SAME_ON_TEXT.get(text.model_type, (text.model_type, {}))
     if settings.model_type in FAMILIES or family not in FAMILIES:
@@ -62,21 +58,13 @@ def _as_family(text: PretrainedConfig, family: str, fixed: Mapping[str, Any]) ->
 
 
 def is_text_of(settings: Mapping[str, Any], config: PretrainedConfig) -> bool:
-    """Whether a part of a config.json describes a text model.
-
-    Args:
-        settings: Part of the file.
-        config: Config of the text model as its family has it.
-    """
+    """Whether a part of a config.json describes the text model whose config as its family has it is `config`."""
     kind = settings.get("model_type")
     return kind == config.model_type or SAME_ON_TEXT.get(str(kind), ("", {}))[0] == config.model_type
 
 
 def text_name(name: str) -> str | None:
-    """Return the name of a text model's tensor in a checkpoint of its family alone.
-
-    Args:
-        name: Name in a multimodal checkpoint, or the beginning of one.
+    """Return the name, or its beginning, that a tensor of a multimodal checkpoint has in its text model's family.
 
     Returns:
         The name; None if it isn't that of a text model's tensor, or the checkpoint isn't multimodal.
@@ -105,14 +93,11 @@ class _Turned:
 
 
 def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
-    """Return the tensors of a checkpoint's text model by their names in its family.
+    """Return the tensors of a checkpoint's text model by their names in its family; all if there is nothing else.
 
     Args:
         tensors: Tensors of the whole checkpoint by name, as objects that return them on `tensor[...]`.
         config: Config of the text model as its family has it.
-
-    Returns:
-        The text model's tensors; all of them if the checkpoint has nothing else.
     """
     named = {text_name(name): tensor for name, tensor in tensors.items()}
     if set(named) <= {None}:

@@ -41,15 +41,12 @@ def export_model(
     """Write an edited model as a checkpoint, and verify its files against the model.
 
     Tensors are written one by one and compared one decoder layer at a time. So the device holds, in addition to the
-    resident model, at most one and a half layers, or the embeddings if they are larger.
-
-    The directory appears complete or not at all. Files that fail the verification are kept next to it, as
-    `DIRECTORY.unverified`.
+    resident model, at most one and a half layers, or the embeddings and the output head if they are larger.
 
     Args:
         model: Resident model, which is unedited afterwards, or the settings to load one.
         edit: Edit to export.
-        directory: Folder of the checkpoint, which must be empty or not exist.
+        directory: Folder of the checkpoint; see `new_checkpoint`.
         card: Provenance for the model card.
         form: `stock` or `native`; None for `stock` if that is exact (see `Exporter.obstacle`), else `native`. For the
             source form see `moevolve.workers.export.source`.
@@ -133,14 +130,11 @@ def _write_weights(resident: ResidentModel, blueprint: Blueprint, part: Path) ->
     names = SavedNames(blueprint.model)
     planned = {name: tensor.nbytes for saved in names.tensors.values() for name, tensor in saved.items()}
     check_room(part, sum(planned.values()))
-    with ShardWriter(part, planned) as writer:
-        for name, tensor in _tensors(resident, blueprint):
-            wanted = blueprint.model.get_parameter_or_buffer(name).shape
-            if tensor.shape != wanted:
-                raise ValueError(f"tensor {name} is of shape {list(tensor.shape)}, the model has {list(wanted)}")
-            for saved, values in names.saved(name, tensor).items():
-                writer.write(saved, values)
-        writer.finish()
+    writer = ShardWriter(part, planned)
+    for name, tensor in _tensors(resident, blueprint):
+        for saved, values in names.saved(name, tensor).items():
+            writer.write(saved, values)
+    writer.finish()
     return writer.checksums
 
 

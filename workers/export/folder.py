@@ -24,22 +24,21 @@ class VerificationError(RuntimeError):
 
 @contextmanager
 def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
-    """Context manager that yields a new folder and renames it to `directory` at the end.
+    """Context manager that yields a new folder and renames it to `directory` at the end, so that it appears complete.
 
-    After an error the folder is removed; after a `VerificationError` it is kept as `DIRECTORY.unverified`.
-
-    Args:
-        directory: Folder of the checkpoint, which must be empty or not exist.
-        title: Name of the checkpoint, for messages.
+    `directory` must be empty or not exist. After an error the folder is removed; after a `VerificationError` it is kept
+    as `DIRECTORY.unverified`.
 
     Raises:
         UserError: The directory is taken or can't be written.
-        ExportError: The block raised a `VerificationError`.
+        ExportError: The block raised a `VerificationError`; its message names the checkpoint by `title`.
     """
     target = directory.expanduser().absolute()
     check_target(target)
-    part = _part_directory(target)
+    # Beside the target, so that renaming it is atomic.
+    part = target.with_name(f".{target.name}.part-{uuid.uuid4().hex[:8]}")
     try:
+        part.mkdir(parents=True)
         yield part
         if target.exists():
             target.rmdir()
@@ -68,11 +67,7 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
 
 
 def check_room(part: Path, needed: int) -> None:
-    """Check that a folder's disk has room for `needed` bytes and a little more.
-
-    Raises:
-        UserError: It hasn't.
-    """
+    """Raise a `UserError` unless a folder's disk has room for `needed` bytes and a little more."""
     free = shutil.disk_usage(part).free
     if free < needed * 1.02 + (1 << 20):
         raise UserError(
@@ -92,23 +87,9 @@ def _keep_unverified(part: Path, target: Path) -> Path:
 
 
 def check_target(target: Path) -> None:
-    """Refuse a folder that is taken.
-
-    Raises:
-        UserError: It isn't empty, or a file.
-    """
+    """Raise a `UserError` if a folder is taken: it isn't empty, or is a file."""
     if target.is_dir():
         if any(target.iterdir()):
             raise UserError(f"export directory {target} is not empty; give a new one, or remove it first")
     elif target.exists():
         raise UserError(f"export directory {target} is a file; give a folder's name")
-
-
-def _part_directory(target: Path) -> Path:
-    """Create a new folder next to the target, so that renaming it to the target is atomic."""
-    part = target.with_name(f".{target.name}.part-{uuid.uuid4().hex[:8]}")
-    try:
-        part.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"export directory {target} can't be made: {error.strerror}; choose another place") from error
-    return part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -30,7 +29,7 @@ _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<rest>.+)")
 def kept_gguf(
     file: Path, facts: ModelFacts, selection: ExpertSelection, layers: int, mtp: MtpLayers
 ) -> tuple[list[KeptTensor], dict[str, int]]:
-    """Choose the tensors of a pruned GGUF model, and the numbers to change in its metadata.
+    """Choose the tensors of a pruned GGUF model, and the numbers to change in its metadata, by key.
 
     Args:
         file: GGUF file of the source.
@@ -80,22 +79,16 @@ def kept_gguf(
 
 
 def write_gguf(file: Path, part: Path, kept: Sequence[KeptTensor], changes: Mapping[str, int]) -> dict[str, int]:
-    """Write tensors to a folder, divided into files as in the source.
-
-    Args:
-        file: GGUF file of the source.
-        part: Folder to write to.
-        kept: Tensors to write.
-        changes: New numbers in the metadata, by key.
+    """Write tensors to the folder `part`, divided into files as in the source, with other numbers in the metadata.
 
     Returns:
         Checksums of the source's bytes by name.
     """
     by_file = {source: list(group) for source, group in groupby(kept, key=lambda each: each.source.file)}
-    total = {"split.tensors.count": len(kept)}
+    numbers = {**changes, "split.tensors.count": len(kept)}
     checksums: dict[str, int] = {}
     for source, reader in open_parts(file).items():
-        checksums |= _write_file(reader, part / source.name, by_file.get(source, []), {**changes, **total})
+        checksums |= _write_file(reader, part / source.name, by_file.get(source, []), numbers)
     return checksums
 
 
@@ -129,12 +122,7 @@ def _write_file(
 
 
 class _Copied:
-    """What the library's writer asks of an array, for a tensor whose bytes are copied piece by piece.
-
-    Attributes:
-        nbytes: Size in bytes.
-        checksum: CRC-32 of what was copied.
-    """
+    """What the library's writer asks of an array, for a tensor whose bytes are copied piece by piece."""
 
     def __init__(self, tensor: KeptTensor) -> None:
         self._tensor = tensor
@@ -142,7 +130,4 @@ class _Copied:
         self.checksum = 0
 
     def tofile(self, stream: IO[bytes]) -> None:
-        """Copy the bytes to a file."""
-        for chunk in self._tensor.chunks():
-            self.checksum = zlib.crc32(chunk, self.checksum)
-            stream.write(chunk)
+        self.checksum = self._tensor.copy(stream)

@@ -1,4 +1,10 @@
-"""Writes the biases that turn a checkpoint into a pruned model without changing anything else."""
+"""Writes the biases that turn a checkpoint into a pruned model without changing anything else.
+
+A router with a bias b chooses by `s + b` (DeepSeek-V3, arXiv 2412.19437, Sec. 2.1.2) or by `W x + b` (GPT-OSS,
+Kolibri-1). With b = `MASK` an expert is chosen only if too few others can be. Weights are computed from the chosen
+experts alone, so a mask changes nothing else: the sigmoids don't depend on each other, and GPT-OSS takes the softmax of
+the chosen.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.checkpoints.headers import file_tensors, stored_tensors
 from moevolve.workers.checkpoints.pruning import MASK
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport
+from moevolve.workers.contract.methods import ExpertSelection
 from moevolve.workers.export.folder import finished, new_checkpoint, write_card
-from moevolve.workers.export.masking import check_masked, masked_instead
 from moevolve.workers.export.source import (
     SourceCheckpoint,
     changes_weights,
+    check_masked,
     compare_bytes,
     header_of,
     pruning_exporter,
@@ -35,12 +43,7 @@ def export_mask(model: ModelConfig, edit: Edit, directory: Path, card: ExportCar
 
     `mask.safetensors` has the changed tensors with the names, shapes and dtypes of the checkpoint. `mask.json` has the
     checkpoint's fingerprint, the number of active experts k, and per decoder layer the tensor and the masked experts.
-
-    Args:
-        model: Checkpoint and settings.
-        edit: Edit to export, which may do no more than leave experts out.
-        directory: Folder of the mask, which must be empty or not exist.
-        card: Provenance for the model card.
+    For the folder see `new_checkpoint`.
 
     Raises:
         UserError: No mask computes the same as the edit, the family has no bias, the checkpoint is a GGUF file or can't
@@ -56,25 +59,22 @@ def export_mask(model: ModelConfig, edit: Edit, directory: Path, card: ExportCar
         exporter, source = pruning_exporter(edit), SourceCheckpoint(model)
         facts = source.facts
         selection = masked_instead(exporter.selection(edit, facts), facts.experts, facts.rule)
-        tensors = [
-            tensor for tensor in source.pruning(stored_tensors(source.folder), selection).kept() if tensor.masked
-        ]
+        kept = source.pruning(stored_tensors(source.folder), selection).kept()
+        tensors = [tensor for tensor in kept if tensor.masked]
         check_masked(tensors, selection)
         tensors.sort(key=lambda tensor: -tensor.source.alignment)
         data = {tensor.name: b"".join(tensor.chunks()) for tensor in tensors}
         (part / MASK_TENSORS).write_bytes(header_of({"format": "pt"}, tensors) + b"".join(data.values()))
         written = {tensor.name: tensor for tensor in file_tensors(part / MASK_TENSORS)}
         compare_bytes(written, tensors, {name: zlib.crc32(each) for name, each in data.items()})
-        masked = {
-            str(layer): experts for layer, experts in zip(facts.moe_layers, selection.masked, strict=True) if experts
-        }
+        by_layer = zip(facts.moe_layers, selection.masked, strict=True)
         settings = {
             "base_model": card.base_model,
             "fingerprint": card.base_fingerprint,
             "num_experts_per_tok": selection.active,
             "bias": MASK,
             "tensors": sorted(data),
-            "masked_experts": masked,
+            "masked_experts": {str(layer): experts for layer, experts in by_layer if experts},
         }
         (part / MASK_SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         note = f"It has the {len(tensors)} biases that differ from the base model's, and nothing else."
@@ -84,3 +84,25 @@ def export_mask(model: ModelConfig, edit: Edit, directory: Path, card: ExportCar
         part, "mask", summary.experts, summary.active, facts.parameters, 0, agreement=None, copied=len(tensors)
     )
     return finished(report, directory)
+
+
+def masked_instead(selection: ExpertSelection, experts: int, rule: RoutingRule) -> ExpertSelection:
+    """Return a selection that keeps all experts, n per layer, and masks those that another one leaves out.
+
+    Raises:
+        UserError: No mask computes the same, because router rows belong to other experts, or because the groups that
+            tokens choose from are others.
+    """
+    if selection.routers != selection.experts:
+        raise UserError("--form mask: it gives experts the router rows of others, which no mask does; use another form")
+    size, kept = experts // rule.groups.count, selection.retained // rule.groups.count
+    for layer in selection.experts:
+        groups = [{each // size for each in layer[start : start + kept]} for start in range(0, len(layer), kept)]
+        if rule.groups.count > 1 and (any(len(each) > 1 for each in groups) or len(set().union(*groups)) < len(groups)):
+            raise UserError(
+                "--form mask: its routing groups mix experts of several of the model's, so tokens would choose from "
+                "other groups; use another form"
+            )
+    every = (tuple(range(experts)),) * len(selection.experts)
+    masked = tuple(tuple(sorted(set(range(experts)) - set(layer))) for layer in selection.experts)
+    return ExpertSelection(every, every, selection.active, masked)

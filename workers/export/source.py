@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.files import gguf_file
+from moevolve.kernels.routing_rule import RoutingRule
+from moevolve.workers.checkpoints.files import gguf_file, read_json
 from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, open_parts, stored_gguf
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
@@ -31,11 +32,9 @@ from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.facts import ModelFacts, parameters_after
 from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.export.anew import PackedRewriter, Rewriter, Rewritten, rewrite
+from moevolve.workers.export.anew import GgufRewriter, PackedRewriter, Rewriter, Rewritten, rewrite
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
-from moevolve.workers.export.gguf_anew import GgufRewriter
-from moevolve.workers.export.masking import check_masked, padded
 from moevolve.workers.families.base import MTP_FIELDS, ExpertFamily
 from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.registry import exporter_of
@@ -71,20 +70,12 @@ class SourceExport:
 
 
 def changes_weights(edit: Edit) -> str | None:
-    """What an edit changes besides leaving experts out, so that its source form needs the model; None if nothing.
-
-    Raises:
-        UserError: The edit divides a dense model into experts, so it has no source form.
-    """
+    """What an edit changes besides leaving experts out, so that its source form needs the model; None if nothing."""
     return "it is repaired" if underlying(edit) is not edit else pruning_exporter(edit).merges(edit)
 
 
 def pruning_exporter(edit: Edit) -> PruningExporter:
-    """Return the exporter of an edit that has a source form.
-
-    Raises:
-        UserError: The edit divides a dense model into experts.
-    """
+    """Return the exporter of an edit. Raises a `UserError` if the edit divides a dense model into experts."""
     exporter = exporter_of(edit)
     if not isinstance(exporter, PruningExporter):
         raise UserError("a dense model divided into experts can't be written in its checkpoint's format")
@@ -95,15 +86,9 @@ class SourceCheckpoint:
     """What is known about a checkpoint of experts without its weights.
 
     Attributes:
-        folder: Its folder.
         gguf: Its GGUF file; None for safetensors.
         config: `transformers` config of its text model.
-        family: Its family.
-        facts: Facts about the model.
         layers: Number of decoder layers without those for MTP.
-
-    Raises:
-        UserError: The checkpoint can't be found or read.
     """
 
     def __init__(self, model: ModelConfig) -> None:
@@ -122,13 +107,45 @@ class SourceCheckpoint:
         return Pruning(stored, self.family, facts.moe_layers, facts.experts, self.layers, selection, mtp)
 
 
+def padded(selection: ExpertSelection, rule: RoutingRule, multiple: int) -> ExpertSelection:
+    """Pad the number of experts to a multiple, for kernels that want it round.
+
+    Every routing group gets as many, after its own, which are copies of its first expert and masked; see `mask.py` for
+    why they are never chosen. The groups divide the padded number as well.
+    """
+    groups, kept = rule.groups.count, selection.retained
+    step = math.lcm(groups, multiple)
+    size, wanted = kept // groups, -(-kept // step) * step // groups
+    if size == wanted:
+        return selection
+    places = [(group, place) for group in range(groups) for place in range(wanted)]
+    rows = [group * size + (place if place < size else 0) for group, place in places]
+    masked = tuple(position for position, (_, place) in enumerate(places) if place >= size)
+    return replace(
+        selection,
+        routers=tuple(tuple(layer[row] for row in rows) for layer in selection.routers),
+        experts=tuple(tuple(layer[row] for row in rows) for layer in selection.experts),
+        masked=(masked,) * len(selection.experts),
+    )
+
+
+def check_masked(kept: Sequence[KeptTensor], selection: ExpertSelection) -> None:
+    """Raise a `UserError` unless every MoE layer has a bias for the experts that a selection masks."""
+    layers = sum(bool(each) for each in selection.masked)
+    if sum(bool(tensor.masked) for tensor in kept) < layers:
+        raise UserError(
+            "the model's routers have no bias that could keep an expert from being chosen, so its experts can be "
+            "neither padded nor masked exactly; export the individual without --pad-experts and --form mask"
+        )
+
+
 def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multiple: int = 1) -> SourceExport:
     """Check that an edited model can be written in its checkpoint's format, and choose what to write.
 
     Args:
         model: Checkpoint and settings.
         edit: Edit to export.
-        mtp: What becomes of layers for multi-token prediction.
+        mtp: See `MtpLayers`.
         multiple: Pad the number of experts to a multiple of this; see `padded`.
 
     Raises:
@@ -147,7 +164,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
     selection = padded(exporter.selection(underlying(edit), facts), facts.rule, multiple)
     settings: dict[str, Any] = {}
     if (folder / "config.json").is_file():
-        settings["config.json"] = _json(folder / "config.json")
+        settings["config.json"] = read_json(folder / "config.json")
         fields = _text_fields(settings["config.json"], config)
         counts = {name: fields[name] for name in MTP_FIELDS if name in fields}
         fields |= _resized(fields, config, source.family, facts, selection) | dict.fromkeys(counts, 0)
@@ -160,11 +177,11 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
     check_masked(kept, selection)
     if mtp != "drop" and pruning.has_mtp:
         fields |= counts
-    if "quantization_config" in settings["config.json"]:
-        renamed = pruning.renamed(settings["config.json"]["quantization_config"])
-        settings["config.json"]["quantization_config"] = renamed
+    content = settings["config.json"]
+    if "quantization_config" in content:
+        content["quantization_config"] = pruning.renamed(content["quantization_config"])
     if (folder / "hf_quant_config.json").is_file():
-        settings["hf_quant_config.json"] = pruning.renamed(_json(folder / "hf_quant_config.json"))
+        settings["hf_quant_config.json"] = pruning.renamed(read_json(folder / "hf_quant_config.json"))
     return SourceExport(folder, facts, selection, kept, settings)
 
 
@@ -173,14 +190,11 @@ def export_source(
 ) -> ExportReport:
     """Write an edited model in its checkpoint's format, and compare every written tensor with the source's bytes.
 
-    The directory appears complete or not at all. Files that differ from the source are kept next to it, as
-    `DIRECTORY.unverified`.
-
     Args:
         model: Checkpoint and settings.
         edit: Edit to export. If it changes weights, the model is loaded.
         plan: Result of `plan_source` for this model and edit.
-        directory: Folder of the checkpoint, which must be empty or not exist.
+        directory: Folder of the checkpoint; see `new_checkpoint`.
         card: Provenance for the model card.
         requantise: Whether quantised tensors that the edit changes are packed anew.
 
@@ -233,11 +247,11 @@ def _rewritten(
         if plan.gguf is None:
             settings = plan.settings["config.json"].get("quantization_config")
             packed = None if settings is None else packed_format(str(settings["quant_method"]), settings, model.path)
-            rewriter = PackedRewriter(plan.kept, packed, scratch, stream, requantise)
+            rewriter = PackedRewriter(plan.kept, packed, stream, requantise)
         else:
             config = resident.model.config
             names = GgufNames(ARCHITECTURES[config.model_type], config.num_hidden_layers)
-            rewriter = GgufRewriter(plan.kept, names, scratch, stream, requantise)
+            rewriter = GgufRewriter(plan.kept, names, stream, requantise)
         kept, found = rewrite(resident, blueprint, rewriter)
     return replace(plan, kept=kept), found
 
@@ -301,7 +315,7 @@ def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:
         places |= {tensor.name: file.name for tensor in tensors}
     index = plan.folder / INDEX_FILE
     if index.is_file():
-        content = _json(index)
+        content = read_json(index)
         content.setdefault("metadata", {})["total_size"] = sum(tensor.nbytes for tensor in plan.kept)
         # The source's order, as far as names are the same, so that an unpruned index is the source's.
         order = {name: position for position, name in enumerate(content["weight_map"])}
@@ -326,16 +340,9 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
         # Without gaps, tensors start at multiples of their element's size if larger elements come first.
         ordered = sorted(tensors, key=lambda each: -each.source.alignment)
         header = header_of(original.get("__metadata__"), ordered)
-    checksums = {}
     with target.open("wb") as stream:
         stream.write(header)
-        for tensor in ordered:
-            checksum = 0
-            for chunk in tensor.chunks():
-                checksum = zlib.crc32(chunk, checksum)
-                stream.write(chunk)
-            checksums[tensor.name] = checksum
-    return checksums
+        return {tensor.name: tensor.copy(stream) for tensor in ordered}
 
 
 def header_of(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
@@ -354,29 +361,11 @@ def header_of(metadata: Any, tensors: Iterable[KeptTensor]) -> bytes:
 def compare_bytes(
     written: Mapping[str, StoredTensor], kept: Sequence[KeptTensor], checksums: Mapping[str, int]
 ) -> None:
-    """Read the written tensors back and compare them with what was read from the source.
-
-    Raises:
-        VerificationError: A tensor is missing, superfluous or different.
-    """
+    """Raise a `VerificationError` if written tensors, read back, aren't what was read from the source."""
     wanted = {tensor.name: tensor for tensor in kept}
     if written.keys() != wanted.keys():
         raise VerificationError(f"tensor {min(written.keys() ^ wanted.keys())} is either missing or not expected")
     for name, tensor in written.items():
         same = (tensor.dtype, tensor.shape) == (wanted[name].dtype, wanted[name].shape)
-        if not same or _checksum(tensor) != checksums[name]:
+        if not same or tensor.checksum() != checksums[name]:
             raise VerificationError(f"tensor {name} in {tensor.file.name} isn't what the source has; check the disk")
-
-
-def _checksum(tensor: StoredTensor) -> int:
-    checksum = 0
-    for chunk in tensor.chunks():
-        checksum = zlib.crc32(chunk, checksum)
-    return checksum
-
-
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file}: not valid JSON ({error}); mend this file or fetch it again") from error

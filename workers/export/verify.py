@@ -15,14 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.checkpoints.loading import attention_backend, experts_arguments
+from moevolve.workers.checkpoints.headers import stored_tensors
+from moevolve.workers.checkpoints.loading import backends
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
-from moevolve.workers.checkpoints.parts import load_part, restore_buffers
-from moevolve.workers.checkpoints.shards import ShardReader, checksum
-from moevolve.workers.checkpoints.state import SavedNames, empty_model, frame_state, layers_prefix
+from moevolve.workers.checkpoints.shards import checksum, read_tensor
+from moevolve.workers.checkpoints.state import (
+    SavedNames,
+    empty_model,
+    frame_state,
+    layers_prefix,
+    load_part,
+    restore_buffers,
+)
 from moevolve.workers.contract.card import Agreement, CheckpointForm, Disagreement
 from moevolve.workers.export.folder import VerificationError
-from moevolve.workers.families.decoder import CARRIED, carries, decoder_layers, state_of
+from moevolve.workers.families.decoder import CARRIED, carries, decoder_layers, skipped, state_of
 from moevolve.workers.model.resident import ResidentModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -127,32 +134,29 @@ def verify(
     )
 
 
-def compare(expected: Tensor, output: Tensor, dtype: torch.dtype, inputs: Tensor | None = None) -> Disagreement:
-    """Compare the output of a part of a model, position by position.
+def compare(
+    expected: Sequence[Tensor], outputs: Iterable[Tensor], dtype: torch.dtype, inputs: Sequence[Tensor] | None = None
+) -> Disagreement:
+    """Compare the outputs of a part of a model for several sequences, position by position.
 
     Differences are relative to the largest value that the part adds to its input at the position. One rounding step of
     the output is ignored, because it can be much larger than what is added.
 
     Args:
-        expected: Output of the edited resident model, [..., positions, size].
-        output: Output of the checkpoint, in the same shape.
+        expected: Outputs of the edited resident model, [..., positions, size] each.
+        outputs: Outputs of the checkpoint, in the same shapes.
         dtype: Parameter dtype of both.
-        inputs: Hidden states that the part adds to, in the same shape; None if the part doesn't add to its input.
+        inputs: Hidden states that the part adds to, in the same shapes; None if the part doesn't add to its input.
     """
-    return _summary([_relative_differences(expected, output, dtype, inputs)], dtype)
-
-
-def _relative_differences(expected: Tensor, output: Tensor, dtype: torch.dtype, inputs: Tensor | None) -> Tensor:
-    exact = expected.double()
-    added = exact if inputs is None else exact - inputs.double()
-    rounding = torch.finfo(dtype).eps * exact.abs()
-    excess = ((output.double() - exact).abs() - rounding).clamp_min(0).amax(dim=-1)
-    scale = added.abs().amax(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    return (excess / scale).nan_to_num(nan=float("inf")).flatten()
-
-
-def _summary(differences: Sequence[Tensor], dtype: torch.dtype) -> Disagreement:
-    ranked = torch.cat(list(differences)).sort().values
+    differences = []
+    for place, (wanted, output) in enumerate(zip(expected, outputs, strict=True)):
+        exact = wanted.double()
+        added = exact if inputs is None else exact - inputs[place].double()
+        rounding = torch.finfo(dtype).eps * exact.abs()
+        excess = ((output.cpu().double() - exact).abs() - rounding).clamp_min(0).amax(dim=-1)
+        scale = added.abs().amax(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+        differences.append((excess / scale).nan_to_num(nan=float("inf")).flatten())
+    ranked = torch.cat(differences).sort().values
     must_agree = max(1, round(_AGREEING[dtype] * len(ranked)))
     return Disagreement(float(ranked[-1]), float(ranked[must_agree - 1]), TOLERANCE[dtype], len(ranked))
 
@@ -160,33 +164,45 @@ def _summary(differences: Sequence[Tensor], dtype: torch.dtype) -> Disagreement:
 @torch.inference_mode()
 def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) -> Iterator[tuple[str, Disagreement]]:
     """Yield the name of every part with its difference from the resident model's."""
-    frame, head = exported.frame_names()
-    with exported.loaded(frame):
-        embedded, arguments, normed = exported.run_frame(expected)
-        yield "embeddings", exported.compared([each.states[0] for each in expected], embedded)
-        yield "final norm", exported.compared([each.normed for each in expected], normed)
-        if not head:
-            yield "output head", exported.compared([each.logits for each in expected], exported.run_head(expected))
-    for index in range(len(exported.layers)):
+    device, dtype = exported.device, exported.dtype
+    decoder, head = exported.model.get_decoder(), exported.model.get_output_embeddings()
+    layers = decoder_layers(exported.model)
+    with exported.loaded(list(frame_state(exported.model))):
+        restore_buffers(exported.model, device)
+        arguments, normed = [], []
+        for each in expected:
+            calls: list[_Arguments] = []
+            # The last layer returns the resident model's output.
+            with skipped(layers, each.states[-1].to(device)), _recording(layers, calls):
+                normed.append(decoder(input_ids=each.tokens.to(device), use_cache=False).last_hidden_state)
+            arguments.append(calls)
+        embedded = [calls[0][0][0] for calls in arguments]
+        logits = (head(each.normed.to(device)) for each in expected)
+        yield "embeddings", compare([each.states[0] for each in expected], embedded, dtype)
+        yield "final norm", compare([each.normed for each in expected], normed, dtype)
+        yield "output head", compare([each.logits for each in expected], logits, dtype)
+    carried: list[Any] = [None] * len(expected)
+    for index, layer in enumerate(layers):
+        carrying, outputs = carries(layer), []
         with exported.loaded(exported.layer_names(index)):
-            inputs = [each.states[index] for each in expected]
-            outputs = exported.run_layer(index, inputs, [each[index] for each in arguments])
-            wanted = [each.states[index + 1] for each in expected]
-            yield f"decoder layer {index}", exported.compared(wanted, outputs, inputs)
-    if head:
-        with exported.loaded(head):
-            yield "output head", exported.compared([each.logits for each in expected], exported.run_head(expected))
+            for sequence, each in enumerate(expected):
+                args, kwargs = arguments[sequence][index]
+                handed = {CARRIED: carried[sequence]} if carrying else {}
+                output = layer(each.states[index].to(device), *args[1:], **kwargs | handed)
+                carried[sequence] = output[1] if carrying else None
+                outputs.append(state_of(output))
+            wanted, inputs = [each.states[index + 1] for each in expected], [each.states[index] for each in expected]
+            yield f"decoder layer {index}", compare(wanted, outputs, dtype, inputs)
 
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a decoder layer besides the hidden states, such as masks and positions."""
+"""Positional and keyword arguments of a decoder layer: hidden states, masks, positions and others."""
 
 
 class _ExportedModel:
     """The model of a checkpoint on the meta device, parts of which are loaded from the files.
 
     Attributes:
-        layers: Decoder layers.
         last_read: Checksum of every tensor that was read last, by name.
     """
 
@@ -194,9 +210,9 @@ class _ExportedModel:
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
         from transformers.conversion_mapping import get_model_conversion_mapping
 
-        self._reader = ShardReader(directory)
-        self._device = resident.device
-        self._dtype: torch.dtype = resident.model.dtype
+        self._stored = stored_tensors(directory)
+        self.device = resident.device
+        self.dtype: torch.dtype = resident.model.dtype
         kind: Any
         if form == "stock":
             config = AutoConfig.from_pretrained(str(directory))
@@ -205,28 +221,16 @@ class _ExportedModel:
             kind = import_native(directory)
             config = kind.config_class.from_pretrained(str(directory))
         family = str(config.model_type).removeprefix(NATIVE_PREFIX)
-        self._model: Any = empty_model(
-            kind,
-            config,
-            self._dtype,
-            attn_implementation=attention_backend(resident.config.attn_implementation, family),
-            **experts_arguments(resident.config.experts_implementation, family),
-        )
-        self._names = SavedNames(self._model)
-        self._conversions = get_model_conversion_mapping(self._model)
-        self._prefix = layers_prefix(self._model)
-        self.layers = decoder_layers(self._model)
+        self.model: Any = empty_model(kind, config, self.dtype, **backends(resident.config, family))
+        self._names = SavedNames(self.model)
+        self._conversions = get_model_conversion_mapping(self.model)
+        self._prefix = layers_prefix(self.model)
         self.last_read: dict[str, int] = {}
-        self._carried: dict[int, Any] = {}  # by sequence; see `moevolve.workers.families.decoder.CARRIED`
 
     def check_names(self) -> None:
-        """Check that the files contain exactly the tensors that the model's class expects.
-
-        Raises:
-            VerificationError: Tensors are missing or unexpected.
-        """
+        """Raise a `VerificationError` unless the files contain exactly the tensors that the model's class expects."""
         expected = {name for saved in self._names.tensors.values() for name in saved}
-        missing, unexpected = expected - self._reader.names, self._reader.names - expected
+        missing, unexpected = expected - self._stored.keys(), self._stored.keys() - expected
         for what, names in (("lack", missing), ("have unexpected", unexpected)):
             if names:
                 raise VerificationError(f"the files {what} {len(names)} tensors, such as {min(names)}")
@@ -234,22 +238,6 @@ class _ExportedModel:
     def layer_names(self, index: int) -> list[str]:
         """Return the names, in the model, of a decoder layer's tensors."""
         return [name for name in self._names.tensors if name.startswith(f"{self._prefix}{index}.")]
-
-    def frame_names(self) -> tuple[list[str], list[str]]:
-        """Return the names, in the model, of the tensors outside the decoder layers, and of an untied output head."""
-        frame = list(frame_state(self._model))
-        head = [name for name in frame if self._model.get_submodule(name.rpartition(".")[0]) is self._head]
-        tied = any(self._model.get_submodule(name.rpartition(".")[0]) is self._head for name in self._tied)
-        return [name for name in frame if tied or name not in head], [] if tied else head
-
-    @property
-    def _head(self) -> nn.Module:
-        head: nn.Module = self._model.get_output_embeddings()
-        return head
-
-    @property
-    def _tied(self) -> Iterable[str]:
-        return tuple(self._model.all_tied_weights_keys)
 
     @contextmanager
     def loaded(self, names: Sequence[str]) -> Iterator[None]:
@@ -260,87 +248,38 @@ class _ExportedModel:
         fused = sorted((name for name in names if len(saved[name]) > 1), key=lambda name: -_size(saved[name]))
         for each in [[name] for name in fused] + [[name for name in names if len(saved[name]) == 1]]:
             self._load(each)
-        self._model.tie_weights()
+        self.model.tie_weights()
         try:
             yield
         finally:
             for name in names:
-                self._model.get_submodule(name.rpartition(".")[0]).to("meta")
+                self.model.get_submodule(name.rpartition(".")[0]).to("meta")
 
     def _load(self, names: Sequence[str]) -> None:
-        wanted = [each for name in names for each in self._names.tensors[name]]
-        tensors = self._reader.read(wanted)
+        tensors = {each: read_tensor(self._stored[each]) for name in names for each in self._names.tensors[name]}
         self.last_read |= {name: checksum(tensor) for name, tensor in tensors.items()}
-        info = load_part(self._model, self._conversions, tensors, self._device, self._dtype)
+        info = load_part(self.model, self._conversions, tensors, self.device, self.dtype)
         trouble = [*info.mismatched_keys, *info.unexpected_keys, *info.conversion_errors, *info.error_msgs]
         if trouble:
             raise VerificationError(f"transformers can't load tensor {trouble[0]}")
-        left = [name for name in names if self._model.get_parameter_or_buffer(name).is_meta]
+        left = [name for name in names if self.model.get_parameter_or_buffer(name).is_meta]
         if left:
             raise VerificationError(f"transformers finds nothing for tensor {left[0]}")
 
-    def run_frame(self, expected: Sequence[Activations]) -> tuple[list[Tensor], list[list[_Arguments]], list[Tensor]]:
-        """Run the model without its decoder layers; the last one returns the resident model's output.
-
-        Returns:
-            For every sequence the input of the first layer, the other arguments of every layer, and the output of the
-            decoder after the final norm.
-        """
-        restore_buffers(self._model, self._device)
-        embedded, arguments, normed = [], [], []
-        for each in expected:
-            recorded: list[tuple[Tensor, _Arguments]] = []
-            with _recording(self.layers, recorded, each.states[-1].to(self._device)):
-                decoded = self._model.get_decoder()(input_ids=each.tokens.to(self._device), use_cache=False)
-            embedded.append(recorded[0][0])
-            arguments.append([others for _, others in recorded])
-            normed.append(decoded.last_hidden_state)
-        return embedded, arguments, normed
-
-    def run_layer(self, index: int, inputs: Sequence[Tensor], arguments: Sequence[_Arguments]) -> list[Tensor]:
-        """Run a decoder layer, after those before it, on the hidden states of every sequence."""
-        layer, states = self.layers[index], []
-        carrying = carries(layer)
-        for sequence, (state, (args, kwargs)) in enumerate(zip(inputs, arguments, strict=True)):
-            carried = {CARRIED: self._carried.get(sequence)} if carrying else {}
-            output = layer(state.to(self._device), *args, **kwargs | carried)
-            self._carried[sequence] = output[1] if carrying else None
-            states.append(state_of(output))
-        return states
-
-    def run_head(self, expected: Sequence[Activations]) -> list[Tensor]:
-        """Compute the logits from the resident model's output of the decoder."""
-        return [self._head(each.normed.to(self._device)) for each in expected]
-
-    def compared(
-        self, expected: Sequence[Tensor], outputs: Sequence[Tensor], inputs: Sequence[Tensor] | None = None
-    ) -> Disagreement:
-        """Like `compare`, for several sequences, one after the other to save memory."""
-        bases = [None] * len(expected) if inputs is None else inputs
-        triples = zip(expected, outputs, bases, strict=True)
-        return _summary(
-            [_relative_differences(wanted, output.cpu(), self._dtype, base) for wanted, output, base in triples],
-            self._dtype,
-        )
-
 
 @contextmanager
-def _recording(layers: Sequence[nn.Module], recorded: list[tuple[Tensor, _Arguments]], last: Tensor) -> Iterator[None]:
-    """Context manager in which layers record their arguments and return their input; the last one returns `last`."""
+def _recording(layers: Sequence[nn.Module], calls: list[_Arguments]) -> Iterator[None]:
+    """Context manager in which layers append their arguments to `calls`."""
 
-    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        recorded.append((hidden_states, (args, kwargs)))
-        given = last if len(recorded) == len(layers) else hidden_states
-        return (given, None) if carrying else given
+    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((args, kwargs))
 
-    carrying = any(map(carries, layers))
-    for layer in layers:
-        layer.forward = forward
+    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for hook in hooks:
+            hook.remove()
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

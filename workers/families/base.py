@@ -19,19 +19,6 @@ if TYPE_CHECKING:
 RuleFactory = Callable[["nn.Module", "PretrainedConfig"], RoutingRule]
 """Derives the routing rule from a router and its model's config."""
 
-ConfigResizer = Callable[["PretrainedConfig", RoutingRule, int], None]
-"""Changes further fields of a config that depend on the number of experts. Its arguments are the config, the model's
-routing rule and the number of active experts k."""
-
-Obstacle = Callable[["PretrainedConfig"], str | None]
-"""Derives from a config why something can't be done with a model, as a sentence's end; None if it can."""
-
-RouterInput = Callable[[Any, "Tensor"], "Tensor"]
-"""Computes what a router multiplies with its weight from the router and its inputs [tokens, hidden]."""
-
-OutputScale = Callable[["PretrainedConfig"], float]
-"""Derives from a config the factor on what a layer's routed experts give before it is added to the residual stream."""
-
 CORRECTION_BIAS = "e_score_correction_bias"
 """Name of the float32 buffer [n] that some routers add to their scores for choosing experts, not for weighting them."""
 
@@ -52,6 +39,25 @@ them. `transformers` never loads these layers."""
 def softmax_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule with a softmax over all experts, then the top-k, rescaled unless the config says otherwise."""
     return RoutingRule(renormalise=bool(getattr(router, "norm_topk_prob", True)))
+
+
+def routing(renormalise: bool | None = None, scale: str | None = None, **rule: Any) -> RuleFactory:
+    """Return a factory of rules that need no more than two fields of a config.
+
+    Args:
+        renormalise: Whether the weights of the chosen experts are rescaled; None for `norm_topk_prob` in the config.
+        scale: Config field with the factor on the weights; None for 1.
+        rule: Further fields of the rule.
+    """
+
+    def made(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+        return RoutingRule(
+            renormalise=bool(config.norm_topk_prob) if renormalise is None else renormalise,
+            scale=1.0 if scale is None else float(getattr(config, scale)),
+            **rule,
+        )
+
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +97,17 @@ class ExpertFamily(Family):
         correction_in_block: True if the MoE block has the correction bias, and passes it to the router.
         stored: Ends of the names of fused experts in checkpoints, where these names don't contain `.experts.`.
         stored_router, stored_weight: Names of `router` and `weight` in checkpoints, if they are others.
-        output_scale: Factor on the routed experts' sum; None for 1.
+        output_scale: Derives the factor on the routed experts' sum in the residual stream; None for 1.
         experts_input: Name of the module in a MoE block that makes the experts' inputs of the router's; None if both
             get the same. A block without that module has none to make.
         takes_sequences: True if the router takes hidden states [rows, columns, hidden] only.
-        unrepairable: Tells why candidates can't be repaired; None if they can.
-        prepare: Computes what the router multiplies with its weight from its inputs; None if they are the same.
+        unrepairable: Tells why candidates can't be repaired, as a sentence's end, or None if they can.
+        prepare: Computes what a router multiplies with its weight from it and its inputs [tokens, hidden]; None if
+            that is its inputs.
         factors: Name of the router's factors [n] on the experts' routing weights; None if there are none.
         other_tensors: Names of the router's other tensors, which don't depend on the number of experts.
         gives_probabilities: True if the router returns the softmax of its logits instead of them.
-        resize_extras: Changes config fields that depend on the number of experts, besides `experts_field` and
-            `active_field`; None if there are none.
+        resize_extras: Changes further config fields, by the routing rule and the number k of active experts.
     """
 
     casts_weights: bool
@@ -119,15 +125,15 @@ class ExpertFamily(Family):
     stored: tuple[str, ...] = ()
     stored_router: str | None = None
     stored_weight: str | None = None
-    output_scale: OutputScale | None = None
+    output_scale: Callable[[PretrainedConfig], float] | None = None
     experts_input: str | None = None
     takes_sequences: bool = False
-    unrepairable: Obstacle | None = None
-    prepare: RouterInput | None = None
+    unrepairable: Callable[[PretrainedConfig], str | None] | None = None
+    prepare: Callable[[Any, Tensor], Tensor] | None = None
     factors: str | None = None
     other_tensors: tuple[str, ...] = ()
     gives_probabilities: bool = False
-    resize_extras: ConfigResizer | None = None
+    resize_extras: Callable[[PretrainedConfig, RoutingRule, int], None] | None = None
 
     @property
     def prefix(self) -> str:

@@ -52,12 +52,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
 
 @contextmanager
 def skipped(layers: Sequence[nn.Module], state: Tensor | None = None) -> Iterator[None]:
-    """Context manager that makes layers return their input instead of running.
-
-    Args:
-        layers: Consecutive layers of a decoder.
-        state: Hidden states that the last of them returns instead; None for its input.
-    """
+    """Context manager that makes consecutive layers return their input instead of running, or the last one `state`."""
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         for i, layer in enumerate(layers):

@@ -6,11 +6,12 @@ Sources: DeepSeek-V2 (arXiv 2405.04434), Sec. 2.2.2; DeepSeek-V3 (arXiv 2412.194
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.workers.families.base import OUTPUT_NORM, STREAMS, ExpertFamily, RuleFactory
+from moevolve.workers.families.base import OUTPUT_NORM, STREAMS, ExpertFamily
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,14 +36,14 @@ def deepseek_v2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
     return RoutingRule(renormalise=False, groups=groups, scale=float(config.routed_scaling_factor))
 
 
+def beam_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Beam: that of DeepSeek-V3, but the experts' sum is scaled instead of their weights."""
+    return RoutingRule(renormalise=bool(config.norm_topk_prob), scores="sigmoid", groups=_groups(config, best=2))
+
+
 def deepseek_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule of DeepSeek-V3: sigmoids with a correction bias, groups ranked by their two best experts."""
-    return RoutingRule(
-        renormalise=bool(config.norm_topk_prob),
-        scores="sigmoid",
-        groups=_groups(config, best=2),
-        scale=float(config.routed_scaling_factor),
-    )
+    return replace(beam_rule(router, config), scale=float(config.routed_scaling_factor))
 
 
 def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -57,11 +58,6 @@ def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     return deepseek_v3_rule(router, config)
 
 
-def beam_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of Beam: that of DeepSeek-V3, but the experts' sum is scaled instead of their weights."""
-    return RoutingRule(renormalise=bool(config.norm_topk_prob), scores="sigmoid", groups=_groups(config, best=2))
-
-
 def _groups(config: PretrainedConfig, best: int) -> RoutingGroups:
     count, chosen = int(config.n_group or 1), int(config.topk_group or 1)
     # Choosing from all groups is the same as having one group.
@@ -74,22 +70,15 @@ def _resize_extras(config: PretrainedConfig, rule: RoutingRule, active: int) -> 
         config.n_group = config.topk_group = 1
 
 
-def _deepseek(
-    model_type: str,
-    title: str,
-    rule: RuleFactory = deepseek_v3_rule,
-    experts_field: str = "n_routed_experts",
-    **differing: Any,
-) -> ExpertFamily:
+def _deepseek(model_type: str, title: str, **differing: Any) -> ExpertFamily:
+    form: dict[str, Any] = {"rule": deepseek_v3_rule, "experts_field": "n_routed_experts"}
     return ExpertFamily(
         model_type,
         title,
         casts_weights=False,
-        rule=rule,
-        experts_field=experts_field,
         float32_router=True,
         resize_extras=_resize_extras,
-        **differing,
+        **form | differing,
     )
 
 
@@ -103,18 +92,8 @@ def _shared_choices(config: PretrainedConfig) -> str | None:
     return alone if "shared" in config.indexer_types else None
 
 
-# Its experts have no gates. A layer is an attention, a Mamba mixer, experts or a dense network, all named `mixer`.
-NEMOTRON_H = _deepseek(
-    "nemotron_h",
-    "Nemotron-H and Nemotron-3",
-    block="mixer",
-    tensors=("up_proj", "down_proj"),
-    packs=False,
-    experts_input="fc1_latent_proj",
-    unrepairable=_latent,
-)
 DEEPSEEK = (
-    _deepseek("deepseek_v2", "DeepSeek-V2", deepseek_v2_rule),
+    _deepseek("deepseek_v2", "DeepSeek-V2", rule=deepseek_v2_rule),
     _deepseek("deepseek_v3", "DeepSeek-V3"),
     _deepseek("deepseek_v32", "DeepSeek-V3.2"),
     _deepseek("glm4_moe", "GLM-4-MoE"),
@@ -128,15 +107,24 @@ DEEPSEEK = (
     _deepseek("exaone_moe", "EXAONE-MoE", experts_field="num_experts"),
     _deepseek("solar_open", "Solar-Open"),
     _deepseek("axk1", "A.X-K1", unrepairable=lambda config: OUTPUT_NORM),
-    _deepseek("axk2", "A.X-K2", axk2_rule),
+    _deepseek("axk2", "A.X-K2", rule=axk2_rule),
     _deepseek(
         "beam",
         "Beam",
-        beam_rule,
+        rule=beam_rule,
         experts_field="num_experts",
         output_scale=lambda config: float(config.routed_scaling_factor),
         unrepairable=lambda config: OUTPUT_NORM,
     ),
     _deepseek("hy_v4", "Hunyuan 4", sdpa=False, unrepairable=lambda config: STREAMS),
-    NEMOTRON_H,
+    # Its experts have no gates. A layer is an attention, a Mamba mixer, experts or a dense network, all named `mixer`.
+    _deepseek(
+        "nemotron_h",
+        "Nemotron-H and Nemotron-3",
+        block="mixer",
+        tensors=("up_proj", "down_proj"),
+        packs=False,
+        experts_input="fc1_latent_proj",
+        unrepairable=_latent,
+    ),
 )

@@ -137,8 +137,7 @@ class DenseLayer:
 
     Attributes:
         index: Index of the decoder layer.
-        up: Linear layer with weight [width, hidden].
-        gate: Linear layer with weight [width, hidden]; None for a network without a gate.
+        up, gate: Linear layers with weights [width, hidden]; `gate` is None for a network without a gate.
         down: Linear layer with weight [hidden, width].
         activation: Elementwise function.
     """
@@ -163,7 +162,6 @@ class DenseLayer:
 
     @property
     def attention(self) -> nn.Module:
-        """The layer's attention module."""
         module = self.decoder_layer.self_attn
         assert isinstance(module, nn.Module)
         return module
@@ -240,10 +238,6 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
 @torch.inference_mode()
 def check_router(layer: MoELayer, name: str) -> None:
     """Check that a loaded layer's router returns logits, routing weights and experts, as edits need it.
-
-    Args:
-        layer: Unedited layer with its weights.
-        name: Name of the model as the user gave it, for the message.
 
     Raises:
         UserError: The router returns something else; in some versions of `transformers` it is only the logits.

@@ -1,4 +1,4 @@
-"""Families with a softmax, or with sigmoids as their configs say: Mixtral, Qwen's, OLMoE, GPT-OSS and others."""
+"""Families without routing groups: with a softmax, as Mixtral, Qwen's, OLMoE and GPT-OSS, and with sigmoids."""
 
 from __future__ import annotations
 
@@ -6,58 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.families.base import CORRECTION_BIAS, OUTPUT_NORM, ExpertFamily
+from moevolve.workers.families.base import CORRECTION_BIAS, OUTPUT_NORM, ExpertFamily, routing
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
-# Softmax over all experts, then the top-k, rescaled. The experts get float32 weights whatever the model's dtype.
-MIXTRAL = ExpertFamily(
-    "mixtral", "Mixtral", casts_weights=False, experts_field="num_local_experts", width_field="intermediate_size"
-)
-# Their configs say whether the top-k is rescaled (`norm_topk_prob`). Qwen1.5-MoE and Qwen2-MoE have a shared expert
-# with a gate of its own in addition to the routed ones; it is left unchanged.
-QWEN2_MOE = ExpertFamily("qwen2_moe", "Qwen1.5/2-MoE", casts_weights=True)
-QWEN3_MOE = ExpertFamily("qwen3_moe", "Qwen3-MoE", casts_weights=True)
-# These have linear attention, whose state passes from a sequence of a row to the next. Qwen3.5 always rescales.
-QWEN3_NEXT = ExpertFamily("qwen3_next", "Qwen3-Next", casts_weights=True, packs=False)
-QWEN3_5_MOE = ExpertFamily("qwen3_5_moe_text", "Qwen3.5-MoE", casts_weights=True, packs=False)
-OLMOE = ExpertFamily("olmoe", "OLMoE", casts_weights=True, width_field="intermediate_size")
-
-FLEX_OLMO = ExpertFamily(
-    "flex_olmo",
-    "FlexOlmo",
-    casts_weights=True,
-    width_field="intermediate_size",
-    unrepairable=lambda config: OUTPUT_NORM,
-)
-
-
-def gpt_oss_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of GPT-OSS: the top-k of the logits, and the softmax of those."""
-    return RoutingRule(renormalise=True, scores="softmax_of_chosen")
-
 
 def _set_experts_per_token(config: PretrainedConfig, rule: RoutingRule, active: int) -> None:
     if hasattr(config, "experts_per_token"):  # published configs have k under both names
         config.experts_per_token = active
-
-
-GPT_OSS = ExpertFamily(
-    "gpt_oss",
-    "GPT-OSS",
-    casts_weights=True,
-    rule=gpt_oss_rule,
-    experts_field="num_local_experts",
-    width_field="intermediate_size",
-    router="router",
-    # Shapes [n, H, 2I] (gate and up rows alternate), [n, 2I], [n, I, H] and [n, H].
-    tensors=("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"),
-    sdpa=False,
-    packs=False,  # it builds attention masks without position ids
-    resize_extras=_set_experts_per_token,
-)
 
 
 def gemma4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -76,25 +34,6 @@ def gemma4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     return RoutingRule(renormalise=True, scores="softmax_of_chosen")
 
 
-# Experts and a dense network side by side, which get differently normalised inputs.
-GEMMA4 = ExpertFamily(
-    "gemma4_text",
-    "Gemma-4",
-    casts_weights=False,
-    rule=gemma4_rule,
-    block="",
-    active_field="top_k_experts",
-    router="router",
-    weight="proj.weight",
-    experts_input="pre_feedforward_layernorm_2",
-    prepare=lambda router, hidden: router.norm(hidden) * router.scale * router.scalar_root_size,
-    factors="per_expert_scale",
-    other_tensors=("scale",),
-    gives_probabilities=True,
-    unrepairable=lambda config: OUTPUT_NORM,
-)
-
-
 def phimoe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule of Phi-3.5-MoE: two experts one after the other, each weighted among those near it.
 
@@ -104,18 +43,6 @@ def phimoe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     if config.num_experts_per_tok != 2:
         raise UserError("a phimoe model with num_experts_per_tok other than 2 can't run: its routers always choose two")
     return RoutingRule(renormalise=False, scores="sparse_mixer", nearness=2 * float(config.router_jitter_noise))
-
-
-PHIMOE = ExpertFamily(
-    "phimoe",
-    "Phi-3.5-MoE",
-    casts_weights=True,
-    rule=phimoe_rule,
-    experts_field="num_local_experts",
-    width_field="intermediate_size",
-    router="router",
-    stored_router="gate",
-)
 
 
 def cohere2_moe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -132,16 +59,6 @@ def cohere2_moe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
     return RoutingRule(renormalise=True)
 
 
-COHERE2_MOE = ExpertFamily(
-    "cohere2_moe", "Cohere2-MoE", casts_weights=True, rule=cohere2_moe_rule, width_field="intermediate_size"
-)
-
-
-def unscaled_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of Jamba: softmax over all experts, and the top-k as it is."""
-    return RoutingRule(renormalise=False)
-
-
 def hunyuan_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule of Hunyuan-MoE: softmax over all experts, then the top-k, rescaled.
 
@@ -153,17 +70,15 @@ def hunyuan_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     return RoutingRule(renormalise=True)
 
 
-MELLUM = ExpertFamily("mellum", "Mellum", casts_weights=True)
-JAMBA = ExpertFamily(
-    "jamba",
-    "Jamba",
-    casts_weights=True,
-    rule=unscaled_rule,
-    width_field="intermediate_size",
-    block="feed_forward",
-    router="router",
-    packs=False,
-)
+def laguna_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Laguna: sigmoids with a correction bias, rescaled.
+
+    Raises:
+        UserError: Logits are capped, so a mapping of logits isn't one of router rows.
+    """
+    if config.moe_router_logit_softcapping:
+        raise UserError("a laguna model that caps its router's logits (moe_router_logit_softcapping) isn't supported")
+    return RoutingRule(renormalise=True, scores="sigmoid")
 
 
 def _granite(model_type: str, title: str, **differing: Any) -> ExpertFamily:
@@ -185,33 +100,164 @@ _GRANITE_NAMES: dict[str, Any] = {
     "stored": (".block_sparse_moe.input_linear.weight", ".block_sparse_moe.output_linear.weight"),
     "stored_weight": "layer.weight",
 }
-GRANITE = (
+
+SOFTMAX = (
+    # Softmax over all experts, then the top-k, rescaled. The experts get float32 weights whatever the model's dtype.
+    ExpertFamily(
+        "mixtral", "Mixtral", casts_weights=False, experts_field="num_local_experts", width_field="intermediate_size"
+    ),
+    # Their configs say whether the top-k is rescaled (`norm_topk_prob`). Qwen1.5-MoE and Qwen2-MoE have a shared expert
+    # with a gate of its own in addition to the routed ones; it is left unchanged.
+    ExpertFamily("qwen2_moe", "Qwen1.5/2-MoE", casts_weights=True),
+    ExpertFamily("qwen3_moe", "Qwen3-MoE", casts_weights=True),
+    # These have linear attention, whose state passes from a sequence of a row to the next. Qwen3.5 always rescales.
+    ExpertFamily("qwen3_next", "Qwen3-Next", casts_weights=True, packs=False),
+    ExpertFamily("qwen3_5_moe_text", "Qwen3.5-MoE", casts_weights=True, packs=False),
+    ExpertFamily("olmoe", "OLMoE", casts_weights=True, width_field="intermediate_size"),
+    ExpertFamily(
+        "flex_olmo",
+        "FlexOlmo",
+        casts_weights=True,
+        width_field="intermediate_size",
+        unrepairable=lambda config: OUTPUT_NORM,
+    ),
+    ExpertFamily(
+        "cohere2_moe", "Cohere2-MoE", casts_weights=True, rule=cohere2_moe_rule, width_field="intermediate_size"
+    ),
+    ExpertFamily("mellum", "Mellum", casts_weights=True),
+    # Experts and a dense network side by side, which get differently normalised inputs.
+    ExpertFamily(
+        "gemma4_text",
+        "Gemma-4",
+        casts_weights=False,
+        rule=gemma4_rule,
+        block="",
+        active_field="top_k_experts",
+        router="router",
+        weight="proj.weight",
+        experts_input="pre_feedforward_layernorm_2",
+        prepare=lambda router, hidden: router.norm(hidden) * router.scale * router.scalar_root_size,
+        factors="per_expert_scale",
+        other_tensors=("scale",),
+        gives_probabilities=True,
+        unrepairable=lambda config: OUTPUT_NORM,
+    ),
+    ExpertFamily(
+        "jamba",
+        "Jamba",
+        casts_weights=True,
+        rule=routing(renormalise=False),
+        width_field="intermediate_size",
+        block="feed_forward",
+        router="router",
+        packs=False,
+    ),
     _granite("granitemoe", "Granite-MoE", **_GRANITE_NAMES),
     _granite("granitemoeshared", "Granite-MoE with shared experts", **_GRANITE_NAMES),
     _granite("granitemoehybrid", "Granite 4", packs=False, **_GRANITE_NAMES),
     _granite("granitemoe_swa", "Granite Swash", sdpa=False),
+    ExpertFamily(
+        "ernie4_5_moe",
+        "ERNIE-4.5",
+        casts_weights=True,
+        rule=routing(renormalise=True, corrected=True),
+        experts_field="moe_num_experts",
+        correction=f"moe_statics.{CORRECTION_BIAS}",  # a parameter [1, n]
+        float32_router=True,
+    ),
+    ExpertFamily(
+        "hunyuan_v1_moe",
+        "Hunyuan-MoE",
+        casts_weights=True,
+        rule=hunyuan_rule,
+        width_field="intermediate_size",
+        weight="wg.weight",
+    ),
+    ExpertFamily(
+        "phimoe",
+        "Phi-3.5-MoE",
+        casts_weights=True,
+        rule=phimoe_rule,
+        experts_field="num_local_experts",
+        width_field="intermediate_size",
+        router="router",
+        stored_router="gate",
+    ),
+    ExpertFamily(
+        "gpt_oss",
+        "GPT-OSS",
+        casts_weights=True,
+        rule=routing(renormalise=True, scores="softmax_of_chosen"),
+        experts_field="num_local_experts",
+        width_field="intermediate_size",
+        router="router",
+        # Shapes [n, H, 2I] (gate and up rows alternate), [n, 2I], [n, I, H] and [n, H].
+        tensors=("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"),
+        sdpa=False,
+        packs=False,  # it builds attention masks without position ids
+        resize_extras=_set_experts_per_token,
+    ),
 )
 
-
-def ernie_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
-    """Routing rule of ERNIE-4.5: softmax over all experts, chosen with a correction bias, rescaled."""
-    return RoutingRule(renormalise=True, corrected=True)
-
-
-ERNIE = ExpertFamily(
-    "ernie4_5_moe",
-    "ERNIE-4.5",
-    casts_weights=True,
-    rule=ernie_rule,
-    experts_field="moe_num_experts",
-    correction=f"moe_statics.{CORRECTION_BIAS}",  # a parameter [1, n]
-    float32_router=True,
+SIGMOID = (
+    ExpertFamily(
+        "minimax_m2",
+        "MiniMax-M2",
+        casts_weights=False,
+        rule=routing(renormalise=True, scores="sigmoid"),
+        experts_field="num_local_experts",
+        width_field="intermediate_size",
+        correction_in_block=True,
+    ),
+    ExpertFamily(
+        "hy_v3",
+        "Hunyuan 3",
+        casts_weights=False,
+        rule=routing(renormalise=True, scale="router_scaling_factor", scores="sigmoid"),
+        float32_router=True,
+        correction_in_block=True,
+    ),
+    ExpertFamily(
+        "lfm2_moe",
+        "LFM2-MoE",
+        casts_weights=True,
+        rule=routing(scale="routed_scaling_factor", scores="sigmoid"),  # its 1e-6 on the divisor is neglected
+        block="feed_forward",
+        correction="expert_bias",
+        correction_in_block=True,
+        packs=False,  # its convolutions pass over the ends of sequences
+    ),
+    ExpertFamily(
+        "laguna",
+        "Laguna",
+        casts_weights=True,
+        rule=laguna_rule,
+        output_scale=lambda config: float(config.moe_routed_scaling_factor),
+    ),
+    ExpertFamily(
+        "afmoe",
+        "AFMoE (Trinity)",
+        casts_weights=False,
+        rule=routing(renormalise=True, scale="route_scale", scores="sigmoid"),
+        router="router",
+        weight="gate.weight",
+        correction="expert_bias",
+        correction_in_block=True,
+        takes_sequences=True,
+        packs=False,  # it builds attention masks without position ids
+        unrepairable=lambda config: OUTPUT_NORM,
+    ),
+    ExpertFamily(
+        "flint", "Flint", casts_weights=False, rule=routing(scores="sigmoid"), float32_router=True, sdpa=False
+    ),
+    # The top-k of the logits plus a correction bias, weighted by sigmoids of the logits.
+    ExpertFamily(
+        "kolibri1",
+        "Kolibri-1",
+        casts_weights=False,
+        rule=routing(scores="sigmoid_of_chosen"),
+        float32_router=True,
+        unrepairable=lambda config: OUTPUT_NORM,
+    ),
 )
-HUNYUAN = ExpertFamily(
-    "hunyuan_v1_moe",
-    "Hunyuan-MoE",
-    casts_weights=True,
-    rule=hunyuan_rule,
-    width_field="intermediate_size",
-    weight="wg.weight",
-)
+"""Most of them choose with a correction bias."""

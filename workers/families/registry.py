@@ -10,123 +10,55 @@ from typing import TYPE_CHECKING
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
 from moevolve.workers.families.deepseek import DEEPSEEK
-from moevolve.workers.families.dense import LLAMA, MISTRAL, OPT, PHI, QWEN2, QWEN3
-from moevolve.workers.families.mixture import (
-    COHERE2_MOE,
-    ERNIE,
-    FLEX_OLMO,
-    GEMMA4,
-    GPT_OSS,
-    GRANITE,
-    HUNYUAN,
-    JAMBA,
-    MELLUM,
-    MIXTRAL,
-    OLMOE,
-    PHIMOE,
-    QWEN2_MOE,
-    QWEN3_5_MOE,
-    QWEN3_MOE,
-    QWEN3_NEXT,
-)
-from moevolve.workers.families.sigmoid import AFMOE, FLINT, HY_V3, KOLIBRI, LAGUNA, LFM2_MOE, MINIMAX_M2
+from moevolve.workers.families.dense import DENSE
+from moevolve.workers.families.mixture import SIGMOID, SOFTMAX
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
-    family.model_type: family
-    for family in (
-        MIXTRAL,
-        QWEN2_MOE,
-        QWEN3_MOE,
-        QWEN3_NEXT,
-        QWEN3_5_MOE,
-        OLMOE,
-        FLEX_OLMO,
-        *DEEPSEEK,
-        MINIMAX_M2,
-        HY_V3,
-        LFM2_MOE,
-        LAGUNA,
-        AFMOE,
-        FLINT,
-        KOLIBRI,
-        COHERE2_MOE,
-        MELLUM,
-        GEMMA4,
-        JAMBA,
-        *GRANITE,
-        ERNIE,
-        HUNYUAN,
-        PHIMOE,
-        GPT_OSS,
-        LLAMA,
-        MISTRAL,
-        QWEN2,
-        QWEN3,
-        OPT,
-        PHI,
-    )
+    family.model_type: family for family in (*SOFTMAX, *DEEPSEEK, *SIGMOID, *DENSE)
 }
 """Family by model type, in the order in which messages list them."""
 
-
-_NO_CAUSAL = "transformers has no causal language model for its text part"
-_BOTH_WEIGHTED = "its routers weight routed and shared experts together"
-_PLACES = "its attention takes tokens in blocks by their place in a padded batch"
-_TRANSPOSED = "its experts' matrices are stored transposed, in a form that exports don't write"
-
-NOT_DESCRIBED: dict[str, str] = {
-    "aria": _TRANSPOSED,
-    "aria_text": _TRANSPOSED,
-    "dbrx": "its experts are rows of one matrix per layer",
-    "deepseek_ocr2": _NO_CAUSAL,
-    "deepseek_v4": _PLACES,
-    "diffusion_gemma": "it doesn't generate token by token",
-    "doge": "its experts are single neurons that a product of keys chooses",
-    "dots3_note": "its layers for images have experts as well",
-    "ernie4_5_vl_moe": "its layers have other experts for images than for text",
-    "glm5_next": _NO_CAUSAL,
-    "glm5_next_text": _NO_CAUSAL,
-    "inkling": _BOTH_WEIGHTED,
-    "inkling_mm_model": _BOTH_WEIGHTED,
-    "inkling2": "its layers read the results of earlier blocks of layers besides the residual stream",
-    "jetmoe": "its attention consists of experts as well",
-    "llama4": "its router scales the experts' inputs instead of their outputs",
-    "llama4_text": "its router scales the experts' inputs instead of their outputs",
-    "longcat_flash": "its router also chooses experts without weights, which return their input",
-    "minimax": "it needs a cache of its own, which candidates can't share",
-    "minimax_m3_vl": _PLACES,
-    "minimax_m3_vl_text": _PLACES,
-    "mistral4": _NO_CAUSAL,
-    "mistral_large4": _NO_CAUSAL,
-    "muse_spark": _NO_CAUSAL,
-    "nllb_moe": "it is an encoder and a decoder",
-    "openai_privacy_filter": "it labels tokens instead of generating them",
-    "qwen4_exp": "its layers read the token ids besides the residual stream",
-    "qwen4_exp_text": "its layers read the token ids besides the residual stream",
-    "step3p7": _NO_CAUSAL,
-    "switch_transformers": "it is an encoder and a decoder",
-    "unlimited_ocr": _NO_CAUSAL,
-    "zaya": "a layer's router reads what the router of the layer before computed",
+_REASONS: dict[str, tuple[str, ...]] = {
+    "transformers has no causal language model for its text part": (
+        "deepseek_ocr2",
+        "glm5_next",
+        "mistral4",
+        "mistral_large4",
+        "muse_spark",
+        "step3p7",
+        "unlimited_ocr",
+    ),
+    "its attention takes tokens in blocks by their place in a padded batch": ("deepseek_v4", "minimax_m3_vl"),
+    "its experts' matrices are stored transposed, in a form that exports don't write": ("aria",),
+    "its routers weight routed and shared experts together": ("inkling", "inkling_mm_model"),
+    "its experts are rows of one matrix per layer": ("dbrx",),
+    "it doesn't generate token by token": ("diffusion_gemma",),
+    "its experts are single neurons that a product of keys chooses": ("doge",),
+    "its layers for images have experts as well": ("dots3_note",),
+    "its layers have other experts for images than for text": ("ernie4_5_vl_moe",),
+    "its layers read the results of earlier blocks of layers besides the residual stream": ("inkling2",),
+    "its attention consists of experts as well": ("jetmoe",),
+    "its router scales the experts' inputs instead of their outputs": ("llama4",),
+    "its router also chooses experts without weights, which return their input": ("longcat_flash",),
+    "it needs a cache of its own, which candidates can't share": ("minimax",),
+    "it is an encoder and a decoder": ("nllb_moe", "switch_transformers"),
+    "it labels tokens instead of generating them": ("openai_privacy_filter",),
+    "its layers read the token ids besides the residual stream": ("qwen4_exp",),
+    "a layer's router reads what the router of the layer before computed": ("zaya",),
 }
-"""Why mixtures of experts that `transformers` has aren't supported, by model type, as the rest of a sentence."""
+NOT_DESCRIBED = {model_type: reason for reason, model_types in _REASONS.items() for model_type in model_types}
+"""Why mixtures of experts that `transformers` has aren't supported, by model type without the ending `_text`."""
 
 
 def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily:
-    """Return the family of a model.
-
-    Args:
-        config: `transformers` config of the model.
-        name: Name of the model as the user gave it, for the error message.
-
-    Raises:
-        UserError: The model type isn't supported.
-    """
+    """Return the family of a model, which messages call `name`. Raises a `UserError` if it isn't supported."""
     family = FAMILIES.get(config.model_type)
     if family is None:
-        why = NOT_DESCRIBED.get(config.model_type, "nothing here describes its feed-forward blocks and routers")
+        unknown = "nothing here describes its feed-forward blocks and routers"
+        why = NOT_DESCRIBED.get(config.model_type.removesuffix("_text"), unknown)
         known = ", ".join(f"{f.model_type} ({f.title})" for f in FAMILIES.values())
         raise UserError(
             f"model {name}: model type {config.model_type!r} is not supported: {why}; "
@@ -139,12 +71,6 @@ def expert_family(model_type: str) -> ExpertFamily | None:
     """Return the family of a model type; None if it isn't a supported mixture of experts."""
     family = FAMILIES.get(model_type)
     return family if isinstance(family, ExpertFamily) else None
-
-
-def block_prefix(model_type: str) -> str:
-    """Return the beginning of the names of a feed-forward block's tensors within a decoder layer of a model type."""
-    family = expert_family(model_type)
-    return "mlp." if family is None else family.prefix
 
 
 def active_experts(config: PretrainedConfig) -> int:

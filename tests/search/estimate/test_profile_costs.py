@@ -18,7 +18,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.estimate.counts import model_sizes
 from moevolve.search.genomes.registry import AnyGenomeSection, costs_of, make_space
 from moevolve.search.operations.profile import _notes
-from moevolve.workers.checkpoints.loading import experts_arguments
+from moevolve.workers.checkpoints.loading import backends
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.costs import model_costs
@@ -78,7 +78,8 @@ def exported(
 def load_eagerly(directory: Path) -> Any:
     """The checkpoint with attention and experts in ordinary matrix products, which the counter sees."""
     kind = json.loads((directory / "config.json").read_text())["model_type"].removeprefix(NATIVE_PREFIX)
-    return load_plainly(directory, attn_implementation="eager", **experts_arguments("eager", kind))
+    eager = ModelConfig(str(directory), attn_implementation="eager", experts_implementation="eager")
+    return load_plainly(directory, **backends(eager, kind))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from packed_checkpoints import LINEAR_FORMATS, Drawn, Floats, fp4_values, fp8_va
 from torch import Tensor
 
 from moevolve.workers.checkpoints.formats.base import Codec
-from moevolve.workers.checkpoints.formats.gguf_types import GgufType
+from moevolve.workers.checkpoints.formats.gguf import GgufType
 from moevolve.workers.checkpoints.formats.registry import packed_format
 
 Parts = Mapping[str, Tensor]
@@ -173,7 +173,6 @@ def test_numbers_are_rounded_to_the_nearest(kind: str) -> None:
     assert (np.abs(found - values) <= nearest + slack * np.abs(values).max()).all()
     unpacked = codec.unpack(packed, torch.float32)
     np.testing.assert_allclose(unpacked.reshape(values.shape).numpy(), found, rtol=2**-8, atol=1e-9)
-    assert codec.rounding.holds(meant, unpacked) and not codec.rounding.holds(meant * 2, unpacked)
 
     # Numbers that the format has stay what they are.
     again = codec.pack(torch.from_numpy(found).float().reshape(shape), packed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from edit_checks import logits
+from edit_checks import CARD, logits
 from family_samples import edit_of_kind
 from gguf_checkpoints import SETTINGS, gguf_checkpoint
 from live_bytes import LiveBytes
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.loading import load_without_experts, placed
-from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.contract.settings import ModelConfig
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 Configs = Callable[..., ModelConfig]
 Checkpoints = Callable[[str], ModelConfig]
 
-CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 STORED = ("fused", "gguf", "gguf fused")
 KINDS = ("mixtral", "fp8", "mxfp4", "gptq", *STORED)
 

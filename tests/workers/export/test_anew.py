@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import Plain
-from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
@@ -26,7 +25,6 @@ from moevolve.workers.model.resident import ResidentModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 PACKED = ("fp8", "mxfp4", "gptq")
 """Formats with shared experts, fused experts, and linear layers one by one. Packers are tried in test_nearest."""
 
@@ -58,7 +56,7 @@ def raw(file: Path) -> dict[str, bytes]:
 
 
 def exported(config: ModelConfig, edit: Edit, directory: Path, requantise: bool = False) -> dict[str, bytes]:
-    write_source(config, edit, directory, CARD, requantise=requantise)
+    write_source(config, edit, directory, requantise=requantise)
     return raw(directory)
 
 
@@ -83,7 +81,7 @@ def test_a_repair_writes_the_down_projections_anew(
     copied = exported(config, base, tmp_path / "pruned")
     edit = repaired(base, "ridge")
     with pytest.raises(UserError, match=r"\d+ of model\.layers\.\*\.mlp\.experts\.\S*down_proj\S* .*--requantise"):
-        write_source(config, edit, tmp_path / "refused", CARD)
+        write_source(config, edit, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     found = exported(config, edit, tmp_path / "out", requantise=True)
     names = changed(copied, found)

@@ -25,7 +25,6 @@ from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.formats.gguf import open_parts, stored_gguf
 from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.checkpoints.pruning import KeptTensor
-from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.gguf import write_gguf as copy_gguf
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 Checkpoints = Callable[..., ModelConfig]
 
-CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 LAYERS, EXPERTS = 3, 6
 
 
@@ -66,7 +64,7 @@ def exported(config: ModelConfig, directory: Path) -> ModelConfig:
 @pytest.mark.parametrize("files", [1, 3])
 def test_keeping_all_experts_gives_equal_files(files: int, write: Checkpoints, tmp_path: Path) -> None:
     config = write(files=files)
-    report = write_source(config, IdentityEdit(), tmp_path / "out", CARD)
+    report = write_source(config, IdentityEdit(), tmp_path / "out")
     sources = gguf_parts(Path(config.path))
     assert len(sources) == files
     for source in sources:
@@ -79,9 +77,9 @@ def test_a_vocabulary_is_copied(tiny_model: Callable[..., PreTrainedModel], tmp_
     model = tiny_model("qwen3_moe", **(SETTINGS["qwen3_moe"] | {"vocab_size": 260}))
     (tmp_path / "made").mkdir()
     config = lone_gguf(model, tmp_path / "made" / "tiny.gguf")
-    write_source(config, IdentityEdit(), tmp_path / "all", CARD)
+    write_source(config, IdentityEdit(), tmp_path / "all")
     assert (tmp_path / "all" / "tiny.gguf").read_bytes() == Path(config.path).read_bytes()
-    write_source(config, edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2), tmp_path / "out", CARD)
+    write_source(config, edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2), tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["README.md", "tiny.gguf"]
     before, after = (gguf.GGUFReader(at) for at in (config.path, tmp_path / "out" / "tiny.gguf"))
     found = {
@@ -106,7 +104,7 @@ def test_a_pruned_file_computes_what_the_search_measured(
     # Rows of routers in another order than in the source, and experts in a third one.
     edit = edit_of_kind(LAYERS, EXPERTS, "crossed", 4, 1, "logits")
     expected = logits(resident, edit, tokens)
-    report = write_source(config, edit, tmp_path / "out", CARD)
+    report = write_source(config, edit, tmp_path / "out")
     found = ResidentModel.load(exported(config, tmp_path / "out"))
     assert_close(logits(found, None, tokens), expected, 1e-5)
     assert (report.experts, report.active) == (4, 1)
@@ -146,7 +144,7 @@ def test_llama_cpp_computes_the_same(
     config = lone_gguf(model, tmp_path / "model.gguf", Type.F32)
     edit = edit_of_kind(LAYERS, EXPERTS, "crossed", 4, 1, "logits")
     resident = ResidentModel.load(config)
-    write_source(config, edit, tmp_path / "out", CARD)
+    write_source(config, edit, tmp_path / "out")
     for file, change in {config.path: None, exported(config, tmp_path / "out").path: edit}.items():
         loaded = llama_cpp.Llama(file, n_ctx=64, logits_all=True, verbose=False)
         loaded.eval(tokens[0].tolist())
@@ -175,7 +173,7 @@ def test_transformers_alone_loads_it(write: Checkpoints, tokens: Tensor, tmp_pat
 
     config = write("qwen3_moe")
     edit = edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2, "logits")
-    write_source(config, edit, tmp_path / "out", CARD)
+    write_source(config, edit, tmp_path / "out")
     settings = load_model(exported(config, tmp_path / "out"))[0].config
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", gguf_file="model.gguf", config=settings, dtype="float32"
@@ -201,7 +199,7 @@ def test_layers_for_multi_token_prediction(
 ) -> None:
     config = with_mtp(write(), tiny_model("qwen3_moe", **SETTINGS["qwen3_moe"]).config)
     edit = edit_of_kind(LAYERS, EXPERTS, "prune", 4, 2)
-    write_source(config, edit, tmp_path / "out", CARD, mtp)
+    write_source(config, edit, tmp_path / "out", mtp=mtp)
     reader = gguf.GGUFReader(tmp_path / "out" / "model.gguf")
     assert reader.fields["qwen3moe.block_count"].contents() == blocks
     assert reader.fields["qwen3moe.nextn_predict_layers"].contents() == blocks - 3
@@ -210,4 +208,4 @@ def test_layers_for_multi_token_prediction(
     assert mtp == "drop" or shapes["blk.3.ffn_up_exps.weight"][0] == shapes["blk.3.ffn_gate_inp.weight"][0] == 4
     ResidentModel.load(exported(config, tmp_path / "out"))
     with pytest.raises(UserError, match="--mtp keep: a GGUF file has one number of experts"):
-        write_source(config, edit, tmp_path / "keep", CARD, "keep")
+        write_source(config, edit, tmp_path / "keep", mtp="keep")

@@ -19,9 +19,8 @@ from repair_samples import rows_of, sequences_of
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.gguf_types import SCALES as SCALED_TYPES
-from moevolve.workers.checkpoints.formats.gguf_types import GgufType
-from moevolve.workers.contract.card import ExportCard
+from moevolve.workers.checkpoints.formats.gguf import SCALES as SCALED_TYPES
+from moevolve.workers.checkpoints.formats.gguf import GgufType
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
@@ -30,7 +29,6 @@ from moevolve.workers.model.resident import ResidentModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 WIDE = {"hidden_size": 256, "moe_intermediate_size": 256}
 """Sides that blocks of K-quants divide."""
 
@@ -95,13 +93,13 @@ def test_a_repair_writes_the_down_projections_anew(
     family: str, kind: Type, most: float, write: Callable[[str, Type], ModelConfig], tmp_path: Path
 ) -> None:
     config, base = write(family, kind), pruned()
-    write_source(config, base, tmp_path / "pruned", CARD)
+    write_source(config, base, tmp_path / "pruned")
     edit = repaired(base, "ridge")
     if kind != Type.BF16:
         with pytest.raises(UserError, match=r"\d of blk\.\*\.ffn_down_exps\.weight would .*--requantise"):
-            write_source(config, edit, tmp_path / "refused", CARD)
+            write_source(config, edit, tmp_path / "refused")
         assert not (tmp_path / "refused").exists()
-    report = write_source(config, edit, tmp_path / "out", CARD, requantise=kind != Type.BF16)
+    report = write_source(config, edit, tmp_path / "out", requantise=kind != Type.BF16)
     names = changed(tmp_path / "pruned", tmp_path / "out")
     assert names and all(".ffn_down_exps." in name for name in names) and report.anew == len(names)
     found = differences(config, edit, tmp_path / "out")
@@ -130,7 +128,7 @@ def test_merged_experts_compute_what_the_search_measured(
 ) -> None:
     """Experts of one tensor share its type, so what the library can't pack is written as Q8_0 as a whole."""
     config, edit = write("qwen3_moe", kind), pruned("mixed")
-    report = write_source(config, edit, tmp_path / "out", CARD, requantise=kind != Type.F16)
+    report = write_source(config, edit, tmp_path / "out", requantise=kind != Type.F16)
     expected = logits(ResidentModel.load(config), edit, tokens)
     found = logits(ResidentModel.load(replace(config, path=str(tmp_path / "out" / "model.gguf"))), None, tokens)
     error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)

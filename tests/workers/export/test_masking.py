@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from edit_checks import Residents, assert_close, logits, write_source
+from edit_checks import CARD, Residents, assert_close, logits, write_source
 from family_samples import edit_of_kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.mask import export_mask
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -24,7 +23,6 @@ from moevolve.workers.model.describe import describe_model
 
 Configs = Callable[..., ModelConfig]
 
-CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 BIASED = ("deepseek_v3-grouped", "minimax_m2", "gpt_oss")
 
 
@@ -94,7 +92,7 @@ def test_padded_experts_are_never_chosen(
 
     config = model_config(family)
     edit = pruned(config, each_of(family) - (1 if family == "deepseek_v3-grouped" else 0))
-    write_source(config, edit, tmp_path / "padded", CARD, multiple=8)
+    write_source(config, edit, tmp_path / "padded", multiple=8)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "padded").eval()
     with torch.no_grad():
         assert_close(plain(tokens).logits, logits(resident(family), edit, tokens))
@@ -109,8 +107,8 @@ def test_padded_experts_are_never_chosen(
     places = torch.arange(8) % per_group[2] >= per_group[1]
     assert torch.equal(bias == -1e4, places)
     # A multiple that divides the number already adds nothing.
-    write_source(config, edit, tmp_path / "even", CARD, multiple=2)
-    write_source(config, edit, tmp_path / "plain", CARD)
+    write_source(config, edit, tmp_path / "even", multiple=2)
+    write_source(config, edit, tmp_path / "plain")
     assert (tmp_path / "even/model.safetensors").read_bytes() == (tmp_path / "plain/model.safetensors").read_bytes()
 
 
@@ -120,7 +118,7 @@ def test_what_no_bias_can_mask_is_refused(model_config: Configs, tmp_path: Path)
     with pytest.raises(UserError, match="routers have no bias"):
         export_mask(softmax, edit, tmp_path / "out", CARD)
     with pytest.raises(UserError, match="neither padded nor masked exactly"):
-        write_source(softmax, edit, tmp_path / "out", CARD, multiple=8)
+        write_source(softmax, edit, tmp_path / "out", multiple=8)
     grouped = model_config("deepseek_v3-grouped")
     kept = np.eye(8, dtype=np.float32)[np.array([[0, 4, 1, 5]] * 2)]
     for wrong, message in (

@@ -14,24 +14,19 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from edit_checks import write_source
+from edit_checks import CARD, write_source
 from family_samples import edit_of_kind
 from safetensors.torch import load_file
 
-from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.model.describe import describe_model
 
-if TYPE_CHECKING:
-    pass
-
 Configs = Callable[..., ModelConfig]
 
-CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 HIDDEN, WIDTH = 32, 24
 PROJECTIONS = {"gate_proj": (WIDTH, HIDDEN), "up_proj": (WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}
 NUMBERED = {"w1": (WIDTH, HIDDEN), "w3": (WIDTH, HIDDEN), "w2": (HIDDEN, WIDTH)}
@@ -154,7 +149,7 @@ def test_names_and_shapes_are_those_that_loaders_read(family: str, model_config:
     file.write_text(json.dumps(settings))
     facts = describe_model(config)
     edit = edit_of_kind(len(facts.moe_layers), facts.experts, "prune", 4, 1, "logits")
-    write_source(config, edit, tmp_path / "source", CARD)
+    write_source(config, edit, tmp_path / "source")
     forms = ["source"]
     if family in ("mixtral", "deepseek_v3-grouped", "minimax_m2", "gpt_oss"):
         forms.append(export_model(config, edit, tmp_path / "stock", CARD).form)

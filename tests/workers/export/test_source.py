@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from edit_checks import Found, assert_close, assert_same_elsewhere, computed, logits, write_source
+from edit_checks import CARD, Found, assert_close, assert_same_elsewhere, computed, logits, write_source
 from family_samples import edit_of_kind
 from packed_checkpoints import checkpoint_in_format
 from safetensors.torch import load_file, save_file
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints import shards
-from moevolve.workers.contract.card import ExportCard, ExportError
+from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export import source
@@ -35,7 +35,6 @@ Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 Checkpoints = Callable[[str], ModelConfig]
 
-CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 FORMATS = ("fp8", "mxfp4", "sharded", "gptq")
 """Shared experts, fused ones, several files, and linear layers one by one; test_pruning has all formats' names."""
 
@@ -79,7 +78,7 @@ def weights(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_keeping_all_experts_gives_equal_files(kind: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     config = checkpoints(kind)
-    report = write_source(config, IdentityEdit(), tmp_path / "out", CARD)
+    report = write_source(config, IdentityEdit(), tmp_path / "out")
     assert weights(tmp_path / "out") == weights(Path(config.path))
     assert len(weights(tmp_path / "out")) > (5 if kind == "sharded" else 0)
     for file in Path(config.path).iterdir():
@@ -100,7 +99,7 @@ def test_a_pruned_checkpoint_computes_what_the_search_measured(
     # Rows of routers in another order than in the source, and experts in a third one.
     edit = edit_of_kind(*shape_of(kind), "crossed", 4, 1, "logits")
     expected = logits(ResidentModel.load(config), edit, tokens)
-    report = write_source(config, edit, tmp_path / "out", CARD)
+    report = write_source(config, edit, tmp_path / "out")
     exported = ResidentModel.load(replace(config, path=str(tmp_path / "out")))
     assert_close(logits(exported, None, tokens), expected, 1e-5)
     parameters = sum(each.numel() for each in exported.model.parameters())
@@ -116,11 +115,11 @@ def test_transformers_alone_loads_it(
     expected = {}
     directory, edit = tmp_path / "sharded-stock", edit_of_kind(3, 6, "prune", 4, 2, "logits")
     expected[directory] = computed(ResidentModel.load(checkpoints("sharded")), edit, tokens)
-    write_source(checkpoints("sharded"), edit, directory, CARD)
+    write_source(checkpoints("sharded"), edit, directory)
     assert_same_elsewhere(expected, outsider(list(expected), tokens))
     # It unpacks MXFP4 to bfloat16, whose rounding depends on how a product is computed.
     edit = edit_of_kind(*shape_of("mxfp4"), "prune", 4, 2, "logits")
-    write_source(checkpoints("mxfp4"), edit, tmp_path / "mxfp4", CARD)
+    write_source(checkpoints("mxfp4"), edit, tmp_path / "mxfp4")
     ((found, _, _),) = outsider([tmp_path / "mxfp4"], tokens)
     resident = ResidentModel.load(replace(checkpoints("mxfp4"), dtype="float32"))
     assert_close(torch.tensor(found), logits(resident, edit, tokens), 5e-2)
@@ -139,7 +138,7 @@ def test_the_quantisation_config_names_the_experts_that_are_left(
     (file.parent / "LICENSE").write_text("free")
     (file.parent / "pytorch_model.bin").write_bytes(b"pickled")
     edit = edit_of_kind(2, 6, "prune", 4, 2)
-    write_source(config, edit, tmp_path / "out", CARD)
+    write_source(config, edit, tmp_path / "out")
     found = json.loads((tmp_path / "out" / "config.json").read_text())
     order = edit.expert_merging[0].argmax(axis=1).tolist()
     renamed = [f"model.layers.1.mlp.experts.{order.index(expert)}.up_proj" for expert in sorted(order)]
@@ -179,7 +178,7 @@ def test_layers_for_multi_token_prediction(
 ) -> None:
     config = with_mtp(make_copy("fp8"))
     edit = edit_of_kind(2, 6, "prune", 4, 2)
-    write_source(config, edit, tmp_path / "out", CARD, mtp)
+    write_source(config, edit, tmp_path / "out", mtp=mtp)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_nextn_predict_layers"] == predicted
     tensors, original = load_file(tmp_path / "out" / "model.safetensors"), load_file(f"{config.path}/model.safetensors")
     later = {name for name in tensors if ".layers.3." in name}
@@ -200,7 +199,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_left(
     save_file(tensors, file, {"format": "pt"})
     (tmp_path / "new").mkdir()
     with pytest.raises(UserError, match=f"tensor {name} is F32"):
-        write_source(config, edit_of_kind(2, 6, "prune", 4, 2), tmp_path / "new" / "out", CARD)
+        write_source(config, edit_of_kind(2, 6, "prune", 4, 2), tmp_path / "new" / "out")
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -214,7 +213,7 @@ def test_an_edit_that_the_format_cannot_express_is_refused(checkpoints: Checkpoi
     for reason, edit in reasons.items():
         wanted = "the individual is for 3 MoE layers" if "use" in reason else reason
         with pytest.raises(UserError, match=wanted):
-            write_source(checkpoints("fp8"), edit, tmp_path / "new" / "out", CARD)
+            write_source(checkpoints("fp8"), edit, tmp_path / "new" / "out")
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -232,5 +231,5 @@ def test_a_byte_that_the_disk_changes_is_noticed(
 
     monkeypatch.setattr(source, "_write_tensors", faulty)
     with pytest.raises(ExportError, match=r"tensor \S+ in model.safetensors isn't what the source has"):
-        write_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out", CARD)
+        write_source(checkpoints("fp8"), IdentityEdit(), tmp_path / "out")
     assert [each.name for each in tmp_path.iterdir()] == ["out.unverified"]

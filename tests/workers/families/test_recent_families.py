@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from edit_checks import Residents, assert_close, logits, write_source
+from edit_checks import CARD, Residents, assert_close, logits, write_source
 from family_samples import COMMON, DEEPSEEK_V3, RECENT, UNREPAIRABLE, edit_of_kind, randomise, sample_rows
 from plain_families import plain_family_logits, stock_family_logits
 from safetensors.torch import load_file, save_file
@@ -21,7 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortcuts
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 Checkpoints = Callable[[str], Path]
 Configs = Callable[..., ModelConfig]
 
-CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 EXPERTS = 6
 TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h", "beam", "flint")
 """Families of which two layers have experts, without a setting of that name."""
@@ -226,7 +224,7 @@ def test_exports_load_with_transformers(
     rule, forms = model.layers[0].rule, ["source", "stock"]
     if not rule.one_hot_folds:
         pruned = replace(pruned, router_space="logits")
-    assert write_source(config, pruned, tmp_path / "source", CARD).form == "source"
+    assert write_source(config, pruned, tmp_path / "source").form == "source"
     assert export_model(model, pruned, tmp_path / "stock", CARD).form == "stock"
     if family in OWN_ROUTERS:
         forms.append("native")
@@ -304,7 +302,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
     pruned_logits = logits(resident, edit, tokens)
     if model_type == "qwen3_vl_moe":  # which stores transposed experts
         assert_close(logits(ResidentModel.load(replace(source, originals="disk")), edit, tokens), pruned_logits)
-    write_source(source, edit, tmp_path / "pruned", CARD)
+    write_source(source, edit, tmp_path / "pruned")
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
     assert settings["model_type"] == model_type
     text = settings.get("thinker_config", settings)["text_config"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from edit_checks import assert_close, logits
+from edit_checks import CARD, assert_close, logits
 from family_samples import COMMON, edit_of_kind
 from plain_families import plain_family_logits
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 HIDDEN, WIDTH, LAYERS, EXPERTS = 32, 24, 3, 6
-CARD = ExportCard("A toy", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
 
 
 class ToyDenseConfig(LlamaConfig):

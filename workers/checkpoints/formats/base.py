@@ -11,46 +11,19 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 
-SCALE_FLOOR = 2.0**-18
-"""Largest error of a number of up to 7 bits whose float16 scale is subnormal, so that it may be wrong by 2^-25."""
 
-
-@dataclass(frozen=True, slots=True)
-class Rounding:
-    """How far numbers may be from what was packed: half a step of the largest number of their block.
+class Codec:
+    """How the numbers of a matrix, or of a layer's fused experts, are stored in tensors, its parts by last name.
 
     Attributes:
-        share: Half a step divided by the block's largest absolute value, with what the rounding of scales adds.
-        block: Rows and columns of a block, which are the last two dimensions; None for the whole matrix.
-        floor: Error that is allowed in addition, whatever the block's numbers are.
+        plain: Whether the numbers are stored one by one as they are, so that writing them anew quantises nothing.
     """
 
-    share: float
-    block: tuple[int, int] | None = None
-    floor: float = float(torch.finfo(torch.float32).tiny)
-
-    def holds(self, meant: Tensor, found: Tensor) -> bool:
-        """Compare unpacked numbers with those that were packed, both [..., rows, columns]."""
-        error, largest = (blocks_largest(each.float(), self.block) for each in (found.float() - meant.float(), meant))
-        return bool((error <= self.share * largest + self.floor).all())
-
-
-class Codec(Protocol):
-    """How the numbers of a matrix, or of a layer's fused experts, are stored in tensors, its parts by last name."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether the numbers are stored one by one as they are, so that writing them anew quantises nothing."""
-        ...
-
-    @property
-    def rounding(self) -> Rounding:
-        """How far the result of `pack` is from its argument."""
-        ...
+    plain = False
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Compute the matrix in a given dtype."""
-        ...
+        raise NotImplementedError
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Round other numbers to the nearest that the format has, with scales from the largest ones.
@@ -66,7 +39,7 @@ class Codec(Protocol):
         Raises:
             UserError: There is no packer for this kind of the format.
         """
-        ...
+        raise NotImplementedError
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
         """Multiply a matrix by a positive factor, by changing no more than floating-point scales.
@@ -74,9 +47,15 @@ class Codec(Protocol):
         A scale takes the factor up to its own rounding: 2^-9 in bfloat16, 2^-11 in float16, 2^-24 in float32.
 
         Returns:
-            The parts; None if scales are powers of two, which can't take any factor.
+            The parts; None if there are no scales, or if they are powers of two, which can't take any factor.
         """
-        ...
+        return None
+
+
+def multiplied(parts: Mapping[str, Tensor], scales: str, factor: float) -> dict[str, Tensor]:
+    """Multiply the part `scales` by a factor, rounding once to its dtype."""
+    before = parts[scales]
+    return {**parts, scales: (before.double() * factor).to(before.dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +65,6 @@ class PackedMatrix:
     Attributes:
         name: Name of the tensor in an unquantised checkpoint.
         parts: Names of the tensors that make it up, by their last names, for example `weight_scale_inv`.
-        codec: See `Codec`.
     """
 
     name: str
@@ -94,57 +72,43 @@ class PackedMatrix:
     codec: Codec = field(repr=False)
 
 
-class Plain:
-    """See `Codec`. Numbers in a dtype of torch, in one part."""
+class Plain(Codec):
+    """Numbers in a dtype of torch, in one part."""
 
     plain = True
-    rounding = Rounding(2**-8)
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """See `Codec`."""
         return next(iter(parts.values())).to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec`. Numbers that are the same in the dtype of `values` stay as they are."""
         ((name, before),) = like.items()
+        # Numbers that are the same in the dtype of `values` keep their bits.
         return {name: torch.where(before.to(values.dtype) == values, before, values.to(before.dtype))}
-
-    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """See `Codec`. There are no scales."""
-        return None
 
 
 class PackedFormat(Protocol):
     """A format of quantised weights, constructed from the `quantization_config` of a checkpoint's config.json.
 
-    Constructing it raises a `UserError` if this kind of the format can't be unpacked.
+    Both raise a `UserError`: this kind of the format can't be unpacked, or a part of a matrix is missing.
     """
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        """Find the quantised matrices among the names of a checkpoint's tensors.
-
-        Raises:
-            UserError: A part of a matrix is missing.
-        """
+        """Find the quantised matrices among the names of a checkpoint's tensors."""
         ...
 
 
 def matrix_parts(
     names: Collection[str], root: str, required: Collection[str] = (), optional: Collection[str] = ()
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Find the modules that have a tensor `root`, and the parts of their matrices.
+    """Find the modules that have a tensor `root`, which only modules with a quantised matrix have.
 
     Args:
         names: Names of all tensors, as a set or the keys of a dict.
-        root: Last name of the tensor that every such module has.
-        required: Last names of further tensors that each must have.
+        required: Last names of further tensors that each must have; a `UserError` names the first that is missing.
         optional: Last names of further tensors that it may have.
 
     Yields:
-        The module's name and its tensors' names by last name.
-
-    Raises:
-        UserError: A required tensor is missing.
+        The module's name, and its tensors' names by last name.
     """
     for name in names:
         module, _, last = name.rpartition(".")
@@ -162,8 +126,7 @@ def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype:
 
     Args:
         values: Quantised numbers, [rows, columns].
-        scales: Scale of every block, [ceil(rows / block rows), ceil(columns / block columns)]; the last blocks may be
-            smaller than `block`.
+        scales: Scale of every block, [ceil(rows / block rows), ceil(columns / block columns)].
         block: Rows and columns of a block.
         dtype: Dtype of the result.
 
@@ -181,9 +144,7 @@ def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype:
 def blocks_largest(values: Tensor, block: tuple[int, int] | None) -> Tensor:
     """Return the largest absolute value of every block, [..., ceil(rows / block rows), ceil(columns / block columns)].
 
-    Args:
-        values: Numbers, [..., rows, columns].
-        block: Rows and columns of a block, of which the last ones may be smaller; None for the whole of `values`.
+    The last blocks may be smaller. Without `block` it is that of all `values`, [..., rows, columns].
     """
     if block is None or values.ndim < 2:
         return values.abs().amax()
@@ -196,8 +157,3 @@ def power_of_two(values: Tensor) -> Tensor:
     """Round positive numbers up to a power of two; zeros become 1."""
     mantissa, exponent = torch.frexp(values.double())
     return torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).to(exponent.dtype)).float()
-
-
-def spread_scales(scales: Tensor, group: int) -> Tensor:
-    """Repeat the scale of every group of a row's numbers for each of them: [rows, groups] to [rows, columns]."""
-    return scales.repeat_interleave(group, -1)

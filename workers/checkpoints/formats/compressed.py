@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,20 +10,25 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError, first_line
 from moevolve.workers.checkpoints.formats.base import (
+    Codec,
     PackedMatrix,
-    Rounding,
     blocks_largest,
     matrix_parts,
-    spread_scales,
+    multiplied,
 )
-from moevolve.workers.checkpoints.formats.fp4 import fp4_bytes
-from moevolve.workers.checkpoints.formats.mxfp4 import GROUP as MX_GROUP
-from moevolve.workers.checkpoints.formats.mxfp4 import mx_scales
-from moevolve.workers.checkpoints.formats.nvfp4 import GROUP, ROUNDING, nvfp4_scales
+from moevolve.workers.checkpoints.formats.fp4 import (
+    NV_GROUP,
+    fp4_bytes,
+    mxfp4_parts,
+    nvfp4_scales,
+)
+
+_UNUSED = ("weight_g_idx", "weight_zero_point", "input_scale", "input_global_scale", "input_zero_point")
+"""Tensors that matrices can have besides those that their scheme requires."""
 
 
 class CompressedTensors:
-    """See `PackedFormat`. Every group of modules in the config has its own scheme."""
+    """Every group of modules in the config has its own scheme."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         from compressed_tensors.compressors.format import infer_module_format
@@ -40,88 +44,56 @@ class CompressedTensors:
         self._ignored = list(config.ignore or ())
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        """See `PackedFormat`."""
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.utils.match import match_name
 
         for scheme in self._schemes:
             compressor = BaseCompressor.get_value_from_registry(scheme.format)
+            codec = SchemeCodec(compressor, scheme)
             root, *others = compressor.compression_param_names(scheme)
             required = [part for part in others if not part.startswith("input_")]
             # `weight_scale` tells quantised modules from others whose root is `weight` as well.
             for module, parts in matrix_parts(names, "weight_scale", {root, *required}, _UNUSED):
                 targeted = "Linear" in scheme.targets or any(match_name(module, each) for each in scheme.targets)
                 if targeted and not any(match_name(module, each) for each in self._ignored):
-                    yield PackedMatrix(f"{module}.weight", parts, SchemeCodec(compressor, scheme))
+                    yield PackedMatrix(f"{module}.weight", parts, codec)
 
 
-_UNUSED = ("weight_g_idx", "weight_zero_point", "input_scale", "input_global_scale", "input_zero_point")
-"""Tensors that matrices can have besides those that their scheme requires."""
+class SchemeCodec(Codec):
+    """The matrices of one scheme: the library's class for the scheme's format, and its description."""
 
-
-@dataclass(frozen=True, slots=True)
-class SchemeCodec:
-    """See `Codec`: the matrices of one scheme.
-
-    Attributes:
-        compressor: The library's class for the scheme's format.
-        scheme: The library's description of the scheme.
-    """
-
-    compressor: Any
-    scheme: Any
-
-    @property
-    def plain(self) -> bool:
-        """See `Codec`."""
-        return False
-
-    @property
-    def rounding(self) -> Rounding:
-        """See `Codec`."""
-        if self.scheme.format == "nvfp4-pack-quantized":
-            return ROUNDING
-        if self.scheme.format == "mxfp4-pack-quantized":
-            return Rounding(1 / 4, (1, MX_GROUP))
-        # Half a step is scale / 2; 2^-7 more, because scales and unpacked numbers may be bfloat16.
-        bits = self.scheme.weights.num_bits
-        return Rounding(0.5 / (2 ** (bits - 1) - 1) + 2**-7, (1, self.scheme.weights.group_size or 1 << 30))
+    def __init__(self, compressor: Any, scheme: Any) -> None:
+        self._compressor, self._scheme, self._weights = compressor, scheme, scheme.weights
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """See `Codec`."""
-        found: Tensor = self.compressor.decompress(dict(parts), self.scheme)["weight"]
+        found: Tensor = self._compressor.decompress(dict(parts), self._scheme)["weight"]
         return found.to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec`. A group's largest integer is 2^(bits - 1) - 1."""
-        weights, kept = self.scheme.weights, like["weight_scale"]
-        if self.scheme.format == "nvfp4-pack-quantized":
+        weights, kept = self._weights, like["weight_scale"]
+        if self._scheme.format == "nvfp4-pack-quantized":
             scales, inverse = nvfp4_scales(values, 1 / like["weight_global_scale"].float())
-            codes = fp4_bytes(values.float() / spread_scales(scales.float() * inverse, GROUP))
+            codes = fp4_bytes(values.float() / (scales.float() * inverse).repeat_interleave(NV_GROUP, -1))
             return {**like, "weight_packed": codes, "weight_scale": scales, "weight_global_scale": 1 / inverse}
-        if self.scheme.format == "mxfp4-pack-quantized":
-            scales = mx_scales(blocks_largest(values.float(), (1, MX_GROUP)))
-            exponents = (torch.frexp(scales).exponent - 1 + 127).to(kept.dtype)
-            codes = fp4_bytes(values.float() / spread_scales(scales, MX_GROUP))
-            return {**like, "weight_packed": codes, "weight_scale": exponents}
+        if self._scheme.format == "mxfp4-pack-quantized":
+            codes, exponents = mxfp4_parts(values)
+            return {**like, "weight_packed": codes, "weight_scale": exponents.to(kept.dtype)}
         grouped = weights.strategy in ("group", "channel") and not weights.actorder
-        if self.scheme.format != "pack-quantized" or not weights.symmetric or not grouped:
-            kind = f"{self.scheme.format} by {weights.strategy}{'' if weights.symmetric else ', asymmetric'}"
+        if self._scheme.format != "pack-quantized" or not weights.symmetric or not grouped:
+            kind = f"{self._scheme.format} by {weights.strategy}{'' if weights.symmetric else ', asymmetric'}"
             raise UserError(
                 f"compressed-tensors weights {kind} can't be written anew; export the individual with --form stock"
             )
+        # A group's largest integer is 2^(bits - 1) - 1.
         group = weights.group_size if weights.strategy == "group" else values.shape[1]
         scales = blocks_largest(values.float(), (1, group)) / (2 ** (weights.num_bits - 1) - 1)
         state = {"weight": values.float(), "weight_scale": torch.where(scales > 0, scales, 1.0).to(kept.dtype)}
-        packed = self.compressor.compress(state, self.scheme)
+        packed = self._compressor.compress(state, self._scheme)
         return {**like, "weight_packed": packed["weight_packed"], "weight_scale": packed["weight_scale"]}
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """See `Codec`. NVFP4's global scale divides."""
-        if "weight_global_scale" in parts:
+        if "weight_global_scale" in parts:  # NVFP4's, which divides
             scale = parts["weight_global_scale"]
             return {**parts, "weight_global_scale": (scale.double() / factor).to(scale.dtype)}
-        scale = parts["weight_scale"]
-        if scale.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            return None
-        return {**parts, "weight_scale": (scale.double() * factor).to(scale.dtype)}
+        floating = parts["weight_scale"].dtype in (torch.float32, torch.float16, torch.bfloat16)
+        return multiplied(parts, "weight_scale", factor) if floating else None

@@ -1,12 +1,33 @@
-"""Four-bit floating-point numbers, E2M1 (OCP Microscaling, v1.0): 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives."""
+"""Four-bit floating-point numbers, E2M1 (OCP Microscaling, v1.0), with scales per group of a row: MXFP4 and NVFP4.
+
+E2M1 has 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. MXFP4 has a power of two per 32 numbers, NVFP4 an FP8 scale per
+16 numbers and a float32 scale per matrix.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-LARGEST = 6.0
-"""Largest number of E2M1."""
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.formats.base import (
+    Codec,
+    PackedMatrix,
+    blocks_largest,
+    matrix_parts,
+    multiplied,
+    power_of_two,
+    scaled_blocks,
+)
+
+MX_GROUP, NV_GROUP = 32, 16
+"""Numbers of a row that share a scale."""
+
+_LARGEST, _LARGEST_SCALE = 6.0, 448.0
+"""Largest numbers of E2M1 and of E4M3."""
 _MIDDLES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 """Numbers halfway between neighbours, by the code of the smaller one."""
 
@@ -25,3 +46,99 @@ def fp4_bytes(values: Tensor) -> Tensor:
     up = (below % 2 == 1) & (size == _MIDDLES[below.clamp_max(len(_MIDDLES) - 1)])
     codes = (below + up + 8 * values.signbit()).to(torch.uint8)
     return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def mxfp4_parts(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Pack numbers [..., columns] as MXFP4.
+
+    Returns:
+        Codes, uint8 [..., columns / 2], and the biased exponents of the scales, uint8 [..., columns / 32].
+    """
+    groups = values.float().unflatten(-1, (-1, MX_GROUP))
+    # The least power of two that no number exceeds 7 of. Numbers from 5 to 7 are rounded to 6, so none is more than
+    # half a step away. The exponent that the specification proposes also has numbers up to 8, which it cuts off at 6.
+    scales = power_of_two(groups.abs().amax(-1) / 7).clamp(2.0**-126, 2.0**126)
+    exponents = torch.frexp(scales).exponent - 1 + 127
+    return fp4_bytes((groups / scales[..., None]).flatten(-2)), exponents.to(torch.uint8)
+
+
+class GptOssMxfp4(Codec):
+    """MXFP4 as GPT-OSS is published: fused experts `_blocks`, uint8 [n, rows, groups, 16], `_scales` [n, rows, groups].
+
+    The unpacked tensor is [n, columns, rows], as the family multiplies from the right.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        pass  # the format has no settings
+
+    def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
+        for name in names:
+            if not name.endswith("_blocks"):
+                continue
+            plain = name.removesuffix("_blocks")
+            if f"{plain}_scales" not in names:
+                raise UserError(f"tensor {name} is quantised, and {plain}_scales is missing; fetch the files again")
+            yield PackedMatrix(plain, {"blocks": name, "scales": f"{plain}_scales"}, self)
+
+    def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+        experts, rows, groups = parts["scales"].shape
+        found = torch.empty((experts, MX_GROUP * groups, rows), dtype=dtype)
+        # All experts at once take 64-bit indices for every second value: 2.1 GB in a layer of GPT-OSS-20B.
+        for expert, packed in enumerate(zip(parts["blocks"].split(1), parts["scales"].split(1), strict=True)):
+            found[expert] = convert_moe_packed_tensors(*packed, dtype=dtype)[0]
+        return found
+
+    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        codes, exponents = mxfp4_parts(values.mT)
+        return {"blocks": codes.unflatten(-1, (-1, MX_GROUP // 2)), "scales": exponents}
+
+
+class ModelOptNvfp4(Codec):
+    """NVFP4 as ModelOpt writes it: `weight`, uint8 [rows, columns / 2], `weight_scale` and `weight_scale_2`."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        algorithm = settings.get("quant_algo")
+        if algorithm != "NVFP4":
+            raise UserError(f"modelopt weights quantised by {algorithm} aren't supported; use an NVFP4 checkpoint")
+
+    def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
+        for module, parts in matrix_parts(names, "weight_scale_2", ["weight", "weight_scale"], ["input_scale"]):
+            yield PackedMatrix(f"{module}.weight", parts, self)
+
+    def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+
+        rows, half = parts["weight"].shape
+        values = unpack_fp4_from_uint8(parts["weight"], rows, 2 * half, torch.float32)
+        scales = parts["weight_scale"].float() * parts["weight_scale_2"].float()
+        return scaled_blocks(values, scales, (1, NV_GROUP), dtype)
+
+    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        scales, second = nvfp4_scales(values, like["weight_scale_2"])
+        inverse = scaled_blocks(torch.ones_like(values), scales.float() * second.float(), (1, NV_GROUP), torch.float32)
+        codes = fp4_bytes(values.float() / inverse)
+        return {**like, "weight": codes, "weight_scale": scales, "weight_scale_2": second}
+
+    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
+        return multiplied(parts, "weight_scale_2", factor)
+
+
+def nvfp4_scales(values: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose the scales of a matrix, so that the largest number of a group becomes 6 before the scale is rounded.
+
+    Args:
+        values: Matrix, [rows, columns].
+        second: Scale of a matrix that this one replaces, by which all numbers are multiplied. It stays if the scales
+            of groups fit E4M3 with it, because servers fuse matrices that have the same one.
+
+    Returns:
+        Scales of groups, float8 [rows, columns / 16], and the scale of the matrix in the shape of `second`.
+    """
+    groups = blocks_largest(values.float(), (1, NV_GROUP)) / _LARGEST
+    largest = float((groups / second.float()).amax())
+    if not _LARGEST_SCALE / 16 <= largest <= _LARGEST_SCALE and float(groups.amax()) > 0:
+        second = torch.full_like(second, float(groups.amax()) / _LARGEST_SCALE)
+    # A scale that is rounded to 0 would lose its group.
+    return (groups / second.float()).clamp(2.0**-9, _LARGEST_SCALE).to(torch.float8_e4m3fn), second

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import (
+    Codec,
     PackedMatrix,
-    Rounding,
     blocks_largest,
     matrix_parts,
+    multiplied,
     power_of_two,
     scaled_blocks,
 )
@@ -22,8 +23,8 @@ _LARGEST = 448.0
 """Largest number of E4M3."""
 
 
-class Fp8Blocks:
-    """See `PackedFormat`. A matrix has `weight`, float8 [rows, columns], and `weight_scale_inv`, one per block.
+class Fp8Blocks(Codec):
+    """A matrix has `weight`, float8 [rows, columns], and `weight_scale_inv`, one per block.
 
     Sides need not be multiples of a block's, as the 576 rows of DeepSeek-V3's `kv_a_proj_with_mqa`.
     """
@@ -35,21 +36,16 @@ class Fp8Blocks:
         self._block = int(block[0]), int(block[1])
         # DeepSeek-V3.1's scales are powers of two, although their dtype is float32.
         self._powers = settings.get("scale_fmt") == "ue8m0"
-        self.rounding = Rounding(1 / 16, self._block)
-
-    plain = False
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        """See `PackedFormat`."""
         for module, parts in matrix_parts(names, "weight_scale_inv", ["weight"]):
             yield PackedMatrix(f"{module}.weight", parts, self)
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """See `Codec`."""
         return scaled_blocks(parts["weight"], parts["weight_scale_inv"], self._block, dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec`. A block's largest number becomes 448, or more than 224 where scales are powers of two."""
+        # A block's largest number becomes 448, or more than 224 where scales are powers of two.
         kept = like["weight_scale_inv"].dtype
         scales = blocks_largest(values.float(), self._block) / _LARGEST
         if self._powers or kept == torch.float8_e8m0fnu:
@@ -60,8 +56,7 @@ class Fp8Blocks:
         return {**like, "weight": codes, "weight_scale_inv": scales}
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """See `Codec`."""
         scales = parts["weight_scale_inv"]
         if self._powers or scales.dtype == torch.float8_e8m0fnu:
             return None
-        return {**parts, "weight_scale_inv": (scales.double() * factor).to(scales.dtype)}
+        return multiplied(parts, "weight_scale_inv", factor)

@@ -2,7 +2,7 @@
 
 A file has the experts of a layer fused, [experts, rows, columns], and quantises along columns, so an expert's bytes are
 contiguous. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Its types are unpacked by the gguf
-library.
+library, and packed where it can.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_parts
+from moevolve.workers.checkpoints.formats.base import Codec
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
 from moevolve.workers.checkpoints.state import SavedNames, empty_model
 
@@ -55,15 +57,12 @@ class GgufTensor:
     Of fused experts, `tensor[first:last]` reads some.
 
     Attributes:
-        name: Name in an unquantised Hugging Face checkpoint.
-        shape: Shape there.
+        shape: Shape in an unquantised Hugging Face checkpoint.
         dtype: Dtype to unpack to.
         sources: Tensors of the file that it is computed from.
         experts: Experts to read from fused sources, in order; None for whole sources.
-        arrange: See `Arrange`.
     """
 
-    name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     sources: Sequence[ReaderTensor] = field(repr=False)
@@ -75,15 +74,11 @@ class GgufTensor:
             return self._unpacked(...).reshape(self.shape)
         experts = self.experts if which is ... else self.experts[which]
         # One expert at a time, because unpacking goes through float32.
-        found = torch.empty((len(experts), *self._expert_shape), dtype=self.dtype)
+        shape = self.shape if len(self.experts) == 1 else self.shape[1:]
+        found = torch.empty((len(experts), *shape), dtype=self.dtype)
         for slot, expert in enumerate(experts):
             found[slot] = self._unpacked(expert)
         return found.reshape(self.shape) if which is ... else found
-
-    @property
-    def _expert_shape(self) -> tuple[int, ...]:
-        assert self.experts is not None
-        return self.shape if len(self.experts) == 1 else self.shape[1:]
 
     def _unpacked(self, which: int | EllipsisType) -> Tensor:
         from gguf import dequantize
@@ -92,11 +87,11 @@ class GgufTensor:
         return self.arrange([torch.from_numpy(np.array(value, np.float32)) for value in values]).to(self.dtype)
 
 
-def open_gguf(file: Path) -> GGUFReader:
-    """Map a GGUF file into memory, and read its metadata.
+def open_parts(file: Path) -> dict[Path, GGUFReader]:
+    """Map all files of a model, one of which is given, into memory, in order. Reading a vocabulary takes seconds.
 
     Raises:
-        UserError: It isn't a valid GGUF file, or the gguf library isn't installed.
+        UserError: One is missing or isn't a valid GGUF file, or the gguf library isn't installed.
     """
     try:
         from gguf import GGUFReader
@@ -104,19 +99,13 @@ def open_gguf(file: Path) -> GGUFReader:
         raise UserError(
             f"{file}: GGUF files are read by the library gguf; install it with: pip install 'moevolve[quantised]'"
         ) from error
-    try:
-        return GGUFReader(file)
-    except (ValueError, IndexError, KeyError) as error:
-        raise UserError(f"{file} isn't a valid GGUF file, or ends early; fetch the file again ({error})") from error
-
-
-def open_parts(file: Path) -> dict[Path, GGUFReader]:
-    """Open all files of a model, one of which is given, in order. Reading a vocabulary takes seconds.
-
-    Raises:
-        UserError: See `gguf_parts` and `open_gguf`.
-    """
-    return {part: open_gguf(part) for part in gguf_parts(file)}
+    readers = {}
+    for part in gguf_parts(file):
+        try:
+            readers[part] = GGUFReader(part)
+        except (ValueError, IndexError, KeyError) as error:
+            raise UserError(f"{part} isn't a valid GGUF file, or ends early; fetch the file again ({error})") from error
+    return readers
 
 
 def metadata(reader: GGUFReader, key: str) -> Any:
@@ -126,11 +115,7 @@ def metadata(reader: GGUFReader, key: str) -> Any:
 
 
 def stored_gguf(readers: Mapping[Path, GGUFReader]) -> dict[str, StoredTensor]:
-    """Return the tensors of a model as they are stored, by llama.cpp's names; dtypes are those of GGUF.
-
-    Args:
-        readers: Result of `open_parts`.
-    """
+    """Return the tensors of a model as they are stored, by llama.cpp's names; dtypes are those of GGUF."""
     return {
         tensor.name: StoredTensor(
             tensor.name,
@@ -180,9 +165,8 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
         used |= set(found)
         experts = _experts(name, tensor)
         sources = [stored[source] for source in found]
-        tensors[name] = GgufTensor(
-            name, tuple(tensor.shape), dtype, sources, experts, _arrangement(name, architecture, settings)
-        )
+        arrange = _arrangement(name, architecture, settings)
+        tensors[name] = GgufTensor(tuple(tensor.shape), dtype, sources, experts, arrange)
         size = sum(math.prod(each.shape.tolist()) // (1 if experts is None else each.shape[-1]) for each in sources)
         if size * (1 if experts is None else len(experts)) != tensor.numel():
             shapes = ", ".join(str(each.shape.tolist()[::-1]) for each in sources)
@@ -198,12 +182,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
 
 
 class GgufNames:
-    """Where a GGUF file has the tensors of a Hugging Face checkpoint.
-
-    Args:
-        architecture: Architecture in the file's metadata.
-        layers: Number of decoder layers.
-    """
+    """Where a GGUF file of an architecture and a number of decoder layers has a Hugging Face checkpoint's tensors."""
 
     def __init__(self, architecture: str, layers: int) -> None:
         from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
@@ -261,11 +240,7 @@ def _arrangement(name: str, architecture: str, settings: PretrainedConfig) -> Ar
     if rotary is not None and architecture == "llama":
         heads = settings.num_attention_heads if rotary["heads"] == "q" else settings.num_key_value_heads
         return partial(_halved, heads=heads)
-    return _as_stored
-
-
-def _as_stored(values: list[Tensor]) -> Tensor:
-    return values[0]
+    return itemgetter(0)
 
 
 def _transposed(values: list[Tensor]) -> Tensor:
@@ -281,3 +256,69 @@ def _halved(values: list[Tensor], heads: int) -> Tensor:
     """Undo llama.cpp's order of a head's rows, in which rotary pairs are neighbours instead of half a head apart."""
     rows = values[0]
     return rows.unflatten(0, (heads, rows.shape[0] // heads // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+INSTEAD = "Q8_0"
+"""Type of changed tensors whose own type the library only unpacks. Its blocks of 32 divide the rows of all others."""
+
+_PACKED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
+"""Quantised types that the library can pack."""
+
+SCALES = {
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0, 2)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0, 2)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 4)),
+    "Q2_K": (80, 84),
+    "Q3_K": (108, 110),
+    "Q6_K": (208, 210),
+}
+"""First byte and end, within a block, of the float16 numbers that all of its numbers are multiplied by.
+
+Source: the structures of https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h.
+"""
+
+
+class GgufType(Codec):
+    """A type such as `Q4_K`. A tensor has one part, its bytes: uint8 [..., bytes of a row].
+
+    Attributes:
+        packs: Whether there is a packer for the type.
+    """
+
+    def __init__(self, kind: str) -> None:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        self.kind = kind
+        self._type = GGMLQuantizationType[kind]
+        self._bytes = GGML_QUANT_SIZES[self._type][1]
+        self.plain = kind in ("F32", "F16", "BF16")
+        self.packs = self.plain or kind in _PACKED
+
+    def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        from gguf import dequantize
+
+        (data,) = parts.values()
+        return torch.from_numpy(np.array(dequantize(data.contiguous().numpy(), self._type), np.float32)).to(dtype)
+
+    def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        from gguf import quantize
+
+        if not self.packs:
+            raise UserError(f"GGUF tensors of type {self.kind} can't be written anew; write them as {INSTEAD}")
+        exact = values.float()
+        if self.plain:
+            # Numbers that are the same in the dtype of `values` keep their bits.
+            before = self.unpack(like, torch.float32)
+            exact = torch.where(before.to(values.dtype) == values, before, exact)
+        packed = quantize(exact.contiguous().numpy(), self._type)
+        return {"": torch.from_numpy(np.ascontiguousarray(packed).view(np.uint8))}
+
+    def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
+        if self.kind not in SCALES:
+            return None
+        (data,) = parts.values()
+        first, end = SCALES[self.kind]
+        blocks = data.numpy().reshape(-1, self._bytes).copy()
+        scales = blocks[:, first:end].copy().view(np.float16).astype(np.float64) * factor
+        blocks[:, first:end] = scales.astype(np.float16).view(np.uint8)
+        return {"": torch.from_numpy(blocks).reshape(data.shape)}

@@ -13,7 +13,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.gguf import metadata, open_parts
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
     from transformers import PretrainedConfig
 
 _FIELDS = {
@@ -43,22 +42,18 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
 
 
 def gguf_config(file: Path) -> PretrainedConfig:
-    """Derive the config of a model from its metadata.
-
-    Args:
-        file: GGUF file, the first part of a split one.
+    """Derive the config of a model from the metadata of its file, the first part of a split one.
 
     Raises:
         UserError: The file is invalid, or of an architecture or with a rotary scaling that metadata don't describe
             completely.
     """
-    changed = file.stat()
     # Reading the vocabulary takes seconds, and a launch asks for the config several times.
-    return copy.deepcopy(_derived(file, changed.st_mtime_ns, changed.st_size))
+    return copy.deepcopy(_derived(file, file.stat().st_mtime_ns))
 
 
 @lru_cache(maxsize=8)
-def _derived(file: Path, _changed: int, _size: int) -> PretrainedConfig:
+def _derived(file: Path, _changed: int) -> PretrainedConfig:
     from transformers import AutoConfig
 
     readers = list(open_parts(file).values())
@@ -76,11 +71,12 @@ def _derived(file: Path, _changed: int, _size: int) -> PretrainedConfig:
         if value is not None:
             settings = settings | {name: _shortest(value)}
     theta = _shortest(metadata(reader, f"{architecture}.rope.freq_base") or 10_000.0)
+    tokens = reader.get_field("tokenizer.ggml.tokens")
     return AutoConfig.for_model(
         model_type,
         **settings,
         rope_parameters={"rope_type": "default", "rope_theta": theta},
-        vocab_size=_vocabulary(reader),
+        vocab_size=0 if tokens is None else len(tokens.data),
         # llama.cpp writes the output projection only if it isn't the embedding's matrix.
         tie_word_embeddings=not any(tensor.name == "output.weight" for each in readers for tensor in each.tensors),
         **{f"{name}_token_id": metadata(reader, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")},
@@ -91,8 +87,3 @@ def _derived(file: Path, _changed: int, _size: int) -> PretrainedConfig:
 def _shortest(value: Any) -> Any:
     """The shortest decimal that is the same float32: 1e-5 and not 9.99999975e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
-
-
-def _vocabulary(reader: GGUFReader) -> int:
-    tokens = reader.get_field("tokenizer.ggml.tokens")
-    return 0 if tokens is None else len(tokens.data)

@@ -12,37 +12,36 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import SCALE_FLOOR, PackedMatrix, Rounding, matrix_parts
+from moevolve.workers.checkpoints.formats.base import (
+    Codec,
+    PackedMatrix,
+    matrix_parts,
+    multiplied,
+)
 
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 """Which of eight neighbouring outputs each four bits of a word have, from the lowest ones."""
 
 
-class Awq:
-    """See `PackedFormat`. A matrix has `qweight`, `qzeros` and `scales`, in the order that AutoAWQ's GEMM reads."""
-
-    plain = False
+class Awq(Codec):
+    """A matrix has `qweight`, `qzeros` and `scales`, in the order that AutoAWQ's GEMM reads."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._symmetric = not settings.get("zero_point", True)
-        self.rounding = _rounding(4)
         bits, version = settings.get("bits", 4), str(settings.get("version", "gemm")).lower()
         if bits != 4 or version != "gemm":
             raise UserError(f"awq weights of {bits} bits in version {version} aren't supported; use 4 bits and gemm")
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        """See `PackedFormat`."""
         for module, parts in matrix_parts(names, "qweight", ["qzeros", "scales"]):
             yield PackedMatrix(f"{module}.weight", parts, self)
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """See `Codec`."""
         codes, zeros = self._codes(parts)
         group_of = torch.arange(len(codes)) // (len(codes) // len(zeros))
         return ((codes - zeros[group_of]) * parts["scales"].float()[group_of]).T.to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec` and `_rounded`."""
         _, zeros = self._codes(like)
         group_of = torch.arange(values.shape[1]) // (values.shape[1] // len(zeros))
         codes, zeros, scales = _rounded(values, group_of, zeros, like["scales"], range(16), self._symmetric)
@@ -59,14 +58,11 @@ class Awq:
         return (codes & 15).float(), (zeros & 15).float()
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """See `Codec`. Scales are float16 as a rule."""
-        return {**parts, "scales": (parts["scales"].double() * factor).to(parts["scales"].dtype)}
+        return multiplied(parts, "scales", factor)
 
 
-class Gptq:
-    """See `PackedFormat`. A matrix has `qweight`, `qzeros`, `scales` and the group of every input, `g_idx`."""
-
-    plain = False
+class Gptq(Codec):
+    """A matrix has `qweight`, `qzeros`, `scales` and the group of every input, `g_idx`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._bits = int(settings.get("bits", 4))
@@ -75,21 +71,17 @@ class Gptq:
         # The first version of the format stores zero points less one.
         self._less = 0 if settings.get("checkpoint_format") == "gptq_v2" else 1
         self._symmetric = bool(settings.get("sym", True))
-        self.rounding = _rounding(self._bits)
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        """See `PackedFormat`."""
         for module, parts in matrix_parts(names, "qweight", ["qzeros", "scales", "g_idx"]):
             yield PackedMatrix(f"{module}.weight", parts, self)
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """See `Codec`."""
         codes, zeros = self._codes(parts)
         group_of = parts["g_idx"].long()
         return ((codes - zeros[group_of]) * parts["scales"].float()[group_of]).T.to(dtype)
 
     def pack(self, values: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Codec` and `_rounded`. Inputs stay in their groups."""
         from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
         _, zeros = self._codes(like)
@@ -111,16 +103,7 @@ class Gptq:
         return codes, zeros + self._less
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
-        """See `Codec`. Scales are float16 as a rule."""
-        return {**parts, "scales": (parts["scales"].double() * factor).to(parts["scales"].dtype)}
-
-
-def _rounding(bits: int) -> Rounding:
-    """Half a step where a group's range is that of its largest number, and a step of a range that begins at 0.
-
-    The groups of GPTQ need not be neighbours, so the largest number is that of the matrix.
-    """
-    return Rounding(0.5 / (2 ** (bits - 1) - 1) + 2**-7, None, SCALE_FLOOR)
+        return multiplied(parts, "scales", factor)
 
 
 def _rounded(
@@ -134,8 +117,7 @@ def _rounded(
     Args:
         values: Matrix, [outputs, inputs].
         group_of: Group of every input.
-        zeros: Former zero points, float32 [groups, outputs].
-        scales: Former scales, [groups, outputs], whose dtype the new ones get.
+        zeros, scales: Former zero points, float32 [groups, outputs], and scales, whose dtype the new ones get.
         allowed: Zero points that there are; codes go from 0 to the last one.
         symmetric: Whether zero points stay as they are, since kernels expect them in the middle.
 

@@ -1,17 +1,26 @@
-"""The supported formats of quantised weights. A new one needs a file in this folder and a line here."""
+"""The supported formats of quantised weights, and their checkpoints seen as unquantised ones.
+
+A new format needs a file in this folder and a line here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import EllipsisType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.formats.base import PackedFormat
+from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, Plain
 from moevolve.workers.checkpoints.formats.compressed import CompressedTensors
+from moevolve.workers.checkpoints.formats.fp4 import GptOssMxfp4, ModelOptNvfp4
 from moevolve.workers.checkpoints.formats.fp8 import Fp8Blocks
 from moevolve.workers.checkpoints.formats.groupwise import Awq, Gptq
-from moevolve.workers.checkpoints.formats.mxfp4 import GptOssMxfp4
-from moevolve.workers.checkpoints.formats.nvfp4 import ModelOptNvfp4
+from moevolve.workers.checkpoints.headers import StoredTensor
+from moevolve.workers.checkpoints.shards import read_tensor
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], PackedFormat]] = {
     "fp8": Fp8Blocks,
@@ -30,8 +39,8 @@ def packed_format(method: str, settings: Mapping[str, Any], model: str) -> Packe
     """Return the format of a checkpoint's weights.
 
     Args:
-        method: Its `quant_method`.
-        settings: Its `quantization_config`.
+        method: `quant_method` of `settings`.
+        settings: `quantization_config` of the checkpoint.
         model: Name of the model as the user gave it, for messages.
 
     Raises:
@@ -54,3 +63,45 @@ def packed_format(method: str, settings: Mapping[str, Any], model: str) -> Packe
         return FORMATS[method](settings)
     except UserError as error:
         raise UserError(f"model {model}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedTensor:
+    """A tensor that is read from its files, and unpacked, on `tensor[...]`, as a slice of the safetensors library is.
+
+    Of fused experts, `tensor[first:last]` reads some. Quantised tensors are unpacked to `dtype`; plain ones keep their
+    own.
+    """
+
+    name: str
+    parts: Mapping[str, StoredTensor]
+    codec: Codec = field(repr=False)
+    dtype: torch.dtype
+
+    def __getitem__(self, which: EllipsisType | slice) -> Tensor:
+        parts = {last: read_tensor(stored)[which] for last, stored in self.parts.items()}
+        if self.codec.plain:
+            return next(iter(parts.values()))
+        try:
+            return self.codec.unpack(parts, self.dtype)
+        except (ValueError, RuntimeError, IndexError) as error:
+            file = next(iter(self.parts.values())).file
+            raise UserError(f"{file}: tensor {self.name} can't be unpacked: {error}; fetch the file again") from error
+
+
+def unpacked_tensors(
+    stored: Mapping[str, StoredTensor], packed: PackedFormat, dtype: torch.dtype
+) -> dict[str, UnpackedTensor]:
+    """Return a quantised checkpoint's tensors by the names that they have in an unquantised one."""
+    found, used = {}, set()
+    for matrix in packed.matrices(stored.keys()):
+        parts = {last: stored[name] for last, name in matrix.parts.items()}
+        found[matrix.name] = UnpackedTensor(matrix.name, parts, matrix.codec, dtype)
+        used |= set(matrix.parts.values())
+    plain = plain_tensors({name: tensor for name, tensor in stored.items() if name not in used})
+    return plain | found
+
+
+def plain_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, UnpackedTensor]:
+    """Return tensors that aren't quantised, by name."""
+    return {name: UnpackedTensor(name, {"": tensor}, Plain(), torch.float32) for name, tensor in stored.items()}
