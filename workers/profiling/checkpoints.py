@@ -18,7 +18,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.registry import FAMILIES, family_of
 from moevolve.workers.model.resident import ResidentModel
-from moevolve.workers.profiling.messages import ProfiledModel
+from moevolve.workers.profiling.report import ProfiledModel
 
 
 def check_folder(name: str, trust_remote_code: bool) -> Path:

@@ -14,7 +14,6 @@ parameters. Modules of native checkpoints are counted by their methods
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -24,6 +23,7 @@ from moevolve.workers.contract.methods import ModuleUse
 from moevolve.workers.families.decoder import softmax_attention
 from moevolve.workers.families.registry import active_experts
 from moevolve.workers.methods.registry import module_use
+from moevolve.workers.profiling.report import ModelCosts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -31,26 +31,6 @@ if TYPE_CHECKING:
 
 _DECAY = "A_log"
 """Decay of the states of Mamba, [channels, states], by which they are multiplied number by number."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCosts:
-    """Parameters, bytes and FLOPs of a model.
-
-    Attributes:
-        parameters: Number of parameters, counting tied tensors once.
-        active_parameters: Parameters that a token uses, without experts that aren't chosen and neurons of other
-            experts; an upper bound if several routers must agree.
-        weight_bytes: Bytes of parameters and buffers as loaded, counting tied tensors once.
-        linear_flops: FLOPs per token in matrix products with weights.
-        attention_flops: FLOPs in attention for the last token of a context.
-    """
-
-    parameters: int
-    active_parameters: int
-    weight_bytes: int
-    linear_flops: int
-    attention_flops: int
 
 
 def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:

@@ -330,16 +330,14 @@ class Session:
 
     def _profile(self) -> str:
         """What the profiler's own process does with an exported folder."""
-        from moevolve.workers.profiling.messages import LoadRequest, MeasureRequest, ProfiledModel, ProfileSettings
         from moevolve.workers.profiling.process import ProfiledProcess
+        from moevolve.workers.profiling.report import ProfiledModel, ProfileSettings
 
         self.worker = None
         gc.collect()
         self.device.reset()
-        profilee = ProfiledProcess()
-        settings = ProfileSettings((1,), 64, 2, 1, "cuda", threads=1)
-        profilee.load(LoadRequest(ProfiledModel("", str(self._exported)), settings))
-        reply = profilee.measure(MeasureRequest(1, 32, 2, ()))
+        settings = ProfileSettings((1,), 32, 2, 1, "cuda", threads=1)
+        reply = ProfiledProcess(ProfiledModel("", str(self._exported)), settings).measure(1)
         return f"peak {(reply.peak_bytes or 0) / 2**30:.2f} GiB"
 
     # -- what is planned
