@@ -26,7 +26,7 @@ class Answers:
         count: Number of examples.
         limit: Maximum number of tokens per answer.
         ends: Token ids that end an answer.
-        decided: Returns True for an example and a text that needs no continuation.
+        decided: See `moevolve.evaluators.fitness.engine.Decided`.
         text: Decodes tokens.
 
     Attributes:
@@ -56,7 +56,6 @@ class Answers:
         """Add the greedy tokens that follow from a pass over a draft, up to the first that differs from the draft.
 
         Args:
-            example: Index of the example.
             draft: Tokens that were run after the prompt.
             greedy: Most likely token after the prompt and after each token of the draft; further ones are ignored.
         """
@@ -68,7 +67,6 @@ class Answers:
                 return
 
     def texts(self) -> tuple[str, ...]:
-        """The answers as text."""
         return tuple(self._text(tuple(answer)) for answer in self.tokens)
 
 
@@ -117,7 +115,6 @@ def decode(
     """Decode unfinished answers to their ends.
 
     Args:
-        forward: Runs the model.
         unfinished: Places of the prompt and draft of every unfinished example. The last token of each answer has not
             been run yet.
         prompts: Prompts of all examples.

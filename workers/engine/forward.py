@@ -66,7 +66,7 @@ class _NoCopyLayer(DynamicLayer):
 
 
 class Forward:
-    """Runs forward passes of a model.
+    """Runs forward passes of a model. Its methods raise CandidateError if a logit that they return is not finite.
 
     Args:
         model: Model in eval mode. Edits made to it later take effect.
@@ -75,7 +75,6 @@ class Forward:
         prefixes: Run common prefixes of sequences once, if the model's attention allows packing.
 
     Attributes:
-        device: Device of the inputs.
         rewinds: True if cached columns can be masked out, so that decoding can continue from a part of them. That isn't
             possible with recurrent states, nor with sliding windows unless attention knows each token's position
             (`Step`).
@@ -83,11 +82,7 @@ class Forward:
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        batch_tokens: int,
-        reuse: LayerReuse | None = None,
-        prefixes: bool = True,
+        self, model: PreTrainedModel, batch_tokens: int, reuse: LayerReuse | None = None, prefixes: bool = True
     ) -> None:
         self._model = model
         self._reuse = reuse
@@ -116,18 +111,15 @@ class Forward:
 
         Returns:
             Logits [places, vocabulary] in the model's dtype.
-
-        Raises:
-            CandidateError: A logit is not finite.
         """
         return self._read(self._pass_over(columns, places, cache))
 
     def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
-        """Run a batch like `logits`, but return the unchecked inputs of the output head, [places, hidden]."""
+        """Run a batch as `logits` does, but return the inputs of the output head, [places, hidden], unchecked."""
         return self._run(self._pass_over(columns, places, None, hidden=True))
 
     def output_head(self, hidden: Tensor) -> Tensor:
-        """Compute the logits [positions, vocabulary] of inputs of the output head, [positions, hidden]."""
+        """Compute the unchecked logits [positions, vocabulary] of inputs of the output head, [positions, hidden]."""
         # The model runs on one token without its layers, because some families scale or cap what their head gives.
         head = self._model.get_output_embeddings()
         handle = head.register_forward_pre_hook(lambda _, args: (hidden.unsqueeze(0), *args[1:]))
@@ -149,9 +141,6 @@ class Forward:
 
         Returns:
             Logits of the last column, [rows, vocabulary].
-
-        Raises:
-            CandidateError: A logit is not finite.
         """
         places = torch.arange(1, len(ids) + 1, device=self.device) * ids.shape[1] - 1
         attention = None if self._steps is None or ids.shape[1] > 1 else Step.of(mask, self._steps)
@@ -171,12 +160,7 @@ class Forward:
                 self._run(replace(self._pass_over(columns, [0], cache), recurs=False))
 
     def rows_of(self, cache: DynamicCache, paths: ArrayLike) -> DynamicCache:
-        """Gather the columns of a KV cache into one row per path.
-
-        Args:
-            cache: Complete KV cache of a pass.
-            paths: Places of that pass, int64 [new rows, new columns]; see `Columns.places`.
-        """
+        """Gather a pass's complete KV cache into one row per path of places, int64 [new rows, new columns]."""
         index = torch.as_tensor(np.asarray(paths), device=self.device)
         rows = self.new_cache()
         for number, layer in enumerate(cache.layers):
@@ -185,7 +169,6 @@ class Forward:
         return rows
 
     def _read(self, one: _Pass) -> Tensor:
-        """Logits of a pass, [places, vocabulary], checked to be finite."""
         logits = self._run(one)
         # A sum is finite only if its terms are, and summing is far cheaper than testing every term.
         finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
@@ -223,10 +206,7 @@ class Forward:
 
     @contextmanager
     def _reading(self, one: _Pass) -> Iterator[list[Tensor]]:
-        """Context manager that passes only the places to read to the output head, as [1, places, hidden].
-
-        Yields a list to which these hidden states are appended.
-        """
+        """Context manager that passes only the places to read to the output head, and collects these hidden states."""
         read: list[Tensor] = []
 
         def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Scores whole texts: their log-probabilities, and comparisons of predictions with the unedited model's."""
+"""Scores given texts: choices, whole texts, and comparisons of predictions with the unedited model's."""
 
 from __future__ import annotations
 
@@ -13,15 +13,62 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.kernels.products import logsumexp, row_sums
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.engine.forward import Forward, sums_by_owner
+from moevolve.workers.engine.batches import Batch
+from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.tokenizing import TokenizedSplit
 
 _CHUNK = 1 << 24
 """Number of logits computed at once. For a vocabulary of 150,000 these are 100 positions and 64 MB in float32: enough
 for the output head to run near full speed, and little enough for a few copies."""
 
+Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
+"""Summed log-probabilities of continuations in nats, float64 [continuations], and whether greedy decoding gives each,
+bool [continuations]."""
+
 Span = tuple[Tokens, int]
 """A text and the number of its last positions that are read, not counting the last one, which predicts nothing."""
+
+
+def choice_sequences(prompt: Tokens, choices: Sequence[Tokens]) -> tuple[Tokens, ...]:
+    """Return the sequences to run for the likelihoods of a prompt's continuations, without their last tokens."""
+    return tuple(dict.fromkeys((*prompt, *choice[:-1]) for choice in choices))
+
+
+def score_choices(forward: Forward, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
+    """Score the continuations of every prompt, which runs once if sequences are packed.
+
+    Args:
+        forward: Runs the model.
+        prompts: Non-empty prompts.
+        choices: Non-empty continuations of every prompt.
+
+    Raises:
+        CandidateError: Logits are not finite.
+    """
+    scored: list[Scored] = [(np.zeros(0), np.zeros(0, dtype=np.bool_))] * len(prompts)
+    groups = tuple(choice_sequences(*pair) for pair in zip(prompts, choices, strict=True))
+    for batch in forward.batcher.batches(groups):
+        pairs = [(prompts[i], choice) for i in batch.examples for choice in choices[i]]
+        if pairs:
+            sums, greedy = _score_pairs(forward, batch, pairs)
+            boundaries = np.cumsum([len(choices[i]) for i in batch.examples])[:-1]
+            parts = zip(np.split(sums, boundaries), np.split(greedy, boundaries), strict=True)
+            for i, part in zip(batch.examples, parts, strict=True):
+                scored[i] = part
+    return scored
+
+
+def _score_pairs(forward: Forward, batch: Batch, pairs: Sequence[tuple[Tokens, Tokens]]) -> Scored:
+    """Score pairs of a prompt and a continuation."""
+    paths = [batch.path((*prompt, *choice[:-1]))[len(prompt) - 1 :] for prompt, choice in pairs]
+    tokens = [token for _, choice in pairs for token in choice]
+    counts = [len(choice) for _, choice in pairs]
+    # Continuations with a common prefix read the same columns, whose logits are computed once.
+    places, index = np.unique(np.concatenate(paths), return_inverse=True)
+    logits = forward.logits(batch.columns, places)
+    missed = logits.argmax(dim=-1).cpu().numpy()[index] != np.array(tokens)
+    sums = sums_by_owner(token_logprobs(logits, index.tolist(), tokens), counts)
+    return sums, sums_by_owner(missed.astype(np.float64), counts) == 0
 
 
 class TextScorer:
@@ -35,7 +82,7 @@ class TextScorer:
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._remembered: dict[str, list[Tensor]] = {}
+        self._remembered: dict[str, tuple[Sequence[Span], list[Tensor]]] = {}
 
     def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
         """Compute the mean log-probability of every text's tokens after the first, in nats, float64 [texts].
@@ -75,33 +122,24 @@ class TextScorer:
             if not hidden.sum(dtype=torch.float32).isfinite():
                 raise UserError("the unedited model's hidden states are not finite; try model.dtype: float32")
             kept.append(hidden.cpu())
-        self._remembered[key] = kept
+        self._remembered[key] = spans, kept
 
-    def divergences(self, key: str, spans: Sequence[Span]) -> NDArray[np.float64]:
-        """Compute KL(unedited || current), averaged over every text's positions, in nats, float64 [texts].
+    def compare(self, key: str, compare: Callable[[Tensor, Tensor], Tensor]) -> NDArray[np.float64]:
+        """Compare the current model's predictions with the stored ones, averaged over every text's positions.
 
         Args:
             key: Key of the stored predictions.
-            spans: Spans that were passed to `remember`.
+            compare: `divergence` or `overlap`.
+
+        Returns:
+            Means by text, float64 [texts].
 
         Raises:
             CandidateError: Logits are not finite.
-            KeyError: Nothing is stored under this key.
         """
-        return self._compare(key, spans, _divergence)
-
-    def agreements(self, key: str, spans: Sequence[Span]) -> NDArray[np.float64]:
-        """Compute sum_v min(unedited, current) of the distributions, averaged over every text's positions.
-
-        Arguments and errors are those of `divergences`; the result is float64 [texts].
-        """
-        return self._compare(key, spans, _overlap)
-
-    def _compare(
-        self, key: str, spans: Sequence[Span], compare: Callable[[Tensor, Tensor], Tensor]
-    ) -> NDArray[np.float64]:
+        spans, remembered = self._remembered[key]
         means = np.zeros(len(spans), dtype=np.float64)
-        for (batch, hidden), full in zip(self._passes(spans), self._remembered[key], strict=True):
+        for (batch, hidden), full in zip(self._passes(spans), remembered, strict=True):
             parts = [
                 compare(self._forward.output_head(before.to(now.device)), self._forward.output_head(now))
                 for before, now in zip(self._chunks(full), self._chunks(hidden), strict=True)
@@ -111,7 +149,6 @@ class TextScorer:
 
     def _passes(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], Tensor]]:
         """Run all texts. Yields the indices of a pass's texts and their hidden states to read, [positions, hidden]."""
-        # The last token of a text predicts nothing.
         groups = tuple((text[:-1],) for text, _ in spans)
         for batch in self._forward.batcher.batches(groups):
             places = [batch.path(groups[i][0])[-spans[i][1] :] for i in batch.examples]
@@ -127,14 +164,14 @@ def _token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return chosen - logsumexp(logits.float())
 
 
-def _divergence(full: Tensor, edited: Tensor) -> Tensor:
-    """KL(full || edited) per row of logits, float32 [rows], clamped to at least 0 against rounding."""
+def divergence(full: Tensor, edited: Tensor) -> Tensor:
+    """KL(full || edited) per row of logits, in nats, float32 [rows], clamped to at least 0 against rounding."""
     before, now = full.float().log_softmax(dim=-1), edited.float().log_softmax(dim=-1)
     difference = before - now
     return row_sums(before.exp_() * difference).clamp_min(0.0)
 
 
-def _overlap(full: Tensor, edited: Tensor) -> Tensor:
+def overlap(full: Tensor, edited: Tensor) -> Tensor:
     """1 - total variation distance of the two distributions per row of logits, float32 [rows], clamped to at most 1."""
     before, now = full.float().softmax(dim=-1), edited.float().softmax(dim=-1)
     return row_sums(torch.minimum(before, now)).clamp_max(1.0)
@@ -159,7 +196,7 @@ def compared_spans(split: PreparedSplit, tokenized: TokenizedSplit, greedy: Sequ
 
     Args:
         split: Split, whose `positions` selects the positions.
-        tokenized: Tokens of the split.
+        tokenized: The same split's tokens.
         greedy: Greedy answers of the unedited model, for `positions: greedy`.
 
     Raises:

@@ -54,7 +54,7 @@ def tokenize_split(
         UserError: A prompt has no tokens, or the chat template is unknown or refuses a prompt.
     """
     if split.window is not None:
-        windows = cut_windows(tokenizer, split, split.window, config, bos)
+        windows = _cut_windows(tokenizer, split, split.window, config, bos)
         return TokenizedSplit(windows, ((),) * len(windows), ((),) * len(windows))
     template = chat_template(tokenizer, config) if split.chat else None
     special = template is None
@@ -78,8 +78,7 @@ def tokenize_split(
         if whole[:head] == prompts[i] and len(whole) > head:
             answers[i, answer] = whole[head:]
         else:
-            alone = tokenizer(prefixes[i] + answer, add_special_tokens=False)["input_ids"]
-            answers[i, answer] = tuple(alone)
+            answers[i, answer] = encode_text(tokenizer, prefixes[i] + answer, None, special=False)
     examples = split.examples
     return TokenizedSplit(
         prompts=tuple(_fit(tokens, i, split, bos, config) for i, tokens in enumerate(prompts)),
@@ -88,20 +87,13 @@ def tokenize_split(
     )
 
 
-def cut_windows(
+def _cut_windows(
     tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, window: int, config: EngineConfig, bos: int | None
 ) -> tuple[Tokens, ...]:
     """Cut a split's running text into windows of equal length, as in GPTQ (arXiv 2210.17323), SparseGPT and ToMoE.
 
     The text is tokenised as a whole, so only the first window has a beginning-of-sequence token. An incomplete window
-    at the end is dropped.
-
-    Args:
-        tokenizer: Tokenizer of the model.
-        split: Split with the text.
-        window: Number of tokens per window.
-        config: Settings of truncation.
-        bos: See `tokenize_split`.
+    at the end is dropped. For arguments see `tokenize_split`.
 
     Raises:
         UserError: The text is shorter than a window, or windows would be truncated.
@@ -122,17 +114,9 @@ def cut_windows(
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, bos: int | None, special: bool) -> Tokens:
-    """Tokenise one text without truncation.
-
-    Args:
-        tokenizer: Tokenizer of the model.
-        text: Text to tokenise.
-        bos: Token to put before the text if the tokenizer doesn't add it; None for no token.
-        special: Add special tokens, as at the beginning of a prompt.
-    """
-    if not special:
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return _with_bos(_encode(tokenizer, [text], special=True)[0], bos)
+    """Tokenise one text without truncation; if `special`, with special tokens as at the beginning of a prompt."""
+    (tokens,) = _encode(tokenizer, [text], special)
+    return _with_bos(tokens, bos) if special else tokens
 
 
 def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -156,8 +140,9 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, confi
         ends = tokenizer.eos_token_id
     found = {ends} if isinstance(ends, int) else set(ends or ())
     chat = chat_template(tokenizer, config)
-    closing = None if chat is None else chat.end_token()
-    return frozenset(found if closing is None else found | {closing})
+    if chat is not None and (closing := chat.end_token()) is not None:
+        found.add(closing)
+    return frozenset(found)
 
 
 def truncate(tokens: Tokens, limit: int | None, tail: int) -> Tokens:

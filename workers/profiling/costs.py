@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-_DECAY = "A_log"
-"""Decay of the states of Mamba, [channels, states], by which they are multiplied number by number."""
-
-
 def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
     """Count the costs of a model of a supported family, or of a native checkpoint.
 
@@ -56,11 +52,7 @@ def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
 
 
 def matrix_flops(module: nn.Module, config: PretrainedConfig) -> int:
-    """Return the FLOPs per token of a module in matrix products with weights.
-
-    Args:
-        module: Part of a model that `model_costs` accepts.
-        config: Config of the model.
+    """FLOPs per token of a model's module in matrix products with weights.
 
     Raises:
         UserError: The module holds matrices that can't be counted.
@@ -89,7 +81,8 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
         return _experts(own, getattr(module, "top_k", None) or active_experts(config))
     if kind.endswith(("HyperConnection", "HyperHead")):  # a matrix for the streams of a token, side by side
         return ModuleUse(0, sum(each.numel() for each in own.values() if each.dim() == 2), children)
-    if any(each.dim() > 1 for name, each in own.items() if name != _DECAY):
+    # The decay of Mamba's states, [channels, states], multiplies them number by number.
+    if any(each.dim() > 1 for name, each in own.items() if name != "A_log"):
         raise UserError(
             f"{name}: no rule says what a token does with the matrices of a {kind}; profile a model of another family"
         )
@@ -98,9 +91,9 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
 
 def _experts(own: dict[str, Any], active: int) -> ModuleUse:
     """Count fused experts with tensors [n, ...], of which a token uses k."""
-    count = len(own["down_proj"])
+    count, total = len(own["down_proj"]), sum(each.numel() for each in own.values())
     matrices = sum(each.numel() for each in own.values() if each.dim() == 3)
-    return ModuleUse(sum(each.numel() for each in own.values()) * (count - active) // count, matrices * active // count)
+    return ModuleUse(total * (count - active) // count, matrices * active // count)
 
 
 def _attention_flops(model: PreTrainedModel, context: int) -> int:
