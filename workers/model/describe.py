@@ -50,12 +50,7 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
-    """Derive the facts about a model; the fingerprint, which needs the checkpoint's files, is left empty.
-
-    Args:
-        model: Result of `meta_model(config)`.
-        config: Checkpoint and settings.
-    """
+    """Derive the facts about `meta_model(config)`; the fingerprint, which needs the checkpoint's files, is empty."""
     from moevolve.workers.checkpoints.loading import dtype_of, packing
     from moevolve.workers.families.layers import find_linears, find_moe_layers
     from moevolve.workers.families.registry import family_of
@@ -77,7 +72,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
         expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
         neuron_parameters=_neuron_parameters(first, settings) if first else 0,
-        shared_neurons=_shared_neurons(first) if first else 0,
+        shared_neurons=_shared_neurons(first),
         router_parameters_per_expert=first.router_parameters if first else 0,
         correction_parameters=first.correction_parameters if first else 0,
         dtype=dtype_of(config, settings),
@@ -109,9 +104,17 @@ def _neuron_parameters(layer: MoELayer, settings: PretrainedConfig) -> int:
     return sum(sizes) // int(getattr(settings, layer.family.width_field))
 
 
-def _shared_neurons(layer: MoELayer) -> int:
-    shared = layer.shared_expert
+def _shared_neurons(layer: MoELayer | None) -> int:
+    shared = None if layer is None else layer.shared_expert
     return 0 if shared is None else int(shared.get_submodule("down_proj").in_features)  # type: ignore[arg-type]
+
+
+_SCORE_NOTES = {
+    "sigmoid": "experts are scored by sigmoids and chosen with a correction bias",
+    "softmax_of_chosen": "the top-k is taken of the logits, before the softmax",
+    "sigmoid_of_chosen": "the top-k is taken of the logits plus a correction bias, and weighted by sigmoids",
+    "sparse_mixer": "two experts are chosen one after the other, and each is weighted by itself",
+}
 
 
 def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, ...]:
@@ -121,14 +124,8 @@ def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, .
     rule, notes = first.rule, []
     if not first.renormalise:
         notes.append("the family does not rescale the top-k routing weights to sum 1")
-    if rule.scores == "sigmoid":
-        notes.append("experts are scored by sigmoids and chosen with a correction bias")
-    elif rule.scores == "softmax_of_chosen":
-        notes.append("the top-k is taken of the logits, before the softmax")
-    elif rule.scores == "sigmoid_of_chosen":
-        notes.append("the top-k is taken of the logits plus a correction bias, and weighted by sigmoids")
-    elif rule.scores == "sparse_mixer":
-        notes.append("two experts are chosen one after the other, and each is weighted by itself")
+    if rule.scores in _SCORE_NOTES:
+        notes.append(_SCORE_NOTES[rule.scores])
     if rule.groups.count > 1:
         notes.append(
             f"a token chooses from {rule.groups.chosen} of {rule.groups.count} groups of experts: "
