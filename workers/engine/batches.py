@@ -20,10 +20,9 @@ Groups = tuple[tuple[Tokens, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Examples that run in one pass.
+    """Examples, by their indices, that run in one pass.
 
     Attributes:
-        examples: Indices of the examples.
         columns: Layout of all their sequences.
         rows: Number of each sequence in `columns`.
     """
@@ -70,11 +69,6 @@ def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list
     """Divide examples into batches, each with as many examples as fit.
 
     Examples are ordered so that those with common prefixes, or of equal length if sequences are padded, are neighbours.
-
-    Args:
-        groups: Sequences of every example.
-        layout: Layout of the sequences of a pass.
-        batch_tokens: See `Batcher`.
 
     Returns:
         Example indices per batch; each example is in exactly one batch.

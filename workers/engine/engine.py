@@ -229,9 +229,9 @@ class GenerationEngine:
         """Run one pass over prompts and drafts.
 
         Args:
-            batch: Batch of examples.
+            batch: Examples of the pass.
             read: Places of every example's last prompt token and draft tokens.
-            golds: Gold answers of the examples.
+            golds: Their gold answers.
             cache: KV cache to fill; None to keep none.
 
         Returns:

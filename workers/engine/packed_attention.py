@@ -40,11 +40,7 @@ def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
     """Return whether a model's attention can run between packed columns.
 
     The model must look up its attention in the registry, as `sdpa` or `eager` (flash attention has another layout), and
-    nothing else in it may pass information between tokens.
-
-    Args:
-        model: Causal language model.
-        layers: Layers of an empty KV cache for the model.
+    nothing else in it may pass information between tokens, as `layers` of an empty KV cache for the model show.
     """
     kinds = {config._attn_implementation for config in _configs(model)}
     if len(kinds) != 1 or not kinds <= set(KINDS) or not getattr(model, "_supports_attention_backend", False):
@@ -110,9 +106,7 @@ class Step:
     """Attention of a decoding step, whose results equal those of a pass over the whole sequences on a CPU.
 
     Attributes:
-        groups: Rows of the step by block of positions.
         output_index: Index of every row's output among those of all groups, int64 [rows].
-        masks: Cache of the masks.
     """
 
     groups: tuple[StepGroup, ...]

@@ -53,11 +53,7 @@ class LayerStates:
         self._weights: dict[str, float] = {}
 
     def count(self, prefixes: Mapping[str, int]) -> None:
-        """Count a new candidate.
-
-        Args:
-            prefixes: Number of layers, at least 1, by name of each of the candidate's prefixes.
-        """
+        """Count a new candidate with this number of layers, at least 1, by name of each of its prefixes."""
         # New occurrences count for more and more, which equals decay of the old ones. Weights are stored as logarithms.
         now = self._candidates / _HALF_LIFE
         self._candidates += 1
@@ -74,12 +70,9 @@ class LayerStates:
         return None if state is None else state.to(device, non_blocking=True)
 
     def put(self, name: str, batch: bytes, state: Tensor) -> None:
-        """Cache a state, unless it would have to evict states of at least its value.
+        """Cache a state of a counted prefix, unless it would have to evict states of at least its value.
 
-        Args:
-            name: Name of a counted prefix.
-            batch: Identifier of the batch. States with equal name and batch are equal.
-            state: Hidden states, which must not be modified any more.
+        States with equal name and batch are equal.
         """
         if batch in self._states.get(name, {}) or not self._make_room(state.nbytes, self._value(name)):
             return
@@ -128,12 +121,7 @@ class LayerReuse:
 
     States are cached only where a layer's key differs from the previous one, because candidates that edit groups of
     layers alike don't differ within a group, and only before layers that need nothing else of earlier ones. Models
-    whose decoder isn't a plain list of layers run unchanged.
-
-    Args:
-        model: Causal language model.
-        keys: Returns the keys of the model's current layers.
-        limit: Maximum size of the cached states in host memory, in bytes.
+    whose decoder isn't a plain list of layers run unchanged. For `limit` see `LayerStates`.
 
     Attributes:
         work: Columns times layers of all passes, as if nothing were reused.

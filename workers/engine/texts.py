@@ -87,8 +87,7 @@ class TextScorer:
     def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
         """Compute the mean log-probability of every text's tokens after the first, in nats, float64 [texts].
 
-        Args:
-            texts: Texts of at least two tokens.
+        Texts have at least two tokens.
 
         Raises:
             CandidateError: Logits are not finite.
@@ -104,15 +103,10 @@ class TextScorer:
         return means
 
     def knows(self, key: str) -> bool:
-        """Return whether predictions are stored under a key."""
         return key in self._remembered
 
     def remember(self, key: str, spans: Sequence[Span]) -> None:
-        """Store the predictions of the model, which must be unedited.
-
-        Args:
-            key: Key of the stored predictions.
-            spans: Texts of at least two tokens, with the numbers of positions to compare.
+        """Store the predictions of the model, which must be unedited, on texts of at least two tokens.
 
         Raises:
             UserError: Hidden states are not finite.
@@ -125,14 +119,7 @@ class TextScorer:
         self._remembered[key] = spans, kept
 
     def compare(self, key: str, compare: Callable[[Tensor, Tensor], Tensor]) -> NDArray[np.float64]:
-        """Compare the current model's predictions with the stored ones, averaged over every text's positions.
-
-        Args:
-            key: Key of the stored predictions.
-            compare: `divergence` or `overlap`.
-
-        Returns:
-            Means by text, float64 [texts].
+        """Average `divergence` or `overlap` with the stored predictions over every text's positions, float64 [texts].
 
         Raises:
             CandidateError: Logits are not finite.
@@ -194,10 +181,7 @@ def whole_texts(split: PreparedSplit, tokenized: TokenizedSplit) -> list[Tokens]
 def compared_spans(split: PreparedSplit, tokenized: TokenizedSplit, greedy: Sequence[Tokens]) -> list[Span]:
     """Return the texts and positions at which predictions are compared with the unedited model's.
 
-    Args:
-        split: Split, whose `positions` selects the positions.
-        tokenized: The same split's tokens.
-        greedy: Greedy answers of the unedited model, for `positions: greedy`.
+    `greedy` are its greedy answers, for `positions: greedy`.
 
     Raises:
         UserError: An example has no answer to compare, or a text has only one token.

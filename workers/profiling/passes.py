@@ -224,4 +224,4 @@ def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
 
 def _first(batch: Batch, at_once: int | None, kept: bool = False) -> Pass:
     columns = batch.columns
-    return Pass(columns.ids.numel(), at_once, 0, kept, 1, max(columns.lengths))
+    return Pass(columns.ids.numel(), at_once, 0, kept, 1, columns.places.shape[1])
