@@ -18,7 +18,7 @@ from moevolve.workers.contract.capacity import NeededMemory, check_room
 from moevolve.workers.contract.edits import ALL_TOKENS, CalibrationRecipe, Edit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
-from moevolve.workers.contract.usage import Usage, UsageRequest
+from moevolve.workers.contract.usage import Usage
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.reuse import LayerReuse
@@ -111,19 +111,19 @@ class EvaluationWorker:
         except CandidateError as error:
             raise UserError(f"the unedited model can't be measured: {error}") from None
 
-    def analyse(self, request: UsageRequest, split: PreparedSplit) -> Usage:
+    def analyse(self, edit: Edit, split: PreparedSplit, tokens: int | None = None) -> Usage:
         """Count the experts chosen under an edit on a split's prompts and answers, and revert.
 
-        Examples without gold answer get the unedited model's answer.
+        Examples without gold answer get the unedited model's answer. Counting stops at the end of the prompt with which
+        `tokens` tokens are reached; None counts all prompts.
 
         Raises:
             UserError: The edit doesn't fit this model, or there are no prompts.
             CandidateError: The edit has invalid values.
         """
-        limit = ALL_TOKENS if request.tokens is None else request.tokens
         self.resident.revert()
-        sequences = token_sequences(self._engine, (split,), limit)
-        return analyse_usage(self.resident, request.edit, sequences, self._engine.token_text)
+        sequences = token_sequences(self._engine, (split,), ALL_TOKENS if tokens is None else tokens)
+        return analyse_usage(self.resident, edit, sequences, self._engine.token_text)
 
     def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]:
         """Return the complete answers to each split's prompts under an edit, and revert.

@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator, computed_field
 
-from moevolve.workers.contract.edits import Edit
-
 # Arrays are lists in JSON.
 _AS_LISTS = PlainSerializer(lambda array: array.tolist())
 WholeNumbers = Annotated[NDArray[np.int64], PlainValidator(partial(np.asarray, dtype=np.int64)), _AS_LISTS]
@@ -23,17 +21,6 @@ RealNumbers = Annotated[NDArray[np.float64], PlainValidator(partial(np.asarray, 
 
 WORDS = 24
 """Number of most frequent tokens whose experts are counted separately (ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9)."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsageRequest:
-    """Request to count the expert usage of an edited model on a prepared split.
-
-    Counting stops at the end of the prompt with which `tokens` tokens are reached; None counts all prompts.
-    """
-
-    edit: Edit
-    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

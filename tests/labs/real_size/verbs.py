@@ -33,7 +33,6 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.export.export import export_model
 from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.worker import EvaluationWorker
@@ -285,7 +284,7 @@ class Session:
 
     def _analyse(self) -> str:
         setup = self._set_up("analyse")
-        usage = self._held().analyse(UsageRequest(sampled(setup).express(), 64), setup.prepared["search"][0])
+        usage = self._held().analyse(sampled(setup).express(), setup.prepared["search"][0], 64)
         return f"{len(usage.routed)} layers counted"
 
     def _answers(self) -> str:
