@@ -103,7 +103,6 @@ class Disagreement:
         accepted: The same over the positions that must agree: all of them in float32, 90 % in 16-bit dtypes, where two
             experts can tie and the order of a sum decides between them.
         tolerance: Upper bound on `accepted`.
-        positions: Number of positions compared.
     """
 
     largest: float
@@ -121,9 +120,7 @@ class Agreement:
     """How much an export differs from the edited resident model over all parts; see `Disagreement`.
 
     Attributes:
-        max_difference: Largest difference of any part at any position.
-        accepted_difference: Largest `Disagreement.accepted` of any part.
-        tolerance: Upper bound on `accepted_difference`.
+        max_difference, accepted_difference: The largest `Disagreement.largest` and `accepted` of any part.
         positions: Number of positions at which each part was compared.
         parts: Number of parts: embeddings, decoder layers, final norm and output head.
         worst_part: Name of the part with the largest `accepted_difference`.

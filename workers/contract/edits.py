@@ -83,15 +83,11 @@ class IdentityEdit:
 
 
 class CalibrationRecipe(Protocol):
-    """What to measure for a calibration: a frozen dataclass of plain values, one class per kind.
-
-    Attributes:
-        tokens: Number of calibration tokens. Whole prompts of the `calibration` split, with their answers, are run
-            until this number is reached.
-    """
+    """What to measure for a calibration: a frozen dataclass of plain values, one class per kind."""
 
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Number of tokens until which whole prompts of the `calibration` split, with their answers, are run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ class DenseFacts:
     """The dense feed-forward networks and the attention of a model.
 
     Attributes:
-        layers: Number of decoder layers.
         hidden: Size d of the residual stream.
         width: Number of neurons d_h per feed-forward network.
         gated: True for `down(act(gate(x)) * up(x))`, False for `down(act(up(x)))`.
@@ -62,8 +61,7 @@ class ModelFacts:
         family: `transformers` model type (`mixtral`, `qwen2_moe` ...).
         fingerprint: SHA-256 (hex) that identifies the checkpoint.
         moe_layers: Indices of the decoder layers with a MoE block, ascending; empty for a dense model.
-        experts: Number n of experts per MoE layer; 0 for a dense model.
-        active: Number k of active experts per token; 0 for a dense model.
+        experts, active: Experts n per MoE layer and k per token; 0 for a dense model.
         renormalise: True if the top-k routing weights are rescaled to sum to 1.
         expert_parameters, expert_neurons: Parameters and neurons of one expert; 0 for a dense model.
         neuron_parameters: Parameters of one of these neurons.

@@ -35,7 +35,7 @@ class FitRows:
 
     Attributes:
         tokens: Concatenated token ids of all sequences, int32 [tokens].
-        lengths: Lengths of the sequences, int32 [sequences].
+        lengths: Their lengths, int32 [sequences].
         prompts: Lengths of the prompts that sequences begin with, int32 [sequences]; answers follow.
     """
 

@@ -60,7 +60,6 @@ class ModelOutline:
         repeated_bytes: Bytes per cached position of keys and values that attention with a mask repeats.
         caches: True if decoding continues from the KV cache of the pass over answers. With sliding windows this is
             possible only on a CPU, where attention knows each token's position.
-        layout: Layout of the sequences of a pass.
         hidden, vocabulary: Size of the residual stream and of the vocabulary.
         intermediate: Neurons of an expert, or of a dense network.
         positions: Maximum number of positions.

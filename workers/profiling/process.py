@@ -25,10 +25,6 @@ _STRIDE, _OFFSET = 7919, 13
 class ProfiledProcess:
     """One model as plain `transformers` loads it, without our engine.
 
-    Attributes:
-        model: The loaded model.
-        loaded: Its costs and settings.
-
     Raises:
         UserError: The checkpoint can't be loaded or counted, or there is no CUDA device.
     """

@@ -21,15 +21,7 @@ LoadedDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """A checkpoint to be profiled.
-
-    Attributes:
-        label: Name of the model as the user gave it.
-        path: Local folder or hub id.
-        revision: Hub revision; None for the default branch.
-        device_map: `transformers` device map to spread the model over several GPUs.
-        trust_remote_code: Allow modelling code in the checkpoint to run.
-    """
+    """A checkpoint to be profiled, labelled as the user named it; for the other fields see `ModelConfig`."""
 
     label: str
     path: str
@@ -181,11 +173,9 @@ class BatchProfile:
     """Measurements of one model at one batch size.
 
     Attributes:
-        batch_size: Number of sequences per batch.
         prompt_tokens: Tokens of all prompts, without padding.
         new_tokens: Number of decoding steps.
-        prefill_seconds: Time of the pass over all prompts, for every repeat.
-        decode_seconds: Time of all decoding steps, for every repeat.
+        prefill_seconds, decode_seconds: Time of the pass over all prompts and of all decoding steps, by repeat.
         peak_bytes: Peak memory over all repeats; None if it can't be measured.
         prefill_rate: Prompt tokens per second; this and the other rates are medians over the repeats.
         decode_rate: New tokens per second of the whole batch.
@@ -220,8 +210,6 @@ class ModelProfile:
     """Measurements of one model.
 
     Attributes:
-        label: Name of the model as the user gave it.
-        load: Costs of the model and the settings that it ran with.
         batches: Measurements by batch size, ascending.
         score: Stored score on the prompts' task and split, from 0 to 1; None for arbitrary prompts, folders, and models
             that weren't evaluated on them.
@@ -244,7 +232,7 @@ class ProfileReport:
     """Measurements of several models.
 
     Attributes:
-        models: Measurements of the models; ratios are relative to the first.
+        models: Ratios are relative to the first.
         notes: Remarks for readers.
         peak_memory: How the peak memory was measured.
     """

@@ -44,11 +44,11 @@ class ProfileError(RuntimeError):
 def profile_models(
     models: Sequence[ProfiledModel], settings: ProfileSettings, folder: Path, on_stage: Stage = lambda _: None
 ) -> ProfileReport:
-    """Profile checkpoints; ratios are relative to the first.
+    """Profile at least one checkpoint.
 
     Args:
-        models: Checkpoints, at least one.
-        settings: Settings of the profile.
+        models: Checkpoints; ratios are relative to the first.
+        settings: What is timed, and how.
         folder: Empty folder for logs and copies of modelling code, which the caller removes.
         on_stage: Called with a description of each stage.
 
@@ -105,14 +105,10 @@ def _batch_profile(size: int, replies: Sequence[MeasureReply], settings: Profile
 
 
 class _Process:
-    """The process of one model. It is killed at the end of its `with` block, and ends when this process does.
-
-    Attributes:
-        model: The checkpoint.
-        loaded: Reply of `load`.
-    """
+    """The process of one model. It is killed at the end of its `with` block, and ends when this process does."""
 
     loaded: LoadReply
+    """Reply of `load`."""
 
     def __init__(self, model: ProfiledModel, folder: Path) -> None:
         self.model = model
@@ -141,7 +137,6 @@ class _Process:
         self._connection.close()
 
     def load(self, settings: ProfileSettings) -> LoadReply:
-        """Load the model."""
         self.loaded = self._ask((self.model, settings))
         return self.loaded
 

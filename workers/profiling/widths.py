@@ -27,7 +27,7 @@ def time_widths(model: ProfiledModel, shares: Sequence[float], settings: Profile
     Args:
         model: A checkpoint, which is loaded once.
         shares: Shares of each expert's neurons, in (0, 1].
-        settings: Settings with one batch size.
+        settings: What is timed, with one batch size.
 
     Returns:
         Seconds of all decoding steps by share, medians over the repeats.
