@@ -18,32 +18,18 @@ from moevolve.workers.contract.capacity import NeededMemory, check_room
 from moevolve.workers.contract.edits import ALL_TOKENS, CalibrationRecipe, Edit
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerFault, WorkerInfo
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
-from moevolve.workers.contract.usage import Usage, UsageRequest
+from moevolve.workers.contract.usage import Usage
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.model.resident import ResidentModel
 
 
-def configure_runtime(threads: int) -> None:
-    """Set the number of intra-op threads of torch in this process.
-
-    The number is a setting, because the order of floating-point sums, and so the last digits of a score, may depend on
-    it. It overrides `OMP_NUM_THREADS`, which Ray sets to the number of CPUs that an actor reserves.
-
-    Raises:
-        UserError: `threads` is below 1.
-    """
-    if threads < 1:
-        raise UserError(f"engine.threads is {threads}; give the torch threads per worker, at least 1")
-    torch.set_num_threads(threads)
-
-
 class EvaluationWorker:
     """One resident model and its engine.
 
     Args:
-        model: Checkpoint and settings of the model.
+        model: Checkpoint and settings.
         engine: Settings of the engine.
         shortcuts: Optimisations to use.
         activation_cache_bytes: Maximum size of the cache of hidden states (`moevolve.workers.engine.reuse`), in host
@@ -63,24 +49,21 @@ class EvaluationWorker:
         activation_cache_bytes: int = 0,
         needed: NeededMemory | None = None,
     ) -> None:
-        configure_runtime(engine.threads)
+        # It overrides OMP_NUM_THREADS, which Ray sets to the number of CPUs that an actor reserves.
+        torch.set_num_threads(engine.threads)
         if needed is not None:
-            _reserve(model, needed)
-        self._resident = ResidentModel.load(model, None if needed is None else needed.memory.beside)
-        resident = self._resident
-        self._reuse = (
-            LayerReuse(resident.model, resident.layer_keys, activation_cache_bytes) if activation_cache_bytes else None
-        )
-        self._engine = GenerationEngine(resident.model, resident.tokenizer, engine, shortcuts, self._reuse)
+            device = resolve_device(model)
+            if device.type == "cuda" and needed.gpus < 1:
+                torch.cuda.set_per_process_memory_fraction(needed.gpus, device)
+            check_room(needed, device)
+        self.resident = ResidentModel.load(model, None if needed is None else needed.memory.beside)
+        loaded, keys = self.resident.model, self.resident.layer_keys
+        self._reuse = LayerReuse(loaded, keys, activation_cache_bytes) if activation_cache_bytes else None
+        self._engine = GenerationEngine(loaded, self.resident.tokenizer, engine, shortcuts, self._reuse)
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
-    @property
-    def resident(self) -> ResidentModel:
-        return self._resident
-
     def info(self, node: str = "") -> WorkerInfo:
-        """Return the location of this worker."""
-        return WorkerInfo(self._name, node, str(self._resident.device))
+        return WorkerInfo(self._name, node, str(self.resident.device))
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
         """Apply the edit, score every split in order, and revert.
@@ -98,17 +81,15 @@ class EvaluationWorker:
         try:
             self._remember(splits)
             split_started = time.perf_counter()
-            with self._resident.edited(request.edit):
+            with self.resident.edited(request.edit):
                 for split in splits:
                     failed_on = (split.fingerprint,)
                     results[split.fingerprint] = self._score(split, split_started)
                     split_started = time.perf_counter()
-        except CandidateError as error:
-            failure = str(error)
         except Exception as error:  # noqa: BLE001 - a candidate's own fault never stops a search
+            failure = str(error) if isinstance(error, CandidateError) else f"{type(error).__name__}: {error}"
             if is_worker_fault(error):
-                raise WorkerFault(f"{type(error).__name__}: {error}") from None
-            failure = f"{type(error).__name__}: {error}"
+                raise WorkerFault(failure) from None
         return EvaluationReply(
             ticket=request.ticket,
             results=results,
@@ -124,40 +105,35 @@ class EvaluationWorker:
         Raises:
             UserError: The recipe isn't for models of this kind, or the unedited model's values aren't finite.
         """
-        self._resident.revert()
+        self.resident.revert()
         try:
-            return calibrate(self._resident, self._engine, recipe, splits).to_bytes()
+            return calibrate(self.resident, self._engine, recipe, splits).to_bytes()
         except CandidateError as error:
             raise UserError(f"the unedited model can't be measured: {error}") from None
 
-    def analyse(self, request: UsageRequest, split: PreparedSplit) -> Usage:
+    def analyse(self, edit: Edit, split: PreparedSplit, tokens: int | None = None) -> Usage:
         """Count the experts chosen under an edit on a split's prompts and answers, and revert.
 
-        Examples without gold answer get the unedited model's answer.
+        Examples without gold answer get the unedited model's answer. Counting stops at the end of the prompt with which
+        `tokens` tokens are reached; None counts all prompts.
 
         Raises:
             UserError: The edit doesn't fit this model, or there are no prompts.
             CandidateError: The edit has invalid values.
         """
-        limit = ALL_TOKENS if request.tokens is None else request.tokens
-        self._resident.revert()
-        sequences = token_sequences(self._engine, (split,), limit)
-        return analyse_usage(self._resident, request.edit, sequences, self._engine.token_text)
+        self.resident.revert()
+        sequences = token_sequences(self._engine, (split,), ALL_TOKENS if tokens is None else tokens)
+        return analyse_usage(self.resident, edit, sequences, self._engine.token_text)
 
     def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]:
-        """Return the complete answers to each split's prompts under an edit, and revert.
-
-        Raises:
-            UserError: The edit doesn't fit this model.
-            CandidateError: The edit has invalid values.
-        """
+        """Return the complete answers to each split's prompts under an edit, and revert. For errors see `analyse`."""
         self._remember(splits)
-        with self._resident.edited(edit):
+        with self.resident.edited(edit):
             return tuple(transcribe(self._engine, split) for split in splits)
 
     def _remember(self, splits: tuple[PreparedSplit, ...]) -> None:
         """Store the unedited model's predictions on splits whose fitness compares with them."""
-        self._resident.revert()
+        self.resident.revert()
         for split in splits:
             if FITNESSES[split.fitness].compares:
                 self._engine.remember(split)
@@ -169,14 +145,6 @@ class EvaluationWorker:
         result = run_split(self._engine, split)
         saved = 0.0 if self._reuse is None else self._reuse.saved / max(self._reuse.work, 1)
         return replace(result, seconds=time.perf_counter() - started, saved=saved)
-
-
-def _reserve(model: ModelConfig, needed: NeededMemory) -> None:
-    """Check the available memory, and limit this process to its share of the GPU."""
-    device = resolve_device(model)
-    if device.type == "cuda" and needed.gpus < 1:
-        torch.cuda.set_per_process_memory_fraction(needed.gpus, device)
-    check_room(needed, device)
 
 
 _DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")

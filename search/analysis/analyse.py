@@ -17,7 +17,6 @@ from moevolve.search.requests.answers import Analysis
 from moevolve.search.requests.models import AnalyseRequest
 from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.usage import UsageRequest
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
@@ -38,12 +37,10 @@ def analyse(store: StoreReader, request: AnalyseRequest) -> Analysis:
     prepared = prepared_split(subject, request.task, request.split)
     worker = EvaluationWorker(subject.config.model, subject.config.engine)
     try:
-        after = worker.analyse(UsageRequest(subject.edit, request.tokens), prepared)
+        after = worker.analyse(subject.edit, prepared, request.tokens)
     except CandidateError as error:
         raise UserError(f"{reference} can't be run: {error}") from None
-    before = (
-        worker.analyse(UsageRequest(IdentityEdit(), request.tokens), prepared) if subject.facts.moe_layers else None
-    )
+    before = worker.analyse(IdentityEdit(), prepared, request.tokens) if subject.facts.moe_layers else None
     return Analysis(
         ref=detail.ref,
         search_id=detail.search.id,

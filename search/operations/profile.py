@@ -25,16 +25,16 @@ from moevolve.workers.checkpoints.files import gguf_file
 from moevolve.workers.checkpoints.loading import placed
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.profiling.checkpoints import check_folder, position_limit
-from moevolve.workers.profiling.messages import (
+from moevolve.workers.profiling.passes import PromptMeter
+from moevolve.workers.profiling.report import (
     NEW_TOKENS,
     LoadedDtype,
     ProfiledModel,
+    ProfileReport,
     ProfileSettings,
     TaskPrompts,
     usual_prompt_tokens,
 )
-from moevolve.workers.profiling.passes import PromptMeter
-from moevolve.workers.profiling.report import ProfileReport
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.shrink.page import RetainedMass
 from moevolve.workers.contract.edits import IdentityEdit
-from moevolve.workers.contract.usage import UsageRequest
 
 _TOKENS = 4096
 """Tokens of a domain that are routed: shares of an expert are then known within a percent or two."""
@@ -52,7 +51,7 @@ def routing_shares(config: RunConfig) -> NDArray[np.float64]:
 
     worker = EvaluationWorker(placed(config.model), config.engine)
     splits = [section.prepared("calibration", calibrating=True) for section in config.tasks]
-    usages = [worker.analyse(UsageRequest(IdentityEdit(), _TOKENS), split) for split in splits]
+    usages = [worker.analyse(IdentityEdit(), split, _TOKENS) for split in splits]
     sums = np.array([[layer.weights for layer in usage.routed] for usage in usages])
     shares: NDArray[np.float64] = sums / np.maximum(sums.sum(axis=2, keepdims=True), np.finfo(float).tiny)
     return shares

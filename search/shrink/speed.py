@@ -15,7 +15,7 @@ from moevolve.search.loop.scores import FULL
 from moevolve.search.shrink.budget import SpeedBudget
 from moevolve.search.shrink.page import Speed, Written
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.profiling.messages import NEW_TOKENS, ProfiledModel, ProfileSettings, usual_prompt_tokens
+from moevolve.workers.profiling.report import NEW_TOKENS, ProfiledModel, ProfileSettings, usual_prompt_tokens
 
 if TYPE_CHECKING:
     from moevolve.search.pools.ray_actor import FirstWorker

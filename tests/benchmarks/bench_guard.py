@@ -28,7 +28,6 @@ from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.worker import EvaluationWorker
@@ -49,7 +48,7 @@ class Bed:
         self.splits = {task: prepare_split(load_task(f"demo-{task}"), "test").head(ROWS) for task in TASKS}
         measured = [prepare_split(load_task(f"demo-{task}"), "calibration") for task in TASKS]
         self.rows = FitRows.of(Calibration.from_bytes(self.worker.calibrate(RowsRecipe(16384), tuple(measured))).arrays)
-        usages = [self.worker.analyse(UsageRequest(IdentityEdit(), 4096), split) for split in measured]
+        usages = [self.worker.analyse(IdentityEdit(), split, 4096) for split in measured]
         self.used = np.sum([[layer.weights for layer in usage.routed] for usage in usages], axis=0)
         self.active = int(self.worker.resident.model.config.num_experts_per_tok)
         self.full = self.accuracies(IdentityEdit())

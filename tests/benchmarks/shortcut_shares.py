@@ -8,15 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from timed_search import run_timed, unrepaired
 
 from moevolve.evaluators.fitness.scoring import run_split
+from moevolve.kernels import products as kernel
 from moevolve.search.config.run import RunConfig
 from moevolve.search.running.launch import set_up_new
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.engine.products import make_rows_independent, uses_onednn
-from moevolve.workers.worker import EvaluationWorker, configure_runtime
+from moevolve.workers.engine.products import make_rows_independent
+from moevolve.workers.worker import EvaluationWorker
 
 _CANDIDATES = 5
 
@@ -27,14 +29,14 @@ def evaluation_shares(config: RunConfig, repeats: int) -> dict[str, float]:
     setup = set_up_new(config)
     split = setup.prepared["search"][0]
     worker = EvaluationWorker(config.model, config.engine)
-    configure_runtime(1)
+    torch.set_num_threads(1)
     resident, settings = worker.resident, config.engine
     ways = {
         "all on": (settings.matmul_backend, ALL_SHORTCUTS),
         "no draft": (settings.matmul_backend, Shortcuts(draft=False)),
         "no common beginnings": (settings.matmul_backend, Shortcuts(prefixes=False)),
     }
-    if uses_onednn(settings.matmul_backend):
+    if settings.matmul_backend != "torch" and kernel.onednn_preferred():
         ways["products by torch"] = ("torch", ALL_SHORTCUTS)
     engines = {
         name: GenerationEngine(resident.model, resident.tokenizer, settings, shortcuts)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from moevolve.workers.profiling.messages import LoadReply, LoadRequest, MeasureReply, MeasureRequest
+from moevolve.workers.profiling.report import LoadReply, MeasureReply
 
 
 class CannedProfilees:
@@ -48,21 +48,21 @@ def main(log: Path, connection: Connection) -> None:
         except EOFError:
             return
         before = log.read_text().splitlines()
-        if isinstance(request, LoadRequest):
-            name = request.model.path
+        if isinstance(request, tuple):
+            model, _ = request
+            name = model.path
             if name.endswith("killed"):
                 os.kill(os.getpid(), signal.SIGKILL)
             others = sum(_runs(int(event.split()[-1])) for event in before if "loads" in event)
-            spread = f" {request.model.device_map}" if request.model.device_map else ""
+            spread = f" {model.device_map}" if model.device_map else ""
             event = f"{name} loads{spread} beside {others}, pid {os.getpid()}"
             free = 79 if name == "crowded" else 80  # another one and what it runs in take 80
             reply: LoadReply | MeasureReply = LoadReply(
                 10, 5, 40, 8, 2, "llama", "float32", "cpu", "CPU", 1, "sdpa", "-", free
             )
         else:
-            assert isinstance(request, MeasureRequest)
-            event = f"{name} {request.batch_size}"
-            unknown = name == "two" and request.batch_size == 3
+            event = f"{name} {request}"
+            unknown = name == "two" and request == 3
             reply = MeasureReply(2.0, 1.0, None if unknown else 101 + len(before))
         with log.open("a") as file:
             file.write(f"{event}\n")

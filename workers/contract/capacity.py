@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,6 @@ for the KV cache, activations and logits."""
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _UNLIMITED = 1 << 60
 
 _USABLE_SHARE = 0.95
@@ -111,16 +111,14 @@ class NoRoomError(UserError):
 def check_room(needed: NeededMemory, device: torch.device) -> None:
     """Check that a worker's model fits into the available memory.
 
-    Args:
-        needed: Memory of one worker.
-        device: Device of the model; one of them if it is spread over several GPUs.
+    If the model is spread over several GPUs, `device` is one of them.
 
     Raises:
         NoRoomError: The model doesn't fit. The message lists the parts with their sizes and a setting that would fit.
     """
     memory, host = needed.memory, available_host_bytes()
     if device.type != "cuda":
-        free = min(host, _device_limit() or _UNLIMITED)
+        free = min(host, _device_limit())
         if memory.device + memory.host_peak > free:
             raise NoRoomError(_refusal(needed, memory.device + memory.host_peak, "this machine", free, 0, free))
         return
@@ -137,10 +135,8 @@ def _refusal(needed: NeededMemory, takes: int, where: str, free: int, host: int,
     """One line that says why a model is refused.
 
     Args:
-        needed: Memory of one worker.
-        takes: Bytes needed in the place that is too small.
+        takes, free: Bytes needed and free in the place that is too small.
         where: Name of that place.
-        free: Bytes free there.
         host, device: Bytes free on the host and on the device; on a CPU all of them count as the device's.
     """
     on_device = where != "the host"
@@ -164,7 +160,7 @@ def _gigabytes(size: int) -> str:
 def free_bytes(device: torch.device) -> int:
     """Bytes that this process can still allocate on a device, or on the host if the device is a CPU."""
     if device.type != "cuda":
-        return min(available_host_bytes(), _device_limit() or _UNLIMITED)
+        return min(available_host_bytes(), _device_limit())
     import torch
 
     free, total = torch.cuda.mem_get_info(device)
@@ -172,64 +168,49 @@ def free_bytes(device: torch.device) -> int:
     # Memory that torch's caching allocator has reserved but doesn't use is available to this process.
     free += torch.cuda.memory_reserved(device) - allocated
     limit = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return min(free, limit - allocated, (_device_limit() or _UNLIMITED) - allocated)
+    return min(free, limit - allocated, _device_limit() - allocated)
 
 
 def experts_room(device: torch.device, pass_bytes: int | None = None) -> int:
-    """Bytes that experts may take on a device that already holds the rest of the model.
-
-    Args:
-        device: Device of the model.
-        pass_bytes: Bytes that forward passes need; None if unknown.
-    """
+    """Bytes that experts may take on a device that already holds the rest of the model; see `experts_share`."""
     return experts_share(free_bytes(device), pass_bytes)
 
 
 def experts_share(free: int, pass_bytes: int | None) -> int:
-    """Bytes that experts may take out of `free` bytes; see `experts_room`."""
+    """Bytes that experts may take out of `free` bytes, if forward passes need `pass_bytes` (None if unknown)."""
     return int(_EXPERTS_SHARE * free) if pass_bytes is None else max(0, int(_USABLE_SHARE * free) - pass_bytes)
 
 
 def available_host_bytes() -> int:
     """Bytes of host memory that this process can allocate: those free on the machine or within its cgroup's limit."""
-    limit, used = _cgroup_usage()
-    return max(0, min(_available_on_machine(), limit - used))
-
-
-def _device_limit() -> int | None:
-    limit = os.environ.get(CAPACITY)
-    return None if limit is None else int(float(limit) * 1e9)
-
-
-def _available_on_machine() -> int:
     try:
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except OSError:  # not Linux
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(0, min(free, _free_in_cgroup()))
 
 
-def _cgroup_usage() -> tuple[int, int]:
-    """Memory limit and usage of this process's cgroup (version 2 or 1), in bytes."""
-    limits = (_CGROUP / "memory.max", "memory.current"), (_CGROUP / "memory" / _CGROUP_V1[0], _CGROUP_V1[1])
-    for limit_file, usage_name in limits:
+def _free_in_cgroup() -> int:
+    """Bytes within the limit of this process's cgroup (version 2 or 1)."""
+    version_1 = _CGROUP / "memory" / "memory.limit_in_bytes", "memory.usage_in_bytes"
+    for limit_file, usage_name in ((_CGROUP / "memory.max", "memory.current"), version_1):
         try:
             limit = limit_file.read_text(encoding="ascii").strip()
             used = int(limit_file.with_name(usage_name).read_text(encoding="ascii"))
-        except (OSError, ValueError):
+            stat = limit_file.with_name("memory.stat").read_text(encoding="ascii").splitlines()
+        except OSError:
             continue
         if limit.isdigit():
-            return int(limit), max(0, used - _page_cache(limit_file.with_name("memory.stat")))
-    return _UNLIMITED, 0
+            # Cached pages of files count as used, but the kernel drops them when memory runs short.
+            cached = sum(int(line.split()[1]) for line in stat if line.startswith(("inactive_file ", "active_file ")))
+            return int(limit) - max(0, used - cached)
+    return _UNLIMITED
 
 
-def _page_cache(stat: Path) -> int:
-    # Cached pages of files count as used, but the kernel drops them when memory runs short.
-    try:
-        lines = stat.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
+def _device_limit() -> int:
+    limit = os.environ.get(CAPACITY)
+    return _UNLIMITED if limit is None else int(float(limit) * 1e9)
 
 
 def release_freed_memory() -> None:
@@ -237,6 +218,5 @@ def release_freed_memory() -> None:
 
     Otherwise worker processes keep it (`moevolve.workers.contract.settings.WORKER_ENV`).
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -27,7 +27,7 @@ class ExportSummary:
         parameters_before: Parameters of the unedited model.
         lead: Beginning of the card's first sentence.
         method: Name and arXiv number of the paper.
-        tag: Model card tag for the kind of edit.
+        tag: Tag of the model card for the kind of edit.
         form_note: Sentence that says what is needed to load the checkpoint.
         rows: Further rows of the card's table, as (title, value).
     """
@@ -47,8 +47,6 @@ class ExportScore:
     """A score measured on one task split.
 
     Attributes:
-        task: Name of the task.
-        split: Name of the split.
         score: Value of the task's metric, in [0, 1].
         examples: Number of examples scored.
         low, high: 95 % confidence interval; both None if unknown.
@@ -68,12 +66,10 @@ class ExportCard:
 
     Attributes:
         title: Heading of the card.
-        base_model: Unedited checkpoint, as the user named it.
-        base_fingerprint: Fingerprint of the unedited checkpoint.
+        base_model, base_fingerprint: Unedited checkpoint, as the user named it, and its fingerprint.
         search_name, search_id: Search that found the edit.
         individual: Reference of the individual within its search.
         lineage: Description of every ancestor, nearest first.
-        scores: Measured scores.
         notes: Further paragraphs.
     """
 
@@ -107,7 +103,6 @@ class Disagreement:
         accepted: The same over the positions that must agree: all of them in float32, 90 % in 16-bit dtypes, where two
             experts can tie and the order of a sum decides between them.
         tolerance: Upper bound on `accepted`.
-        positions: Number of positions compared.
     """
 
     largest: float
@@ -125,9 +120,7 @@ class Agreement:
     """How much an export differs from the edited resident model over all parts; see `Disagreement`.
 
     Attributes:
-        max_difference: Largest difference of any part at any position.
-        accepted_difference: Largest `Disagreement.accepted` of any part.
-        tolerance: Upper bound on `accepted_difference`.
+        max_difference, accepted_difference: The largest `Disagreement.largest` and `accepted` of any part.
         positions: Number of positions at which each part was compared.
         parts: Number of parts: embeddings, decoder layers, final norm and output head.
         worst_part: Name of the part with the largest `accepted_difference`.
@@ -151,9 +144,7 @@ class ExportReport:
 
     Attributes:
         directory: Folder of the checkpoint.
-        form: See `CheckpointForm`.
-        experts: Experts per MoE layer; 0 for a dense model.
-        active: Active experts per token, of the layer with the most.
+        experts, active: See `ExportSummary`.
         parameters: Number of parameters of the exported model.
         size_bytes: Total size of the files.
         agreement: Comparison of the files with the edited model; None in the source form.
@@ -177,11 +168,7 @@ class ExportReport:
 
 
 class ExportError(RuntimeError):
-    """An export failed its verification.
-
-    Attributes:
-        reason: The difference that was found, as text.
-    """
+    """An export failed its verification, by the difference that `reason` describes."""
 
     def __init__(self, reason: str, kept: Path) -> None:
         super().__init__(f"{reason}; the files are kept in {kept}, don't use them")

@@ -35,7 +35,6 @@ class Edit(Protocol):
     @property
     def phenotype_hash(self) -> str:
         """SHA-256 (hex) of the canonical content."""
-        ...
 
 
 @runtime_checkable
@@ -49,7 +48,6 @@ class LayeredEdit(Edit, Protocol):
         Layers with equal position and hash compute the same function of the same model, bit for bit. The position isn't
         part of the hash, so layers that are edited alike have equal hashes.
         """
-        ...
 
 
 def prefix_hashes(head: bytes, hashes: Sequence[str]) -> tuple[str, ...]:
@@ -68,7 +66,6 @@ class FollowUpEdit(Edit, Protocol):
     @property
     def base(self) -> Edit:
         """The edit that is applied first."""
-        ...
 
 
 def underlying(edit: Edit) -> Edit:
@@ -86,23 +83,18 @@ class IdentityEdit:
 
 
 class CalibrationRecipe(Protocol):
-    """What to measure for a calibration: a frozen dataclass of plain values, one class per kind.
-
-    Attributes:
-        tokens: Number of calibration tokens. Whole prompts of the `calibration` split, with their answers, are run
-            until this number is reached.
-    """
+    """What to measure for a calibration: a frozen dataclass of plain values, one class per kind."""
 
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Number of tokens until which whole prompts of the `calibration` split, with their answers, are run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CombinedRecipe:
     """Several calibrations in one, each measured separately on its own number of tokens.
 
-    Attributes:
-        parts: Recipes of the calibrations, whose arrays have distinct names.
+    Their arrays have distinct names.
     """
 
     parts: tuple[CalibrationRecipe, ...]
@@ -149,6 +141,8 @@ class Calibration:
     Attributes:
         arrays: Read-only arrays by name, float32 or integer. `with_cost` adds `tokens_run` (int64) and `seconds`
             (float64).
+        tokens_run: Number of tokens in one pass of the measurement.
+        seconds: Time that the measurement took, without loading the model.
     """
 
     arrays: Mapping[str, NDArray[Any]] = field(repr=False)
@@ -160,12 +154,10 @@ class Calibration:
 
     @property
     def tokens_run(self) -> int:
-        """Number of tokens in one pass of the measurement."""
         return int(self.arrays["tokens_run"][0])
 
     @property
     def seconds(self) -> float:
-        """Seconds that the measurement took, without loading the model."""
         return float(self.arrays["seconds"][0])
 
     def to_bytes(self) -> bytes:
@@ -174,7 +166,6 @@ class Calibration:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Calibration:
-        """Read the result of `to_bytes`."""
         arrays = load(data)
         for array in arrays.values():
             array.flags.writeable = False
@@ -189,8 +180,6 @@ def calibration_fingerprint(
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _settings(recipe: CalibrationRecipe) -> list[Any]:
-    plain: Any = recipe
-    if isinstance(recipe, CombinedRecipe):
-        return [type(recipe).__name__, [_settings(part) for part in recipe.parts]]
-    return [type(recipe).__name__, asdict(plain)]
+def _settings(recipe: Any) -> list[Any]:
+    combines = isinstance(recipe, CombinedRecipe)
+    return [type(recipe).__name__, [_settings(part) for part in recipe.parts] if combines else asdict(recipe)]

@@ -14,13 +14,11 @@ class DenseFacts:
     """The dense feed-forward networks and the attention of a model.
 
     Attributes:
-        layers: Number of decoder layers.
         hidden: Size d of the residual stream.
         width: Number of neurons d_h per feed-forward network.
         gated: True for `down(act(gate(x)) * up(x))`, False for `down(act(up(x)))`.
         bias: True if the linear layers of the feed-forward networks have biases.
         heads, key_value_heads: Number of query heads and of key/value heads per layer.
-        head_dim: Dimensions of a head.
         rotary_dim: Leading dimensions of a head that get rotary position embedding; 0 without it.
     """
 
@@ -36,7 +34,6 @@ class DenseFacts:
 
     @property
     def matrices(self) -> int:
-        """Number of linear layers of a network."""
         return 3 if self.gated else 2
 
     @property
@@ -63,18 +60,14 @@ class ModelFacts:
         family: `transformers` model type (`mixtral`, `qwen2_moe` ...).
         fingerprint: SHA-256 (hex) that identifies the checkpoint.
         moe_layers: Indices of the decoder layers with a MoE block, ascending; empty for a dense model.
-        experts: Number n of experts per MoE layer; 0 for a dense model.
-        active: Number k of active experts per token; 0 for a dense model.
+        experts, active: Experts n per MoE layer and k per token; 0 for a dense model.
         renormalise: True if the top-k routing weights are rescaled to sum to 1.
-        parameters: Number of parameters of the model.
-        expert_parameters: Parameters of one expert.
-        expert_neurons: Neurons of one expert; 0 for a dense model.
-        neuron_parameters: Parameters of one of these neurons; 0 for a dense model.
+        expert_parameters, expert_neurons: Parameters and neurons of one expert; 0 for a dense model.
+        neuron_parameters: Parameters of one of these neurons.
         shared_neurons: Neurons of the shared expert in a layer's MoE block; 0 without one.
-        router_parameters_per_expert: Parameters of a router per expert.
         dtype: Parameter dtype after loading: `float32`, `bfloat16` or `float16`.
         notes: Particularities of the model, as text for users.
-        dense: Dense feed-forward networks of a dense model; None for other models.
+        dense: None for a mixture of experts.
         linears: Linear layers within the decoder layers, in order of depth.
         routing: Routing rule; None for softmax and top-k.
         correction_parameters: Parameters of a router's correction bias per expert: 0 where it is a buffer, as in most
@@ -104,7 +97,6 @@ class ModelFacts:
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes per parameter after loading."""
         return DTYPE_BYTES[self.dtype]
 
     @property
@@ -114,13 +106,10 @@ class ModelFacts:
 
 
 def parameters_after(facts: ModelFacts, retained: int, native: bool = False) -> int:
-    """Number of parameters of the model with n' experts per MoE layer.
+    """Number of parameters of the model with n' retained experts per MoE layer.
 
-    Args:
-        facts: Facts about the unedited model.
-        retained: Number n' of experts per MoE layer.
-        native: Count the form that keeps the router's n rows and adds an [n', n] mapping (for continuous mappings of
-            the softmax) instead of a router with n' rows.
+    A `native` form keeps the router's n rows and adds an [n', n] mapping (for continuous mappings of the softmax),
+    instead of a router with n' rows.
     """
     dropped = facts.experts - retained
     per_layer = -dropped * facts.expert_parameters
@@ -152,5 +141,5 @@ class FileSizes:
     expert: int
 
     def total(self, experts: int) -> int:
-        """Bytes of the weight files with so many kept experts per MoE layer."""
+        """Bytes of the weight files with this number of kept experts per MoE layer."""
         return self.fixed + experts * self.expert

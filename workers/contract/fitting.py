@@ -20,11 +20,9 @@ RowsUse = Literal["repair", "skipping"]
 
 @dataclass(frozen=True, slots=True)
 class RowsRecipe:
-    """Recipe for the token sequences that edits are fitted on: whole calibration prompts with their answers.
+    """Recipe for about `tokens` tokens that edits are fitted on: whole calibration prompts with their answers.
 
-    Attributes:
-        tokens: Approximate number of tokens.
-        use: Purpose of the tokens; one calibration may hold sequences for several purposes.
+    One calibration may hold sequences for several uses.
     """
 
     tokens: int
@@ -37,7 +35,7 @@ class FitRows:
 
     Attributes:
         tokens: Concatenated token ids of all sequences, int32 [tokens].
-        lengths: Lengths of the sequences, int32 [sequences].
+        lengths: Their lengths, int32 [sequences].
         prompts: Lengths of the prompts that sequences begin with, int32 [sequences]; answers follow.
     """
 
@@ -52,7 +50,6 @@ class FitRows:
 
     @property
     def sequences(self) -> list[Tokens]:
-        """All sequences."""
         return self.first(len(self.tokens))
 
     def first(self, limit: int) -> list[Tokens]:

@@ -16,11 +16,9 @@ FailureKind = Literal["candidate", "worker", "timeout"]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """Request to score an edit on prepared splits.
+    """Request to score an edit on prepared splits, in order.
 
     Attributes:
-        edit: Edit to apply to the resident model.
-        splits: Splits to score, in order.
         experts, active, parameters, active_parameters: Sizes of the edited model, for the record; None for the full
             model.
         ticket: Identifier of the request. The reply carries it, so that a duplicate reply can be recognised.
@@ -36,7 +34,6 @@ class EvaluationRequest:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Fingerprints of the splits, in order."""
         return tuple(split.fingerprint for split in self.splits)
 
     @property
@@ -55,7 +52,6 @@ class EvaluationReply:
             one that failed.
         failure: Reason of the failure; None on success.
         seconds: Total time, including applying the edit.
-        worker: Name of the worker, for the record.
         kind: Cause of the failure.
         failed_on: Fingerprints of the splits that failed through the candidate's fault. Splits neither here nor in
             `results` were not tried.

@@ -37,13 +37,12 @@ class ExpertFiles(Protocol):
     """Original experts that stay in a checkpoint's files (`moevolve.workers.checkpoints.stored_experts`)."""
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the fused tensors of a decoder layer's experts by name, which are read when one is asked for.
+        """Return the fused tensors of a decoder layer's experts by name, each of which is read when it is asked for.
 
         Args:
             index: Index of the decoder layer.
             parameters: Tensors on the meta device with the same names and shapes.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -72,35 +71,25 @@ class ModelParts:
 
 
 class Resident(Protocol):
-    """What calibrators and exporters see of a resident model (`moevolve.workers.model.resident.ResidentModel`)."""
+    """What calibrators and exporters see of a resident model (`moevolve.workers.model.resident.ResidentModel`).
 
-    @property
-    def model(self) -> PreTrainedModel:
-        """The `transformers` model in eval mode, with the current edit."""
-        ...
+    Attributes:
+        model: The `transformers` model in eval mode, with the current edit.
+        config: Settings that the model was loaded with.
+        layers: Handles of the original MoE layers; empty for a dense model.
+        dense_layers: Handles of the original dense feed-forward networks; empty for a mixture of experts.
+    """
 
-    @property
-    def config(self) -> ModelConfig:
-        """Settings that the model was loaded with."""
-        ...
-
-    @property
-    def layers(self) -> tuple[MoELayer, ...]:
-        """Handles of the original MoE layers; empty for a dense model."""
-        ...
-
-    @property
-    def dense_layers(self) -> tuple[DenseLayer, ...]:
-        """Handles of the original dense feed-forward networks; empty for a mixture of experts."""
-        ...
+    model: PreTrainedModel
+    config: ModelConfig
+    layers: tuple[MoELayer, ...]
+    dense_layers: tuple[DenseLayer, ...]
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """Original experts of a MoE layer; see `ExpertsOwner.original_experts`."""
-        ...
+        """See `ExpertsOwner.original_experts`."""
 
     def rows(self, sequences: Sequence[Tokens]) -> list[tuple[Tokens, ...]]:
         """Divide sequences, in order, into rows for `run`, packing short sequences into one row."""
-        ...
 
     def run(self, row: Sequence[Tokens]) -> None:
         """Run the sequences of one row through the decoder, without the output head, so that hooks can observe it.
@@ -108,7 +97,6 @@ class Resident(Protocol):
         Hooks see the concatenated sequences as [1, tokens, ...]. No sequence attends to another. Must be called in
         inference mode.
         """
-        ...
 
 
 class Applicator(Protocol):
@@ -121,11 +109,9 @@ class Applicator(Protocol):
             CandidateError: The edit has invalid values.
             UserError: The edit doesn't fit this model.
         """
-        ...
 
     def revert(self) -> None:
         """Restore the unedited model, bit for bit."""
-        ...
 
 
 @runtime_checkable
@@ -134,11 +120,9 @@ class ReportingApplicator(Applicator, Protocol):
 
     def report(self) -> tuple[tuple[str, str], ...]:
         """Details of the applied edit as rows of a table, (title, value)."""
-        ...
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """Details that are too long for a table, by name; exports save them as `neurons.npz`."""
-        ...
 
 
 @runtime_checkable
@@ -146,12 +130,10 @@ class ExpertsOwner(Applicator, Protocol):
     """An applicator that takes over the experts of the MoE layers and may keep the originals elsewhere."""
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """Original fused experts of a MoE layer by tensor name, on the device or host; they must not be modified.
+        """Original fused experts by tensor name, on the device or host, of the MoE layer with this number, from 0.
 
-        Args:
-            ordinal: Number of the layer among the MoE layers, from 0.
+        They must not be modified.
         """
-        ...
 
 
 Calibrator = Callable[[Resident, Sequence[Tokens], Any], Calibration]
@@ -197,37 +179,28 @@ class ExpertSelection:
 
 
 class Exporter(Protocol):
-    """Exports checkpoints for one kind of edit."""
+    """Exports checkpoints for one kind of edit.
+
+    The resident model has the edit, or a `FollowUpEdit` of it, applied. For forms see `CheckpointForm`.
+    """
 
     def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
         """Reason why no model class of `transformers` computes the edited model; None if a stock checkpoint is exact.
 
-        Args:
-            resident: Model with `edit`, or a `FollowUpEdit` of it, applied.
-            edit: Edit of this exporter's kind.
-            asked: The form that the user asked for, if any. A stock checkpoint that is exact but larger than a native
-                one is made only if it is asked for.
+        A stock checkpoint that is exact but larger than a native one is made only if it is `asked` for.
 
         Raises:
             UserError: The edit can't be exported in any form.
         """
-        ...
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         """Describe the resident model with `edit` applied."""
-        ...
 
     def build(self, resident: Resident, edit: Edit, form: CheckpointForm, directory: Path) -> Blueprint:
-        """Build the model to write.
+        """Build the model to write, from the resident model's current weights, sharing tensors where possible.
 
-        Args:
-            resident: Model with `edit`, or a `FollowUpEdit` of it, applied. Its current weights are exported, and
-                tensors are shared with it where possible.
-            edit: Edit of this exporter's kind.
-            form: See `CheckpointForm`.
-            directory: Folder of the checkpoint, into which the native form's modelling code is written.
+        `directory` is the checkpoint's folder, into which the native form's modelling code is written.
         """
-        ...
 
 
 @runtime_checkable
@@ -236,7 +209,6 @@ class PruningExporter(Exporter, Protocol):
 
     def merges(self, edit: Edit) -> str | None:
         """What an edit changes besides leaving experts out, so that its export needs weights; None if nothing."""
-        ...
 
     def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
         """Return the experts that an edit keeps; of merged ones and of mixed router rows the one that counts most.
@@ -244,24 +216,14 @@ class PruningExporter(Exporter, Protocol):
         Raises:
             UserError: No smaller model of the family computes the same, or the edit doesn't fit the model.
         """
-        ...
 
     def selection_summary(self, edit: Edit, facts: ModelFacts, form_note: str) -> ExportSummary:
         """Describe an edit that `selection` accepts; for `form_note` see `ExportSummary`."""
-        ...
 
 
 RoutingReader = Callable[[Any, tuple[Any, ...], Any], tuple[Tensor, Tensor]]
 """Reads a routing decision from a module, its inputs and its output. Returns the chosen experts, 0 or 1 [tokens, E],
 and the factors on their outputs, [tokens, E]."""
-
-
-def _unchanged(layer: RoutedLayer, position: int, edit: Any) -> RoutedLayer:
-    return layer
-
-
-def _no_mixed_layers(decoder: nn.Module, edit: Any) -> tuple[MixedLayer, ...]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -276,8 +238,8 @@ class UsageReaders:
     """
 
     routing: Mapping[type[nn.Module], RoutingReader] = field(default_factory=dict)
-    described: Callable[[RoutedLayer, int, Any], RoutedLayer] = _unchanged
-    mixed: Callable[[nn.Module, Any], tuple[MixedLayer, ...]] = _no_mixed_layers
+    described: Callable[[RoutedLayer, int, Any], RoutedLayer] = lambda layer, _position, _edit: layer
+    mixed: Callable[[nn.Module, Any], tuple[MixedLayer, ...]] = lambda _decoder, _edit: ()
 
 
 @dataclass(frozen=True, slots=True)

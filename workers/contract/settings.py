@@ -38,7 +38,6 @@ class ModelConfig:
             in addition to the experts that a candidate runs on, or the `disk` if the host can't hold them either. As
             many layers as fit then keep their current experts on the device; those of other layers are copied from the
             host, or read from the checkpoint's files, in every forward pass.
-        experts_implementation: `transformers` experts backend.
         attn_implementation: `transformers` attention backend (`sdpa`, `eager` ...). Families without an sdpa
             implementation run `eager` instead of `sdpa`.
         trust_remote_code: Allow modelling code in the checkpoint to run.

@@ -7,43 +7,20 @@ routing weights, and which experts are activated together, before and after prun
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import PlainSerializer, PlainValidator, computed_field
 
-from moevolve.workers.contract.edits import Edit
-
-
-def _whole_numbers(given: Any) -> NDArray[np.int64]:
-    return np.asarray(given, np.int64)
-
-
-def _real_numbers(given: Any) -> NDArray[np.float64]:
-    return np.asarray(given, np.float64)
-
-
 # Arrays are lists in JSON.
 _AS_LISTS = PlainSerializer(lambda array: array.tolist())
-WholeNumbers = Annotated[NDArray[np.int64], PlainValidator(_whole_numbers), _AS_LISTS]
-RealNumbers = Annotated[NDArray[np.float64], PlainValidator(_real_numbers), _AS_LISTS]
+WholeNumbers = Annotated[NDArray[np.int64], PlainValidator(partial(np.asarray, dtype=np.int64)), _AS_LISTS]
+RealNumbers = Annotated[NDArray[np.float64], PlainValidator(partial(np.asarray, dtype=np.float64)), _AS_LISTS]
 
 WORDS = 24
 """Number of most frequent tokens whose experts are counted separately (ToMoE, arXiv 2501.15316, Tab. 4, 8 and 9)."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsageRequest:
-    """Request to count the expert usage of an edited model on a prepared split.
-
-    Attributes:
-        edit: Edit to apply to the resident model.
-        tokens: Number of tokens after which counting stops, at the end of a prompt; None counts all prompts.
-    """
-
-    edit: Edit
-    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +37,7 @@ class RoutedLayer:
         by_word: Number of tokens that chose each expert, for each of `Usage.words`, int64 [words, E].
         origins: Original expert with the largest coefficient in each of EEP's new experts; empty for other edits.
         neurons: Neurons of one expert, of the union of all experts, and of the dense network; empty for MoE layers.
+        effective: Effective number of experts: exp of the entropy of the experts' shares in `counts`.
     """
 
     layer: int
@@ -77,7 +55,6 @@ class RoutedLayer:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def effective(self) -> float:
-        """Effective number of experts: exp of the entropy of the experts' shares in `counts`."""
         total = self.counts.sum()
         if not total:
             return 0.0
@@ -110,6 +87,7 @@ class Usage:
         routed: Layers with experts, in order of depth; empty for a dense model.
         mixed: Block-mixed linear layers, in order of depth.
         words: Text of the most frequent tokens, at most `WORDS`, in descending order of frequency.
+        active: Mean number of experts per token and layer; below k where dynamic skipping applies.
     """
 
     tokens: int
@@ -120,7 +98,6 @@ class Usage:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def active(self) -> float:
-        """Mean number of experts per token and layer; below k where dynamic skipping applies."""
         if not self.routed:
             return 0.0
         return sum(int(layer.counts.sum()) for layer in self.routed) / (len(self.routed) * self.tokens)

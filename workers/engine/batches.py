@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, pairwise
 
 import numpy as np
@@ -16,15 +17,12 @@ from moevolve.workers.engine.columns import Columns, Layout, common_start, lay_o
 Groups = tuple[tuple[Tokens, ...], ...]
 """The sequences of every example, which must run in the same pass."""
 
-_MAX_PLANS = 32
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Examples that run in one pass.
+    """Examples, by their indices, that run in one pass.
 
     Attributes:
-        examples: Indices of the examples.
         columns: Layout of all their sequences.
         rows: Number of each sequence in `columns`.
     """
@@ -40,29 +38,26 @@ class Batch:
 
 
 class Batcher:
-    """Plans batches and caches the plans, because the examples of a split come again for every candidate.
+    """Plans batches, whose plans are cached because the examples of a split come again for every candidate.
 
     Args:
         layout: Layout of the sequences of a pass.
         batch_tokens: Upper bound on the columns of a pass, over all rows; every batch has at least one example.
         device: Device of the passes.
+
+    Attributes:
+        batches: Returns the batches of examples. They depend only on the arguments, so an example's batch never
+            changes.
     """
 
     def __init__(self, layout: Layout, batch_tokens: int, device: torch.device) -> None:
-        self.layout = layout
+        self.layout: Layout = layout
         self._batch_tokens = batch_tokens
         self._device = device
-        self._planned: dict[Groups, list[Batch]] = {}
+        self.batches: Callable[[Groups], list[Batch]] = lru_cache(maxsize=32)(self._planned)
 
-    def batches(self, groups: Groups) -> list[Batch]:
-        """Return the batches of examples. They depend only on the arguments, so an example's batch never changes."""
-        planned = self._planned.get(groups)
-        if planned is None:
-            if len(self._planned) >= _MAX_PLANS:
-                self._planned.clear()
-            plan = plan_batches(groups, self.layout, self._batch_tokens)
-            planned = self._planned[groups] = [self._batch(groups, examples) for examples in plan]
-        return planned
+    def _planned(self, groups: Groups) -> list[Batch]:
+        return [self._batch(groups, examples) for examples in plan_batches(groups, self.layout, self._batch_tokens)]
 
     def _batch(self, groups: Groups, examples: list[int]) -> Batch:
         sequences = dict.fromkeys(chain.from_iterable(groups[i] for i in examples))
@@ -74,11 +69,6 @@ def plan_batches(groups: Groups, layout: Layout, batch_tokens: int) -> list[list
     """Divide examples into batches, each with as many examples as fit.
 
     Examples are ordered so that those with common prefixes, or of equal length if sequences are padded, are neighbours.
-
-    Args:
-        groups: Sequences of every example.
-        layout: Layout of the sequences of a pass.
-        batch_tokens: Upper bound on the columns of a pass, over all rows; every batch has at least one example.
 
     Returns:
         Example indices per batch; each example is in exactly one batch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Turn = tuple[str, str]
-"""`(role, content)`."""
+"""Role and content."""
 Message = Mapping[str, Any]
 """A message or a tool in the form of OpenAI's API."""
 
@@ -35,10 +36,10 @@ _OPEN_THINK_BLOCK = re.compile(r"<think>(\s*)\Z")
 
 
 class ChatPrompt(NamedTuple):
-    """A rendered conversation.
+    """A rendered conversation up to the beginning of the model's answer.
 
     Attributes:
-        text: Text up to the beginning of the model's answer, with all special tokens.
+        text: Text with all special tokens.
         spaces: Spaces that the template puts before an answer; tokenizers join them with its first word.
     """
 
@@ -51,7 +52,7 @@ class ChatTemplate:
 
     Thinking is turned off where the template allows it, and a thinking block that the template opens is closed at once.
     Text that the template puts between its prompt and an answer (GPT-OSS: the marks of the final channel) becomes part
-    of the prompt.
+    of the prompt. Methods raise UserError if the template refuses a conversation.
 
     Args:
         tokenizer: Tokenizer that provides the special tokens.
@@ -72,9 +73,6 @@ class ChatTemplate:
         before an answer is read from the conversation rendered with an answer, if that begins like the prompt.
         Otherwise the prompt is used as it is: some templates render given answers differently, for example without the
         thinking block that they open for new ones.
-
-        Raises:
-            UserError: The template refuses the conversation.
         """
         prompt, before, _ = self._around_answer(turns)
         opening = before.removeprefix(prompt) if before.startswith(prompt) else ""
@@ -95,13 +93,13 @@ class ChatTemplate:
             The prompt, and the answer as the model writes it, without the token that ends it.
 
         Raises:
-            UserError: The template refuses the conversation, or begins a given answer in another way than a new one.
+            UserError: The template begins a given answer in another way than a new one.
         """
-        prompt = self._refusing(messages, generates=True, tools=tools)
+        prompt = self._render(messages, generates=True, tools=tools)
         if answer is None:
             return _without_thoughts(prompt), None
-        whole = self._refusing((*messages, answer), generates=False, tools=tools)
-        said = self._refusing((*messages, {"role": "assistant", "content": _ANSWER}), generates=False, tools=tools)
+        whole = self._render((*messages, answer), generates=False, tools=tools)
+        said = self._render((*messages, _message("assistant", _ANSWER)), generates=False, tools=tools)
         after = said.partition(_ANSWER)[2]
         if not whole.startswith(prompt):
             raise UserError(
@@ -111,58 +109,49 @@ class ChatTemplate:
         return _without_thoughts(prompt), whole[len(prompt) :].removesuffix(after).strip()
 
     def end_token(self) -> int | None:
-        """Return the special token that the template puts after an answer; None if there is none.
-
-        Raises:
-            UserError: See `prompt`.
-        """
+        """Return the special token that the template puts after an answer; None if there is none."""
         _, _, after = self._around_answer((("user", "question"),))
         tokens = self._tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
         return tokens[0] if tokens and tokens[0] in self._tokenizer.all_special_ids else None
 
     def _around_answer(self, turns: Sequence[Turn]) -> tuple[str, str, str]:
         """Return the prompt, and the text before and after the answer in a conversation that contains one."""
-        turns = self._with_system_prompt(turns)
-        prompt = self._render_or_refuse(turns, generates=True)
-        whole = self._render_or_refuse((*turns, ("assistant", _ANSWER)), generates=False)
+        messages = self._with_system_prompt([_message(*turn) for turn in turns])
+        prompt = self._render(messages, generates=True)
+        whole = self._render((*messages, _message("assistant", _ANSWER)), generates=False)
         before, answer, after = whole.partition(_ANSWER)
         return prompt, before if answer else "", after
 
-    def _with_system_prompt(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+    def _with_system_prompt(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Merge the system prompt into the first user turn if the template has no system role."""
-        if turns[0][0] != "system":
-            return turns
-        (_, system), (role, first), *others = turns
-        try:
-            messages = [{"role": role, "content": content} for role, content in turns]
-            if system.strip() in self._render(messages, generates=True):
-                return turns
-        except jinja2.TemplateError:
-            pass
-        return ((role, f"{system}\n\n{first}"), *others)
+        if messages[0]["role"] != "system":
+            return messages
+        system, first, *others = messages
+        with suppress(UserError):
+            if system["content"].strip() in self._render(messages, generates=True):
+                return messages
+        return _message(first["role"], f"{system['content']}\n\n{first['content']}"), *others
 
-    def _render_or_refuse(self, turns: Sequence[Turn], generates: bool) -> str:
-        return self._refusing([{"role": role, "content": content} for role, content in turns], generates)
-
-    def _refusing(self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = ()) -> str:
+    def _render(self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = ()) -> str:
         try:
-            return self._render(messages, generates, tools)
+            written = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self._source,
+                tokenize=False,
+                add_generation_prompt=generates,
+                **_NO_THINKING,
+            )
         except jinja2.TemplateError as error:
             raise UserError(
                 f"engine.chat_template: {self._name} refuses the prompts: {error}; use another one, or `none`"
             ) from None
-
-    def _render(self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = ()) -> str:
-        written = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=[dict(tool) for tool in tools] or None,
-            chat_template=self._source,
-            tokenize=False,
-            add_generation_prompt=generates,
-            **_NO_THINKING,
-        )
         assert isinstance(written, str)
         return written
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
 
 
 def _without_thoughts(prompt: str) -> str:

@@ -100,14 +100,58 @@ class Attention:
     """How attention between packed columns is computed.
 
     Attributes:
-        parts: Groups of sequences that are computed together.
         output_index: Index of every column's output among the concatenated queries of all parts, int64 [columns].
-        masks: Cache of the masks.
     """
 
     parts: tuple[AttentionPart, ...]
     output_index: Tensor
     masks: Masks = field(default_factory=Masks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepGroup:
+    """Rows of a decoding step whose new tokens lie in the same block of positions.
+
+    Attributes:
+        rows: Indices of the rows, int64 [n].
+        columns: Columns of each row's tokens in the cache, ending with the new one and padded with arbitrary ones,
+            int64 [n, end].
+        offsets: Position of each new token within the block, int64 [n].
+        first, end: Range of positions of the block.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    offsets: Tensor
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Attention of a decoding step, whose results equal those of a pass over the whole sequences on a CPU.
+
+    Attributes:
+        output_index: Index of every row's output among those of all groups, int64 [rows].
+    """
+
+    groups: tuple[StepGroup, ...]
+    output_index: Tensor
+    masks: Masks
+
+    @classmethod
+    def of(cls, mask: Tensor, masks: Masks) -> Step:
+        """Derive a step from the mask of cached and new columns, int64 [rows, cached + 1], 1 for tokens of the row."""
+        positions = mask.sum(dim=1) - 1
+        order = mask.argsort(dim=1, descending=True, stable=True)
+        blocks = positions // BLOCK
+        groups = []
+        for block in blocks.unique().tolist():
+            rows = (blocks == block).nonzero().squeeze(1)
+            end = (block + 1) * BLOCK
+            columns = torch.nn.functional.pad(order[rows, :end], (0, max(0, end - order.shape[1])))
+            groups.append(StepGroup(rows, columns, positions[rows] % BLOCK, block * BLOCK, end))
+        return cls(tuple(groups), torch.cat([group.rows for group in groups]).argsort(), masks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,26 +164,21 @@ class Columns:
         mask: 1 for tokens and 0 for padding, int64 [rows, columns]; None if nothing is padded.
         places: Place of every token of every sequence, int64 [sequences, longest] on the host. A place is an index into
             the flattened [rows, columns]. Beyond the end of a sequence its last place is repeated.
-        lengths: Number of tokens of every sequence.
-        attention: Attention between the columns of packed sequences; None if sequences are padded.
+        attention: Attention between the columns of packed sequences, or of a decoding step after them; None if
+            sequences are padded.
     """
 
     ids: Tensor
     positions: Tensor
     mask: Tensor | None
     places: NDArray[np.int64]
-    lengths: tuple[int, ...]
-    attention: Attention | None = None
+    attention: Attention | Step | None = None
 
 
 def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torch.device) -> Columns:
-    """Lay out sequences for a forward pass.
+    """Lay out non-empty sequences for a forward pass.
 
-    Args:
-        sequences: Non-empty sequences.
-        layout: See `Layout`.
-        most: Maximum number of tokens in an attention part with several sequences.
-        device: Device of the tensors.
+    `most` is the maximum number of tokens in an attention part with several sequences.
     """
     if layout == "padded":
         return _padded(sequences, device)
@@ -169,7 +208,6 @@ def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torc
         stacked[1:],
         None,
         _stack_paths([paths[i] for i in range(len(sequences))]),
-        tuple(map(len, sequences)),
         _attention(parts, len(ids), block, device),
     )
 
@@ -180,19 +218,18 @@ def common_start(one: Tokens, other: Tokens) -> int:
     return next((i for i in range(least) if one[i] != other[i]), least)
 
 
-def pad_left(sequences: Sequence[Tokens], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad sequences on the left. Returns ids, mask (1 for tokens) and positions, int64 [sequences, longest]."""
-    return _stacked(sequences, device, before=True)
-
-
 def _padded(sequences: Sequence[Tokens], device: torch.device) -> Columns:
-    ids, mask, positions = _stacked(sequences, device, before=False)
+    ids, mask, positions = pad(sequences, device, before=False)
     places = [np.arange(len(tokens)) + row * ids.shape[1] for row, tokens in enumerate(sequences)]
-    return Columns(ids, positions, mask, _stack_paths(places), tuple(map(len, sequences)))
+    return Columns(ids, positions, mask, _stack_paths(places))
 
 
-def _stacked(sequences: Sequence[Tokens], device: torch.device, before: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, mask and positions of sequences that are padded before or after their tokens."""
+def pad(sequences: Sequence[Tokens], device: torch.device, before: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Pad sequences before or after their tokens.
+
+    Returns:
+        Ids, mask (1 for tokens) and positions, int64 [sequences, longest].
+    """
     longest = max(map(len, sequences), default=0)
     stacked = np.zeros((3, len(sequences), longest), dtype=np.int64)
     for row, tokens in enumerate(sequences):
@@ -235,10 +272,7 @@ class _Row:
 def _grouped(rows: list[_Row], most: int, part_cost: float) -> list[list[_Row]]:
     """Divide rows, sorted by start and length, into the parts with the least total cost, by dynamic programming.
 
-    Args:
-        rows: Sequences.
-        most: Maximum number of tokens in a part with several rows.
-        part_cost: Fixed cost of a part.
+    `most` is the maximum number of tokens in a part with several rows.
     """
     rows = sorted(rows, key=lambda row: (row.start, row.length))
     starts = np.array([row.start for row in rows])

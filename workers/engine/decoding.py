@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moevolve.evaluators.fitness.engine import Decided
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.engine.columns import pad_left
+from moevolve.workers.engine.columns import pad
 from moevolve.workers.engine.forward import Forward
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ class Answers:
         count: Number of examples.
         limit: Maximum number of tokens per answer.
         ends: Token ids that end an answer.
-        decided: Returns True for an example and a text that needs no continuation.
-        text: Decodes tokens.
 
     Attributes:
         tokens: Tokens of every answer so far, without end token.
@@ -56,7 +54,6 @@ class Answers:
         """Add the greedy tokens that follow from a pass over a draft, up to the first that differs from the draft.
 
         Args:
-            example: Index of the example.
             draft: Tokens that were run after the prompt.
             greedy: Most likely token after the prompt and after each token of the draft; further ones are ignored.
         """
@@ -68,7 +65,6 @@ class Answers:
                 return
 
     def texts(self) -> tuple[str, ...]:
-        """The answers as text."""
         return tuple(self._text(tuple(answer)) for answer in self.tokens)
 
 
@@ -92,12 +88,7 @@ prefixes, the rows of a batch can have many times its columns."""
 
 
 def decoded_together(lengths: Sequence[int], batch_tokens: int) -> list[slice]:
-    """Divide a batch's unfinished rows into slices that are decoded at once.
-
-    Args:
-        lengths: Number of cached tokens of every row.
-        batch_tokens: Upper bound on the columns of a batch.
-    """
+    """Divide a batch's unfinished rows, with these numbers of cached tokens, into slices that are decoded at once."""
     parts, start, longest = [], 0, 0
     for row, length in enumerate(lengths):
         longest = max(longest, length)
@@ -117,21 +108,17 @@ def decode(
     """Decode unfinished answers to their ends.
 
     Args:
-        forward: Runs the model.
         unfinished: Places of the prompt and draft of every unfinished example. The last token of each answer has not
             been run yet.
-        prompts: Prompts of all examples.
+        prompts: Prompts of all examples, finished or not.
         cache: KV cache of the pass over prompts and drafts; None to run the prompts again.
         answers: Answers, extended in place.
-
-    Raises:
-        CandidateError: A logit is not finite.
     """
     examples = list(unfinished)
     tokens = [answers.tokens[i] for i in examples]
     if cache is None:
         whole = [(*prompts[i], *answer) for i, answer in zip(examples, tokens, strict=True)]
-        ids, mask, positions = pad_left(whole, forward.device)
+        ids, mask, positions = pad(whole, forward.device, before=True)
         cache = forward.new_cache()
     else:
         cached = [len(prompts[i]) + len(answer) - 1 for i, answer in zip(examples, tokens, strict=True)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,30 +21,22 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, Shortcuts
 from moevolve.workers.engine.batches import Batch
-from moevolve.workers.engine.choices import ChoiceScorer, Scored
 from moevolve.workers.engine.decoding import Answers, decode, decoded_together, draft_lengths
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.engine.texts import Span, TextScorer, compared_spans, whole_texts
-from moevolve.workers.engine.tokenizing import (
-    TokenizedSplit,
-    end_tokens,
-    missing_bos,
-    tokenize_split,
-)
+from moevolve.workers.engine.texts import TextScorer, compared_spans, divergence, overlap, score_choices, whole_texts
+from moevolve.workers.engine.tokenizing import TokenizedSplit, end_tokens, missing_bos, tokenize_split
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-    from moevolve.workers.engine.harness import HarnessRun
-
-_MAX_TEXTS = 1 << 17
-"""Number of decoded answers in the cache before it is cleared."""
+    from moevolve.workers.engine.harness import ResidentLM
 
 
 class GenerationEngine:
-    """Implements `moevolve.evaluators.fitness.engine.Engine` with a `transformers` causal language model.
+    """Implements `moevolve.evaluators.fitness.engine.Engine`, which describes its methods, with `transformers`.
 
     Gold answers are run together with their prompts. One pass then gives the gold answer's log-probability, the first
     greedy token, and every further greedy token for as long as greedy decoding agrees with the gold answer: speculative
@@ -51,10 +44,11 @@ class GenerationEngine:
     decoded token by token, from the cached prompt.
 
     Results depend only on the model, the split and the config, because batches are planned from the split alone.
+    Methods raise CandidateError if logits are not finite, and UserError if a split's texts can't be tokenised.
 
     Args:
         model: Model in eval mode. Edits made to it later take effect.
-        tokenizer: Tokenizer of the model.
+        tokenizer: The model's tokenizer.
         config: Batching and truncation. `threads` isn't applied here.
         shortcuts: Optimisations to use.
         reuse: Cache of hidden states of earlier candidates; None to run all layers.
@@ -69,39 +63,23 @@ class GenerationEngine:
         reuse: LayerReuse | None = None,
     ) -> None:
         make_rows_independent(model, config.matmul_backend)
-        self._forward = Forward(model, config.batch_tokens, reuse, shortcuts.prefixes)
-        self._scorer = TextScorer(self._forward)
+        self.forward = Forward(model, config.batch_tokens, reuse, shortcuts.prefixes)
+        self._scorer = TextScorer(self.forward)
         self.tokenizer = tokenizer
         self.config = config
-        self._choices = ChoiceScorer(self._forward)
         self._draft = shortcuts.draft
         self.bos = missing_bos(model, tokenizer)
         self._ends = end_tokens(model, tokenizer, config)
         self._tokenized: dict[str, TokenizedSplit] = {}
-        self._greedy: dict[str, tuple[Tokens, ...]] = {}
-        self._runs: dict[str, HarnessRun] = {}
-        self._texts: dict[Tokens, str] = {}
-
-    @property
-    def forward(self) -> Forward:
-        """Runs forward passes of the model."""
-        return self._forward
+        self._judged: dict[str, ResidentLM] = {}
+        # A split's answers repeat from candidate to candidate, and decoding is slow.
+        self._text: Callable[[Tokens], str] = lru_cache(maxsize=1 << 17)(self._decoded)
 
     @torch.inference_mode()
     def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
-        """Generate greedy answers, and compute the log-probabilities of gold answers.
+        """Answers are decoded up to an end token, `max_new_tokens` or the token that decided the answer.
 
-        Args:
-            split: Prompts; `max_new_tokens` limits every answer.
-            decided: Pure function; see `moevolve.evaluators.fitness.engine.Decided`.
-
-        Returns:
-            Texts without special tokens, up to an end token, `max_new_tokens` or the token that decided the answer. The
-            gold log-probability excludes the end token; it is 0 for an example without gold tokens.
-
-        Raises:
-            CandidateError: Logits are not finite.
-            UserError: The prompts can't be tokenised.
+        Gold log-probabilities exclude the end token; they are 0 for examples without gold tokens.
         """
         answers, logprobs = self._answers(split, decided)
         return Generation(answers.texts(), logprobs)
@@ -113,9 +91,9 @@ class GenerationEngine:
         logprobs = np.zeros(len(lengths), dtype=np.float64)
         drafts = [gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True)]
         drafted = [(*prompt, *draft) for prompt, draft in zip(tokenized.prompts, drafts, strict=True)]
-        for batch in self._forward.batcher.batches(tuple((tokens,) for tokens in drafted)):
+        for batch in self.forward.batcher.batches(tuple((tokens,) for tokens in drafted)):
             examples = batch.examples
-            cache = self._forward.new_cache() if self._forward.rewinds and split.max_new_tokens > 1 else None
+            cache = self.forward.new_cache() if self.forward.rewinds and split.max_new_tokens > 1 else None
             paths = [batch.path(drafted[i]) for i in examples]
             read = [path[-lengths[i] - 1 :] for i, path in zip(examples, paths, strict=True)]
             greedy, logprobs[examples] = self._read(batch, read, [tokenized.golds[i] for i in examples], cache)
@@ -125,68 +103,47 @@ class GenerationEngine:
             if not unfinished:
                 continue
             if cache is not None:
-                self._forward.complete(batch.columns, cache)
+                self.forward.complete(batch.columns, cache)
             for part in decoded_together([*map(len, unfinished.values())], self.config.batch_tokens):
-                decode(self._forward, dict([*unfinished.items()][part]), tokenized.prompts, cache, answers)
+                decode(self.forward, dict([*unfinished.items()][part]), tokenized.prompts, cache, answers)
         return answers, logprobs
 
     @torch.inference_mode()
     def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
-        """Compute the mean log-probability per token of every choice.
-
-        Returns:
-            Log-probabilities of every example's choices in nats, float64 [choices].
-
-        Raises:
-            CandidateError: Logits are not finite.
-            UserError: A choice has no tokens, or the prompts can't be tokenised.
-        """
         tokenized = self.tokens_of(split)
         for i, choices in enumerate(tokenized.choices):
             if not all(choices):
                 where = f"task {split.task}, split {split.split}, example {i}"
                 raise UserError(f"{where}: a choice has no tokens; give it some text")
-        scored = self._choices.score(tokenized.prompts, tokenized.choices)
+        scored = score_choices(self.forward, tokenized.prompts, tokenized.choices)
         pairs = zip(scored, tokenized.choices, strict=True)
         return tuple(sums / [len(choice) for choice in choices] for (sums, _), choices in pairs)
 
     @torch.inference_mode()
-    def continuations(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
-        """See `moevolve.workers.engine.choices.ChoiceScorer.score`."""
-        return self._choices.score(prompts, choices)
-
-    @torch.inference_mode()
     def judged(self, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """See `moevolve.evaluators.fitness.engine.Engine`."""
         harness_version()  # raises an error that says what to install
-        from moevolve.workers.engine.harness import HarnessRun
+        from moevolve.workers.engine.harness import ResidentLM
 
-        if split.fingerprint not in self._runs:
-            self._runs[split.fingerprint] = HarnessRun(self, split)
-        return self._runs[split.fingerprint].evaluate()
+        if split.fingerprint not in self._judged:
+            self._judged[split.fingerprint] = ResidentLM(self, split)
+        return self._judged[split.fingerprint].evaluate()
 
     @torch.inference_mode()
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """See `moevolve.evaluators.fitness.engine.Engine`."""
         return self._scorer.logprobs(whole_texts(split, self.tokens_of(split)))
 
     @torch.inference_mode()
     def remember(self, split: PreparedSplit) -> None:
-        """See `moevolve.evaluators.fitness.engine.Engine`. Takes positions x hidden values of host memory."""
+        """Keep the unedited model's predictions, which takes positions x hidden values of host memory."""
         if not self._scorer.knows(split.fingerprint):
-            if split.positions == "greedy":
-                self._greedy[split.fingerprint] = self._greedy_answers(split)
-            self._scorer.remember(split.fingerprint, self._spans(split))
+            greedy = self._greedy_answers(split) if split.positions == "greedy" else ()
+            self._scorer.remember(split.fingerprint, compared_spans(split, self.tokens_of(split), greedy))
 
     @torch.inference_mode()
     def answered(self, split: PreparedSplit, rows: int) -> list[Tokens]:
         """Return the first `rows` prompts of a split with their gold answers, or else the model's greedy answers.
 
         Greedy answers end as they do in scoring, without the end token. Splits of whole texts get no answers.
-
-        Raises:
-            CandidateError: Logits are not finite.
-            UserError: The prompts can't be tokenised.
         """
         tokenized = self.tokens_of(split)
         answers = dict(enumerate(tokenized.golds[:rows]))
@@ -199,23 +156,17 @@ class GenerationEngine:
             answers |= dict(zip(missing, map(tuple, own.tokens), strict=True))
         return [(*tokenized.prompts[row], *answer) for row, answer in answers.items()]
 
-    @torch.inference_mode()
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """See `moevolve.evaluators.fitness.engine.Engine`."""
-        return self._scorer.divergences(split.fingerprint, self._remembered_spans(split))
+        return self._compared(split, divergence)
+
+    def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
+        return self._compared(split, overlap)
 
     @torch.inference_mode()
-    def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """See `moevolve.evaluators.fitness.engine.Engine`."""
-        return self._scorer.agreements(split.fingerprint, self._remembered_spans(split))
-
-    def _remembered_spans(self, split: PreparedSplit) -> list[Span]:
+    def _compared(self, split: PreparedSplit, compare: Callable[[Tensor, Tensor], Tensor]) -> NDArray[np.float64]:
         if not self._scorer.knows(split.fingerprint):
             raise ValueError(f"{split.task}/{split.split}: the unedited model's predictions were not remembered")
-        return self._spans(split)
-
-    def _spans(self, split: PreparedSplit) -> list[Span]:
-        return compared_spans(split, self.tokens_of(split), self._greedy.get(split.fingerprint, ()))
+        return self._scorer.compare(split.fingerprint, compare)
 
     def _greedy_answers(self, split: PreparedSplit) -> tuple[Tokens, ...]:
         """The model's own answers, with an end token after those that ended by themselves."""
@@ -236,19 +187,10 @@ class GenerationEngine:
         return self._tokenized[split.fingerprint]
 
     def token_text(self, token: int) -> str:
-        """Decode a single token."""
         return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
-    def _text(self, tokens: Tokens) -> str:
-        # A split's answers repeat from candidate to candidate, and decoding is slow.
-        text = self._texts.get(tokens)
-        if text is None:
-            if len(self._texts) >= _MAX_TEXTS:
-                self._texts.clear()
-            decoded = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            assert isinstance(decoded, str)
-            text = self._texts[tokens] = decoded
-        return text
+    def _decoded(self, tokens: Tokens) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _read(
         self, batch: Batch, read: Sequence[NDArray[np.int64]], golds: Sequence[Tokens], cache: DynamicCache | None
@@ -256,9 +198,9 @@ class GenerationEngine:
         """Run one pass over prompts and drafts.
 
         Args:
-            batch: Batch of examples.
+            batch: Examples of the pass.
             read: Places of every example's last prompt token and draft tokens.
-            golds: Gold answers of the examples.
+            golds: Their gold answers.
             cache: KV cache to fill; None to keep none.
 
         Returns:
@@ -266,7 +208,7 @@ class GenerationEngine:
             tokens, float64 [examples].
         """
         places, index = np.unique(np.concatenate(read), return_inverse=True)
-        logits = self._forward.logits(batch.columns, places, cache)
+        logits = self.forward.logits(batch.columns, places, cache)
         starts = np.cumsum([0, *map(len, read)]).tolist()
         counts = [len(gold) for gold in golds]
         predicting = [start + offset for start, count in zip(starts, counts, strict=False) for offset in range(count)]

@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lm_eval.api.model import TemplateLM
 from numpy.typing import NDArray
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.engine import Decided, Generation
 from moevolve.evaluators.harness.judge import HarnessJudge
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.contract.settings import EngineConfig
-from moevolve.workers.engine.choices import Scored
+from moevolve.workers.engine.texts import score_choices
 from moevolve.workers.engine.tokenizing import encode_text, truncate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from moevolve.workers.engine.engine import GenerationEngine
 
 TokenRequest = tuple[tuple[str, str], list[int], list[int]]
-
-
-class AnsweringEngine(Protocol):
-    """The part of `moevolve.workers.engine.engine.GenerationEngine` that is used here.
-
-    Attributes:
-        tokenizer: Tokenizer of the model.
-        bos: Beginning-of-sequence token to put before prompts if the tokenizer doesn't add it; None for no token.
-        config: Settings of truncation.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    bos: int | None
-    config: EngineConfig
-
-    def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
-        """Greedy answers."""
-        ...
-
-    def continuations(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
-        """Summed log-probabilities of continuations."""
-        ...
 
 
 class ResidentLM(TemplateLM):
@@ -53,17 +29,30 @@ class ResidentLM(TemplateLM):
     features (chat templates, several devices, caches) aren't supported.
 
     Args:
-        engine: Engine with the current edit.
-        split: Split that is evaluated.
+        engine: Engine with the model.
+        split: Split with fitness `lm_eval`.
+
+    Raises:
+        UserError: lm-eval can't evaluate the split; see `HarnessJudge`.
     """
 
-    def __init__(self, engine: AnsweringEngine, split: PreparedSplit) -> None:
+    def __init__(self, engine: GenerationEngine, split: PreparedSplit) -> None:
         super().__init__()
         self._engine = engine
         self._split = split
+        self._judge = HarnessJudge(split)
+        self._gold = self._judge.gold_requests()
         self._tokens: dict[tuple[str, bool], list[int]] = {}
-        self.answered: dict[tuple[str, str], float] = {}
-        self.gold_logprobs: NDArray[np.float64] | None = None
+        self._answered: dict[tuple[str, str], float] = {}
+        self._gold_logprobs: NDArray[np.float64] | None = None
+
+    def evaluate(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Evaluate the split with the current edit; see `moevolve.evaluators.fitness.engine.Engine.judged`."""
+        outcomes = self._judge.outcomes(self)
+        gold = self._gold_logprobs
+        if gold is None:
+            gold = np.array([0.0 if request is None else self._answered[request.args] for request in self._gold])
+        return outcomes, gold
 
     @property
     def eot_token_id(self) -> int:
@@ -82,7 +71,7 @@ class ResidentLM(TemplateLM):
         return self._tokens[key]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Return every continuation's summed log-probability, and whether it is the greedy one."""
+        """Return every continuation's summed log-probability, and whether it is greedy, without a progress bar."""
         scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return scored
 
@@ -96,12 +85,11 @@ class ResidentLM(TemplateLM):
             contexts.setdefault(tokens, []).append(place)
         choices = [[tuple(requests[place][2]) for place in places] for places in contexts.values()]
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        for places, (sums, greedy) in zip(
-            contexts.values(), self._engine.continuations(list(contexts), choices), strict=True
-        ):
+        scored = score_choices(self._engine.forward, list(contexts), choices)
+        for places, (sums, greedy) in zip(contexts.values(), scored, strict=True):
             for place, total, same in zip(places, sums, greedy, strict=True):
                 answers[place] = (float(total), bool(same))
-                self.answered[requests[place][0]] = float(total) / len(requests[place][2])
+                self._answered[requests[place][0]] = float(total) / len(requests[place][2])
         return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
@@ -114,37 +102,8 @@ class ResidentLM(TemplateLM):
             raise ValueError(f"{self._split.task}/{self._split.split}: other prompts than the split's were asked for")
         stops = self._split.matching.stop
         made = self._engine.generate(self._split, lambda _, text: any(stop in text for stop in stops))
-        self.gold_logprobs = made.gold_logprobs
-        return [_cut(text, stops) for text in made.texts]
-
-
-class HarnessRun:
-    """Evaluates a split of an lm-eval task, candidate after candidate.
-
-    Args:
-        engine: Engine with the model.
-        split: Split with fitness `lm_eval`.
-
-    Raises:
-        UserError: lm-eval can't evaluate the split; see `HarnessJudge`.
-    """
-
-    def __init__(self, engine: AnsweringEngine, split: PreparedSplit) -> None:
-        self._judge = HarnessJudge(split)
-        self._model = ResidentLM(engine, split)
-        self._gold = self._judge.gold_requests()
-
-    def evaluate(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """See `moevolve.evaluators.fitness.engine.Engine.judged`."""
-        outcomes = self._judge.outcomes(self._model)
-        gold = self._model.gold_logprobs
-        if gold is None:
-            answered = self._model.answered
-            gold = np.array([0.0 if request is None else answered[request.args] for request in self._gold])
-        return outcomes, gold
-
-
-def _cut(text: str, stops: Sequence[str]) -> str:
-    for stop in stops:
-        text = text.split(stop, maxsplit=1)[0]
-    return text
+        self._gold_logprobs = made.gold_logprobs
+        texts = list(made.texts)
+        for stop in stops:
+            texts = [text.split(stop, maxsplit=1)[0] for text in texts]
+        return texts

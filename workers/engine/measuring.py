@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ def calibrate(
 
     Args:
         resident: Unedited model.
-        engine: Engine that runs this model.
+        engine: Engine of the same model.
         recipe: Quantities to measure.
         splits: Splits whose prompts are run with their answers; see `token_sequences`.
 
@@ -53,10 +54,8 @@ def calibrate(
     """
     if isinstance(recipe, CombinedRecipe):
         parts = [calibrate(resident, engine, part, splits) for part in recipe.parts]
-        arrays = {name: array for part in parts for name, array in part.arrays.items()}
-        return Calibration(arrays).with_cost(
-            sum(part.tokens_run for part in parts), sum(part.seconds for part in parts)
-        )
+        joined = Calibration({name: array for part in parts for name, array in part.arrays.items()})
+        return joined.with_cost(sum(part.tokens_run for part in parts), sum(part.seconds for part in parts))
     started = time.perf_counter()
     rows = _rows(engine, splits, recipe.tokens)
     if isinstance(recipe, RowsRecipe):
@@ -112,7 +111,7 @@ class _Row(NamedTuple):
     """A prompt with its answer.
 
     Attributes:
-        split: Position of its split.
+        split: Index of its split.
         tokens: Token ids of prompt and answer.
         prompt: Number of tokens of the prompt.
     """
@@ -123,7 +122,6 @@ class _Row(NamedTuple):
 
 
 def _rows(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[_Row]:
-    """See `token_sequences`."""
     prompts = [engine.tokens_of(split).prompts for split in splits]
     # With answers even fewer prompts reach the limit, so no others need greedy answers.
     needed = Counter(number for number, _ in _in_turn(prompts, limit))
@@ -152,8 +150,8 @@ def analyse_usage(
 
     Args:
         resident: Resident model, which is unedited afterwards.
-        edit: Edit to apply; `IdentityEdit` for the unedited model.
-        sequences: Token ids.
+        edit: Edit to apply.
+        sequences: Sequences of token ids.
         name: Returns the text of a token.
 
     Raises:
@@ -183,15 +181,8 @@ def _watch(decoder: nn.Module, stack: ExitStack, words: _Words) -> list[_Counter
         matched, reader = _LAYER.search(f"{name}."), routing_reader(module)
         if matched is not None and reader is not None:
             counters.append(_Counter(int(matched[1]), words))
-            stack.callback(module.register_forward_hook(_counting(counters[-1], reader)).remove)
+            stack.callback(module.register_forward_hook(partial(counters[-1].observe, reader)).remove)
     return counters
-
-
-def _counting(counter: _Counter, reader: RoutingReader) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        counter.add(*reader(module, args, output))
-
-    return hook
 
 
 class _Words:
@@ -209,7 +200,6 @@ class _Words:
         self.indices = torch.empty(0, dtype=torch.int64)
 
     def set_row(self, row: Sequence[Tokens]) -> None:
-        """Set the row of sequences that is run next."""
         self.indices = torch.tensor([self._index.get(token, len(self.ids)) for tokens in row for token in tokens])
 
 
@@ -222,8 +212,8 @@ class _Counter:
         self._weights: Tensor | None = None
         self._together = torch.empty(0)
 
-    def add(self, chosen: Tensor, weights: Tensor) -> None:
-        """Add tokens, given their chosen experts, 0 or 1 [tokens, E], and the factors on the outputs, [tokens, E]."""
+    def observe(self, reader: RoutingReader, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        chosen, weights = reader(module, args, output)
         if self._weights is None:
             experts = chosen.shape[1]
             self._weights = torch.zeros(experts, dtype=torch.float64, device=chosen.device)
@@ -235,7 +225,6 @@ class _Counter:
         self._weights += weights.double().sum(dim=0)
 
     def counted(self) -> RoutedLayer:
-        """Return the counts of all tokens."""
         assert self._weights is not None, "a layer with experts was not run"
         together: NDArray[np.int64] = self._together.round().long().cpu().numpy()
         by_word: NDArray[np.int64] = self._by_word[:-1].round().long().cpu().numpy()

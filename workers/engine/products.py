@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, float32, nn
@@ -31,17 +31,14 @@ def make_rows_independent(model: PreTrainedModel, backend: MatmulBackend) -> Non
 
     Args:
         model: Model in eval mode, which must from now on run without gradients.
-        backend: Library for float32 products: `torch`, `onednn`, or `auto` for the faster one on this processor. Other
-            dtypes always use torch.
+        backend: Library for float32 products; other dtypes always use torch.
 
     Raises:
-        UserError: The backend is unknown, or it is oneDNN and torch was built without it.
+        UserError: The backend is oneDNN, and torch was built without it.
     """
-    if backend not in get_args(MatmulBackend):
-        raise UserError(f"engine.matmul_backend is {backend!r}; use {', '.join(get_args(MatmulBackend))}")
     if backend == "onednn" and not kernel.onednn_available():
         raise UserError("engine.matmul_backend: this build of torch has no oneDNN; use torch or auto")
-    wanted = uses_onednn(backend)
+    wanted = backend == "onednn" or (backend == "auto" and kernel.onednn_preferred())
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), _PatchedForward):
             del module.forward
@@ -55,11 +52,6 @@ def make_rows_independent(model: PreTrainedModel, backend: MatmulBackend) -> Non
             module.forward = _PatchedForward(_experts, module, use_onednn)
         elif type(module).__module__ in _ACTIVATIONS or any(map(_has_matrices, (module, *module.children()))):
             module.forward = _PatchedForward(_intercepted, module)
-
-
-def uses_onednn(backend: MatmulBackend) -> bool:
-    """Return whether float32 products on this machine's CPU use oneDNN."""
-    return backend == "onednn" or (backend == "auto" and kernel.onednn_preferred())
 
 
 _ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
@@ -125,7 +117,6 @@ def _elementwise(func: Callable[..., Tensor], values: Tensor, *args: Any, **sett
 
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right`."""
     if right.dim() == 2:
         return kernel.linear(left, right.t())
     rows = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])

@@ -1,4 +1,4 @@
-"""Scores whole texts: their log-probabilities, and comparisons of predictions with the unedited model's."""
+"""Scores given texts: choices, whole texts, and comparisons of predictions with the unedited model's."""
 
 from __future__ import annotations
 
@@ -13,15 +13,56 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.kernels.products import logsumexp, row_sums
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.engine.forward import Forward, sums_by_owner
+from moevolve.workers.engine.batches import Batch
+from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.tokenizing import TokenizedSplit
 
 _CHUNK = 1 << 24
 """Number of logits computed at once. For a vocabulary of 150,000 these are 100 positions and 64 MB in float32: enough
 for the output head to run near full speed, and little enough for a few copies."""
 
+Scored = tuple[NDArray[np.float64], NDArray[np.bool_]]
+"""Summed log-probabilities of continuations in nats, float64 [continuations], and whether greedy decoding gives each,
+bool [continuations]."""
+
 Span = tuple[Tokens, int]
 """A text and the number of its last positions that are read, not counting the last one, which predicts nothing."""
+
+
+def choice_sequences(prompt: Tokens, choices: Sequence[Tokens]) -> tuple[Tokens, ...]:
+    """Return the sequences to run for the likelihoods of a prompt's continuations, without their last tokens."""
+    return tuple(dict.fromkeys((*prompt, *choice[:-1]) for choice in choices))
+
+
+def score_choices(forward: Forward, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
+    """Score non-empty continuations of every non-empty prompt, which runs once if sequences are packed.
+
+    Raises:
+        CandidateError: Logits are not finite.
+    """
+    scored: list[Scored] = [(np.zeros(0), np.zeros(0, dtype=np.bool_))] * len(prompts)
+    groups = tuple(choice_sequences(*pair) for pair in zip(prompts, choices, strict=True))
+    for batch in forward.batcher.batches(groups):
+        pairs = [(prompts[i], choice) for i in batch.examples for choice in choices[i]]
+        if pairs:
+            sums, greedy = _score_pairs(forward, batch, pairs)
+            boundaries = np.cumsum([len(choices[i]) for i in batch.examples])[:-1]
+            parts = zip(np.split(sums, boundaries), np.split(greedy, boundaries), strict=True)
+            for i, part in zip(batch.examples, parts, strict=True):
+                scored[i] = part
+    return scored
+
+
+def _score_pairs(forward: Forward, batch: Batch, pairs: Sequence[tuple[Tokens, Tokens]]) -> Scored:
+    paths = [batch.path((*prompt, *choice[:-1]))[len(prompt) - 1 :] for prompt, choice in pairs]
+    tokens = [token for _, choice in pairs for token in choice]
+    counts = [len(choice) for _, choice in pairs]
+    # Continuations with a common prefix read the same columns, whose logits are computed once.
+    places, index = np.unique(np.concatenate(paths), return_inverse=True)
+    logits = forward.logits(batch.columns, places)
+    missed = logits.argmax(dim=-1).cpu().numpy()[index] != np.array(tokens)
+    sums = sums_by_owner(token_logprobs(logits, index.tolist(), tokens), counts)
+    return sums, sums_by_owner(missed.astype(np.float64), counts) == 0
 
 
 class TextScorer:
@@ -31,21 +72,15 @@ class TextScorer:
     text's answer. A pass returns the inputs of the output head; logits are computed from them in chunks of positions
     and normalised in float32, so no tensor of tokens x vocabulary exists. Of the unedited model the same hidden states
     are kept on the host. Edits don't change the output head, so its logits can be recomputed from them, bit for bit.
+    Methods raise CandidateError if logits are not finite.
     """
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._remembered: dict[str, list[Tensor]] = {}
+        self._remembered: dict[str, tuple[Sequence[Span], list[Tensor]]] = {}
 
     def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
-        """Compute the mean log-probability of every text's tokens after the first, in nats, float64 [texts].
-
-        Args:
-            texts: Texts of at least two tokens.
-
-        Raises:
-            CandidateError: Logits are not finite.
-        """
+        """Compute the mean log-probability of every text's tokens after the first, in nats, float64 [texts]."""
         means = np.zeros(len(texts), dtype=np.float64)
         for batch, hidden in self._passes(_whole(texts)):
             targets = torch.tensor([token for i in batch for token in texts[i][1:]], device=hidden.device)
@@ -57,15 +92,10 @@ class TextScorer:
         return means
 
     def knows(self, key: str) -> bool:
-        """Return whether predictions are stored under a key."""
         return key in self._remembered
 
     def remember(self, key: str, spans: Sequence[Span]) -> None:
-        """Store the predictions of the model, which must be unedited.
-
-        Args:
-            key: Key of the stored predictions.
-            spans: Texts of at least two tokens, with the numbers of positions to compare.
+        """Store the predictions of the model, which must be unedited, on texts of at least two tokens.
 
         Raises:
             UserError: Hidden states are not finite.
@@ -75,33 +105,13 @@ class TextScorer:
             if not hidden.sum(dtype=torch.float32).isfinite():
                 raise UserError("the unedited model's hidden states are not finite; try model.dtype: float32")
             kept.append(hidden.cpu())
-        self._remembered[key] = kept
+        self._remembered[key] = spans, kept
 
-    def divergences(self, key: str, spans: Sequence[Span]) -> NDArray[np.float64]:
-        """Compute KL(unedited || current), averaged over every text's positions, in nats, float64 [texts].
-
-        Args:
-            key: Key of the stored predictions.
-            spans: Spans that were passed to `remember`.
-
-        Raises:
-            CandidateError: Logits are not finite.
-            KeyError: Nothing is stored under this key.
-        """
-        return self._compare(key, spans, _divergence)
-
-    def agreements(self, key: str, spans: Sequence[Span]) -> NDArray[np.float64]:
-        """Compute sum_v min(unedited, current) of the distributions, averaged over every text's positions.
-
-        Arguments and errors are those of `divergences`; the result is float64 [texts].
-        """
-        return self._compare(key, spans, _overlap)
-
-    def _compare(
-        self, key: str, spans: Sequence[Span], compare: Callable[[Tensor, Tensor], Tensor]
-    ) -> NDArray[np.float64]:
+    def compare(self, key: str, compare: Callable[[Tensor, Tensor], Tensor]) -> NDArray[np.float64]:
+        """Average `divergence` or `overlap` with the stored predictions over each text's positions, float64 [texts]."""
+        spans, remembered = self._remembered[key]
         means = np.zeros(len(spans), dtype=np.float64)
-        for (batch, hidden), full in zip(self._passes(spans), self._remembered[key], strict=True):
+        for (batch, hidden), full in zip(self._passes(spans), remembered, strict=True):
             parts = [
                 compare(self._forward.output_head(before.to(now.device)), self._forward.output_head(now))
                 for before, now in zip(self._chunks(full), self._chunks(hidden), strict=True)
@@ -111,7 +121,6 @@ class TextScorer:
 
     def _passes(self, spans: Sequence[Span]) -> Iterator[tuple[list[int], Tensor]]:
         """Run all texts. Yields the indices of a pass's texts and their hidden states to read, [positions, hidden]."""
-        # The last token of a text predicts nothing.
         groups = tuple((text[:-1],) for text, _ in spans)
         for batch in self._forward.batcher.batches(groups):
             places = [batch.path(groups[i][0])[-spans[i][1] :] for i in batch.examples]
@@ -127,14 +136,14 @@ def _token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return chosen - logsumexp(logits.float())
 
 
-def _divergence(full: Tensor, edited: Tensor) -> Tensor:
-    """KL(full || edited) per row of logits, float32 [rows], clamped to at least 0 against rounding."""
+def divergence(full: Tensor, edited: Tensor) -> Tensor:
+    """KL(full || edited) per row of logits, in nats, float32 [rows], clamped to at least 0 against rounding."""
     before, now = full.float().log_softmax(dim=-1), edited.float().log_softmax(dim=-1)
     difference = before - now
     return row_sums(before.exp_() * difference).clamp_min(0.0)
 
 
-def _overlap(full: Tensor, edited: Tensor) -> Tensor:
+def overlap(full: Tensor, edited: Tensor) -> Tensor:
     """1 - total variation distance of the two distributions per row of logits, float32 [rows], clamped to at most 1."""
     before, now = full.float().softmax(dim=-1), edited.float().softmax(dim=-1)
     return row_sums(torch.minimum(before, now)).clamp_max(1.0)
@@ -157,10 +166,7 @@ def whole_texts(split: PreparedSplit, tokenized: TokenizedSplit) -> list[Tokens]
 def compared_spans(split: PreparedSplit, tokenized: TokenizedSplit, greedy: Sequence[Tokens]) -> list[Span]:
     """Return the texts and positions at which predictions are compared with the unedited model's.
 
-    Args:
-        split: Split, whose `positions` selects the positions.
-        tokenized: Tokens of the split.
-        greedy: Greedy answers of the unedited model, for `positions: greedy`.
+    `greedy` are its greedy answers, for `positions: greedy`.
 
     Raises:
         UserError: An example has no answer to compare, or a text has only one token.

@@ -51,10 +51,11 @@ def tokenize_split(
         bos: Token to put before every prompt if the tokenizer doesn't add it; unused with a chat template.
 
     Raises:
-        UserError: A prompt has no tokens, or the chat template is unknown or refuses a prompt.
+        UserError: A prompt has no tokens, the running text is too short for its windows, or the chat template is
+            unknown or refuses a prompt.
     """
     if split.window is not None:
-        windows = cut_windows(tokenizer, split, split.window, config, bos)
+        windows = _cut_windows(tokenizer, split, split.window, config, bos)
         return TokenizedSplit(windows, ((),) * len(windows), ((),) * len(windows))
     template = chat_template(tokenizer, config) if split.chat else None
     special = template is None
@@ -78,8 +79,7 @@ def tokenize_split(
         if whole[:head] == prompts[i] and len(whole) > head:
             answers[i, answer] = whole[head:]
         else:
-            alone = tokenizer(prefixes[i] + answer, add_special_tokens=False)["input_ids"]
-            answers[i, answer] = tuple(alone)
+            answers[i, answer] = encode_text(tokenizer, prefixes[i] + answer, None, special=False)
     examples = split.examples
     return TokenizedSplit(
         prompts=tuple(_fit(tokens, i, split, bos, config) for i, tokens in enumerate(prompts)),
@@ -88,23 +88,13 @@ def tokenize_split(
     )
 
 
-def cut_windows(
+def _cut_windows(
     tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, window: int, config: EngineConfig, bos: int | None
 ) -> tuple[Tokens, ...]:
     """Cut a split's running text into windows of equal length, as in GPTQ (arXiv 2210.17323), SparseGPT and ToMoE.
 
     The text is tokenised as a whole, so only the first window has a beginning-of-sequence token. An incomplete window
     at the end is dropped.
-
-    Args:
-        tokenizer: Tokenizer of the model.
-        split: Split with the text.
-        window: Number of tokens per window.
-        config: Settings of truncation.
-        bos: See `tokenize_split`.
-
-    Raises:
-        UserError: The text is shorter than a window, or windows would be truncated.
     """
     where = f"task {split.task}, split {split.split}"
     if config.max_prompt_tokens is not None and window > config.max_prompt_tokens:
@@ -122,17 +112,9 @@ def cut_windows(
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, bos: int | None, special: bool) -> Tokens:
-    """Tokenise one text without truncation.
-
-    Args:
-        tokenizer: Tokenizer of the model.
-        text: Text to tokenise.
-        bos: Token to put before the text if the tokenizer doesn't add it; None for no token.
-        special: Add special tokens, as at the beginning of a prompt.
-    """
-    if not special:
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return _with_bos(_encode(tokenizer, [text], special=True)[0], bos)
+    """Tokenise one text without truncation; if `special`, with special tokens as at the beginning of a prompt."""
+    (tokens,) = _encode(tokenizer, [text], special)
+    return _with_bos(tokens, bos) if special else tokens
 
 
 def missing_bos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -147,17 +129,15 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, confi
     """Return the tokens that end an answer: those of the generation config, else of the tokenizer.
 
     The special token that the chat template puts after an answer is one of them, too.
-
-    Raises:
-        UserError: The chat template is unknown.
     """
     ends = getattr(model.generation_config, "eos_token_id", None)
     if ends is None:
         ends = tokenizer.eos_token_id
     found = {ends} if isinstance(ends, int) else set(ends or ())
     chat = chat_template(tokenizer, config)
-    closing = None if chat is None else chat.end_token()
-    return frozenset(found if closing is None else found | {closing})
+    if chat is not None and (closing := chat.end_token()) is not None:
+        found.add(closing)
+    return frozenset(found)
 
 
 def truncate(tokens: Tokens, limit: int | None, tail: int) -> Tokens:

@@ -1,22 +1,23 @@
-"""Facts about a model, derived from its config without loading weights.
-
-torch and transformers are imported inside functions, so that commands that don't need them start fast.
-"""
+"""Facts about a model, derived from its config without loading weights."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint
+from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packing
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.families.layers import MoELayer, find_dense_layers, find_linears, find_moe_layers
+from moevolve.workers.families.registry import family_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-    from moevolve.workers.families.layers import MoELayer
 
 
 def describe_model(config: ModelConfig) -> ModelFacts:
@@ -34,12 +35,6 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
     Raises:
         UserError: The config can't be read, or the family isn't supported.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packing
-    from moevolve.workers.families.registry import family_of
-
     settings = load_config(config)
     family_of(settings, config.path)
     packing(config, settings)
@@ -50,16 +45,7 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
-    """Derive the facts about a model; the fingerprint, which needs the checkpoint's files, is left empty.
-
-    Args:
-        model: Result of `meta_model(config)`.
-        config: Checkpoint and settings.
-    """
-    from moevolve.workers.checkpoints.loading import dtype_of, packing
-    from moevolve.workers.families.layers import find_linears, find_moe_layers
-    from moevolve.workers.families.registry import family_of
-
+    """Derive the facts about `meta_model(config)`; the fingerprint, which needs the checkpoint's files, is empty."""
     settings = model.config
     family = family_of(settings, config.path)
     packed = packing(config, settings)
@@ -70,14 +56,14 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         fingerprint="",
         moe_layers=tuple(layer.index for layer in layers),
         experts=first.count if first else 0,
-        active=_active(settings, config) if first else 0,
+        active=_active(first, settings, config.path) if first else 0,
         renormalise=first.renormalise if first else False,
         # `parameters()` yields a tied tensor once.
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
         expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
         neuron_parameters=_neuron_parameters(first, settings) if first else 0,
-        shared_neurons=_shared_neurons(first) if first else 0,
+        shared_neurons=_shared_neurons(first),
         router_parameters_per_expert=first.router_parameters if first else 0,
         correction_parameters=first.correction_parameters if first else 0,
         dtype=dtype_of(config, settings),
@@ -92,14 +78,10 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
     )
 
 
-def _active(settings: PretrainedConfig, config: ModelConfig) -> int:
-    from moevolve.workers.families.registry import expert_family
-
-    family = expert_family(settings.model_type)
-    assert family is not None
-    active = getattr(settings, family.active_field)
+def _active(layer: MoELayer, settings: PretrainedConfig, path: str) -> int:
+    active = getattr(settings, layer.family.active_field)
     if active is None:
-        raise UserError(f"model {config.path}: its config doesn't say {family.active_field}; add it to config.json")
+        raise UserError(f"model {path}: its config doesn't say {layer.family.active_field}; add it to config.json")
     return int(active)
 
 
@@ -109,9 +91,17 @@ def _neuron_parameters(layer: MoELayer, settings: PretrainedConfig) -> int:
     return sum(sizes) // int(getattr(settings, layer.family.width_field))
 
 
-def _shared_neurons(layer: MoELayer) -> int:
-    shared = layer.shared_expert
+def _shared_neurons(layer: MoELayer | None) -> int:
+    shared = None if layer is None else layer.shared_expert
     return 0 if shared is None else int(shared.get_submodule("down_proj").in_features)  # type: ignore[arg-type]
+
+
+_SCORE_NOTES = {
+    "sigmoid": "experts are scored by sigmoids and chosen with a correction bias",
+    "softmax_of_chosen": "the top-k is taken of the logits, before the softmax",
+    "sigmoid_of_chosen": "the top-k is taken of the logits plus a correction bias, and weighted by sigmoids",
+    "sparse_mixer": "two experts are chosen one after the other, and each is weighted by itself",
+}
 
 
 def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, ...]:
@@ -121,14 +111,8 @@ def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, .
     rule, notes = first.rule, []
     if not first.renormalise:
         notes.append("the family does not rescale the top-k routing weights to sum 1")
-    if rule.scores == "sigmoid":
-        notes.append("experts are scored by sigmoids and chosen with a correction bias")
-    elif rule.scores == "softmax_of_chosen":
-        notes.append("the top-k is taken of the logits, before the softmax")
-    elif rule.scores == "sigmoid_of_chosen":
-        notes.append("the top-k is taken of the logits plus a correction bias, and weighted by sigmoids")
-    elif rule.scores == "sparse_mixer":
-        notes.append("two experts are chosen one after the other, and each is weighted by itself")
+    if rule.scores in _SCORE_NOTES:
+        notes.append(_SCORE_NOTES[rule.scores])
     if rule.groups.count > 1:
         notes.append(
             f"a token chooses from {rule.groups.chosen} of {rule.groups.count} groups of experts: "
@@ -142,8 +126,6 @@ def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, .
 
 
 def _dense_facts(model: PreTrainedModel, settings: PretrainedConfig) -> DenseFacts | None:
-    from moevolve.workers.families.layers import find_dense_layers
-
     layers = find_dense_layers(model)
     if not layers:
         return None

@@ -16,7 +16,7 @@ from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, Laye
 from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts, ReportingApplicator
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import decoder_layers
-from moevolve.workers.families.layers import DenseLayer, MoELayer, check_router, find_dense_layers, find_moe_layers
+from moevolve.workers.families.layers import check_router, find_dense_layers, find_moe_layers
 from moevolve.workers.families.registry import expert_family, family_of
 from moevolve.workers.methods.registry import experts_owner, method_of
 
@@ -37,12 +37,13 @@ class ResidentModel:
         stored: Original experts that stay in the checkpoint's files; None if the model has them.
 
     Attributes:
-        model: `transformers` model in eval mode, without gradients.
+        layers, dense_layers: See `moevolve.workers.contract.methods.Resident`.
         device: Device of the model's inputs.
+        applied: The edit that is applied; `IdentityEdit` for the unedited model.
 
     Raises:
-        UserError: The family isn't supported, no layer holds experts, or the installed version of `transformers` has
-            routers with other outputs than expected.
+        UserError: The checkpoint can't be loaded, its family isn't supported, no layer holds experts, or the installed
+            version of `transformers` has routers with other outputs than expected.
     """
 
     def __init__(
@@ -56,38 +57,25 @@ class ResidentModel:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
-        device = resolve_device(config)
+        self.layers = find_moe_layers(model, config.path)
+        self.dense_layers = find_dense_layers(model)
+        self.applied: Edit = IdentityEdit()
+        device, on_host = resolve_device(config), config.originals == "host" or stored is not None
         self._parts = ModelParts(
-            model,
-            find_moe_layers(model, config.path),
-            find_dense_layers(model),
-            device,
-            on_host=config.originals == "host" or stored is not None,
-            stored=stored,
-            pass_bytes=pass_bytes,
-            applicator=self._applicator,
+            model, self.layers, self.dense_layers, device, on_host, stored, pass_bytes, self._applicator
         )
         self._applicators: dict[type, Applicator] = {}
         if self.layers:
             check_router(self.layers[0], config.path)
             # It must take over the experts before the first edit, and before the model is moved to its device.
             self._applicator(experts_owner().edit)
-        if self._parts.on_host:
+        if on_host:
             model.to(device)
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
-        self._applied: Edit = IdentityEdit()
 
     @classmethod
     def load(cls, config: ModelConfig, pass_bytes: int | None = None) -> ResidentModel:
-        """Load a checkpoint.
-
-        Args:
-            config: Checkpoint and settings.
-            pass_bytes: See `ResidentModel`.
-
-        Raises:
-            UserError: The checkpoint can't be loaded or searched; see `load_model` and `find_moe_layers`.
-        """
+        """Load a checkpoint; for `pass_bytes` and errors see `ResidentModel`."""
         stored: ExpertFiles | None = None
         if config.originals == "disk" and expert_family(load_config(config).model_type) is not None:
             model, tokenizer, stored = load_without_experts(config)
@@ -96,28 +84,13 @@ class ResidentModel:
         release_freed_memory()
         return cls(model, tokenizer, config, pass_bytes, stored)
 
-    @property
-    def layers(self) -> tuple[MoELayer, ...]:
-        """Handles of the original MoE layers; empty for a dense model."""
-        return self._parts.moe_layers
-
-    @property
-    def dense_layers(self) -> tuple[DenseLayer, ...]:
-        """Handles of the original dense feed-forward networks; empty for a mixture of experts."""
-        return self._parts.dense_layers
-
-    @property
-    def applied(self) -> Edit:
-        """The edit that is applied; `IdentityEdit` for the unedited model."""
-        return self._applied
-
     def layer_keys(self) -> tuple[str, ...] | None:
         """One key per decoder layer: layers with equal position and key compute the same function, bit for bit.
 
         None if the applied edit isn't a `LayeredEdit`.
         """
         keys = [""] * len(decoder_layers(self.model))
-        edit = self._applied
+        edit = self.applied
         if isinstance(edit, IdentityEdit):
             return tuple(keys)
         if not isinstance(edit, LayeredEdit):
@@ -137,39 +110,39 @@ class ResidentModel:
         if isinstance(edit, IdentityEdit):
             self.revert()
             return
-        if type(edit) is not type(self._applied):
+        if type(edit) is not type(self.applied):
             self.revert()
         applicator = self._applicator(type(edit))
         try:
             applicator.apply(edit)
         except BaseException:
             applicator.revert()
-            self._applied = IdentityEdit()
+            self.applied = IdentityEdit()
             raise
-        self._applied = edit
+        self.applied = edit
 
     def revert(self) -> None:
         """Restore the unedited model, bit for bit.
 
         Experts that are kept on the host return to the device with the next forward pass.
         """
-        applicator = self._applicators.get(type(self._applied))
+        applicator = self._applicators.get(type(self.applied))
         if applicator is not None:
             applicator.revert()
-        self._applied = IdentityEdit()
+        self.applied = IdentityEdit()
 
     def report(self) -> tuple[tuple[str, str], ...]:
-        """Details of the applied edit as (title, value); empty for most kinds of edits."""
-        applicator = self._applicators.get(type(self._applied))
+        """See `ReportingApplicator.report`; empty for most kinds of edits."""
+        applicator = self._applicators.get(type(self.applied))
         return applicator.report() if isinstance(applicator, ReportingApplicator) else ()
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Details of the applied edit as arrays; see `ReportingApplicator.arrays`."""
-        applicator = self._applicators.get(type(self._applied))
+        """See `ReportingApplicator.arrays`."""
+        applicator = self._applicators.get(type(self.applied))
         return applicator.arrays() if isinstance(applicator, ReportingApplicator) else {}
 
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
-        """Original experts of a MoE layer; see `ExpertsOwner.original_experts`."""
+        """See `ExpertsOwner.original_experts`."""
         owner = self._applicator(experts_owner().edit)
         assert isinstance(owner, ExpertsOwner)
         return owner.original_experts(ordinal)
@@ -182,7 +155,7 @@ class ResidentModel:
 
     @contextmanager
     def edited(self, edit: Edit) -> Iterator[ResidentModel]:
-        """Context manager that applies `edit` and reverts it at the end. Raises the errors of `apply`."""
+        """Context manager that applies `edit` and reverts it at the end."""
         self.apply(edit)
         try:
             yield self

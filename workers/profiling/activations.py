@@ -30,48 +30,38 @@ def mixers_bytes(layers: Iterable[Any], hidden: int, size: int) -> tuple[int, in
     Args:
         layers: Decoder layers.
         hidden: Size of the residual stream.
-        size: Bytes per value.
+        size: Bytes per value, here and in the other functions.
 
     Returns:
-        Bytes per position that is run, and per cached position; see `attention_bytes`.
+        Bytes per position that is run, and per cached position.
     """
-    found = set()
-    for layer in layers:
-        attention = softmax_attention(layer)
-        recurrent = attention is None
-        found.add(_recurrent_bytes(layer, hidden, size) if recurrent else attention_bytes(attention, hidden, size))
+    found = [_mixer_bytes(layer, hidden, size) for layer in layers]
     return max(held for held, _ in found), max(repeated for _, repeated in found)
 
 
-def _recurrent_bytes(layer: Any, hidden: int, size: int) -> tuple[int, int]:
-    """Bytes of a recurrent mixer: what its linear layers give, before and after the convolution, and as float32.
-
-    This was not measured.
-    """
+def _mixer_bytes(layer: Any, hidden: int, size: int) -> tuple[int, int]:
+    attention = softmax_attention(layer)
+    if attention is not None:
+        return _attention_bytes(attention, hidden, size)
+    # A recurrent mixer: what its linear layers give, before and after the convolution, and as float32. Not measured.
     mixers = (child for child in layer.children() if any(isinstance(each, nn.Conv1d) for each in child.modules()))
     linears = (each for mixer in mixers for each in mixer.modules() if isinstance(each, nn.Linear))
     width = sum(each.out_features for each in linears)
     return size * 3 * hidden + (2 * size + 4) * width, 0
 
 
-def attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
-    """Peak activation memory of a layer's attention, in bytes per position that is run and per cached position.
+def _attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
+    """Bytes of a layer's attention per position that is run and per cached position.
 
     Queries, keys and values are held as computed, after rotary embedding, and gathered for packed sequences; then come
     the outputs. With a mask, cached keys and values are repeated for all query heads that share them.
-
-    Args:
-        attention: Attention module.
-        hidden: Size of the residual stream.
-        size: Bytes per value.
     """
     queries, keys, values = attention_widths(attention)
     held = size * (3 * hidden + 3 * queries + 3 * (keys + values))
     if size < 4 and getattr(attention, "q_norm", None) is not None:
         # Queries are normalised in float32.
         held = max(held, size * (3 * hidden + queries) + _NORMED * queries)
-    shared = queries > keys
-    return held, size * (2 * queries if shared else 0)
+    return held, size * 2 * queries if queries > keys else 0
 
 
 def attention_widths(attention: Any) -> tuple[int, int, int]:
@@ -80,18 +70,17 @@ def attention_widths(attention: Any) -> tuple[int, int, int]:
         heads, width = int(attention.num_heads), int(attention.qk_head_dim)
         return heads * width, heads * width, heads * int(attention.v_head_dim)
     # Some layers of Gemma-4 use their keys as values.
-    projections = attention.q_proj, attention.k_proj, getattr(attention, "v_proj", None) or attention.k_proj
-    queries, keys, values = (int(each.out_features) for each in projections)
-    return queries, keys, values
+    values = getattr(attention, "v_proj", None) or attention.k_proj
+    return int(attention.q_proj.out_features), int(attention.k_proj.out_features), int(values.out_features)
 
 
 def dense_width(layer: Any) -> int:
-    """Return the neurons of the widest dense network or shared expert in a decoder layer; 0 without any."""
-    widths = [
+    """Neurons of the widest dense network or shared expert in a decoder layer; 0 without any."""
+    widths = (
         max(module.out_features, module.in_features)
         for name, module in layer.named_modules()
         if isinstance(module, nn.Linear) and not any(part in name for part in ("self_attn", "gate.", "router"))
-    ]
+    )
     return max(widths, default=0)
 
 
@@ -99,11 +88,9 @@ def network_bytes(hidden: int, dense: int, active: int, neurons: int, size: int)
     """Peak activation memory of a layer's feed-forward network, in bytes per token.
 
     Args:
-        hidden: Size of the residual stream.
         dense: Neurons of the widest dense network or shared expert.
         active: Active experts per token; 0 for a dense model.
         neurons: Neurons of an expert.
-        size: Bytes per value.
     """
     experts = active * expert_row_bytes(hidden, neurons, size)
     # A shared expert's output is held until the routed experts' outputs are there.

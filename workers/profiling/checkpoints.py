@@ -18,15 +18,11 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.families.registry import FAMILIES, family_of
 from moevolve.workers.model.resident import ResidentModel
-from moevolve.workers.profiling.messages import ProfiledModel
+from moevolve.workers.profiling.report import ProfiledModel
 
 
 def check_folder(name: str, trust_remote_code: bool) -> Path:
-    """Check that a folder holds a checkpoint that may be loaded, and return its path.
-
-    Raises:
-        UserError: It isn't a checkpoint, has no safetensors, or contains modelling code that isn't trusted.
-    """
+    """Check that a folder holds safetensors, and no modelling code that isn't trusted; returns its path."""
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         raise UserError(f"{name}: no such folder; give SEARCH:INDEX, full, or the folder of a checkpoint")
@@ -43,14 +39,9 @@ def check_folder(name: str, trust_remote_code: bool) -> Path:
 
 
 def position_limit(config: ModelConfig) -> int:
-    """Return the maximum number of positions of a model.
-
-    Raises:
-        UserError: The config can't be read, or the family isn't supported.
-    """
+    """Return the maximum number of positions of a model, whose family must be supported."""
     settings = load_config(config)
-    native = settings.model_type.startswith(NATIVE_PREFIX)
-    if not native:
+    if not settings.model_type.startswith(NATIVE_PREFIX):
         family_of(settings, config.path)
     return int(settings.max_position_embeddings)
 

@@ -14,7 +14,6 @@ parameters. Modules of native checkpoints are counted by their methods
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -24,33 +23,10 @@ from moevolve.workers.contract.methods import ModuleUse
 from moevolve.workers.families.decoder import softmax_attention
 from moevolve.workers.families.registry import active_experts
 from moevolve.workers.methods.registry import module_use
+from moevolve.workers.profiling.report import ModelCosts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-
-_DECAY = "A_log"
-"""Decay of the states of Mamba, [channels, states], by which they are multiplied number by number."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCosts:
-    """Parameters, bytes and FLOPs of a model.
-
-    Attributes:
-        parameters: Number of parameters, counting tied tensors once.
-        active_parameters: Parameters that a token uses, without experts that aren't chosen and neurons of other
-            experts; an upper bound if several routers must agree.
-        weight_bytes: Bytes of parameters and buffers as loaded, counting tied tensors once.
-        linear_flops: FLOPs per token in matrix products with weights.
-        attention_flops: FLOPs in attention for the last token of a context.
-    """
-
-    parameters: int
-    active_parameters: int
-    weight_bytes: int
-    linear_flops: int
-    attention_flops: int
 
 
 def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
@@ -76,11 +52,7 @@ def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
 
 
 def matrix_flops(module: nn.Module, config: PretrainedConfig) -> int:
-    """Return the FLOPs per token of a module in matrix products with weights.
-
-    Args:
-        module: Part of a model that `model_costs` accepts.
-        config: Config of the model.
+    """FLOPs per token of a model's module in matrix products with weights.
 
     Raises:
         UserError: The module holds matrices that can't be counted.
@@ -109,7 +81,8 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
         return _experts(own, getattr(module, "top_k", None) or active_experts(config))
     if kind.endswith(("HyperConnection", "HyperHead")):  # a matrix for the streams of a token, side by side
         return ModuleUse(0, sum(each.numel() for each in own.values() if each.dim() == 2), children)
-    if any(each.dim() > 1 for name, each in own.items() if name != _DECAY):
+    # The decay of Mamba's states, [channels, states], multiplies them number by number.
+    if any(each.dim() > 1 for name, each in own.items() if name != "A_log"):
         raise UserError(
             f"{name}: no rule says what a token does with the matrices of a {kind}; profile a model of another family"
         )
@@ -118,9 +91,9 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
 
 def _experts(own: dict[str, Any], active: int) -> ModuleUse:
     """Count fused experts with tensors [n, ...], of which a token uses k."""
-    count = len(own["down_proj"])
+    count, total = len(own["down_proj"]), sum(each.numel() for each in own.values())
     matrices = sum(each.numel() for each in own.values() if each.dim() == 3)
-    return ModuleUse(sum(each.numel() for each in own.values()) * (count - active) // count, matrices * active // count)
+    return ModuleUse(total * (count - active) // count, matrices * active // count)
 
 
 def _attention_flops(model: PreTrainedModel, context: int) -> int:

@@ -8,12 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.columns import Layout
+from moevolve.workers.engine.packed_attention import KINDS, packs
+from moevolve.workers.families.base import CORRECTION_BIAS
+from moevolve.workers.families.decoder import softmax_attention
+from moevolve.workers.families.layers import find_moe_layers
+from moevolve.workers.families.registry import active_experts, expert_family
+from moevolve.workers.model.describe import describe_config, meta_model
+from moevolve.workers.profiling.activations import attention_widths, dense_width, mixers_bytes, network_bytes
+from moevolve.workers.profiling.costs import matrix_flops
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -49,7 +60,6 @@ class ModelOutline:
         repeated_bytes: Bytes per cached position of keys and values that attention with a mask repeats.
         caches: True if decoding continues from the KV cache of the pass over answers. With sliding windows this is
             possible only on a CPU, where attention knows each token's position.
-        layout: Layout of the sequences of a pass.
         hidden, vocabulary: Size of the residual stream and of the vocabulary.
         intermediate: Neurons of an expert, or of a dense network.
         positions: Maximum number of positions.
@@ -95,37 +105,32 @@ def outline_model(config: ModelConfig) -> ModelOutline:
     Raises:
         UserError: The config can't be read, or the family isn't supported or has matrices that can't be counted.
     """
-    from moevolve.workers.families.layers import find_moe_layers
-    from moevolve.workers.model.describe import describe_config, meta_model
-    from moevolve.workers.profiling.activations import dense_width, mixers_bytes, network_bytes
-    from moevolve.workers.profiling.costs import matrix_flops
-
     model = meta_model(config)
     decoder: Any = model.get_decoder()
     output = model.get_output_embeddings()
-    sizes = tuple(
-        tuple(tensor.nbytes for tensor in layer.expert_tensors().values())
-        for layer in find_moe_layers(model, config.path)
-    )
     facts = describe_config(model, config)
-    hidden = int(model.config.hidden_size)
+    hidden, size = int(model.config.hidden_size), facts.dtype_bytes
     intermediate = facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden)
-    attention, repeated = mixers_bytes(decoder.layers, hidden, facts.dtype_bytes)
-    networks = (dense_width(layer) for layer in decoder.layers)
-    network = network_bytes(hidden, max(networks), facts.active, intermediate, facts.dtype_bytes)
-    layout = _layout(model, config)
+    attention, repeated = mixers_bytes(decoder.layers, hidden, size)
+    dense = max(map(dense_width, decoder.layers))
+    cached = DynamicCache(config=model.config).layers
+    packed = config.attn_implementation in KINDS and packs(model, cached)
     return ModelOutline(
         facts=facts,
-        layers=tuple(_layer(layer, model) for layer in decoder.layers),
+        layers=tuple(_layer(layer, model.config) for layer in decoder.layers),
         output_flops=matrix_flops(output, model.config),
         weight_bytes=_weight_bytes(model),
-        expert_bytes=sizes,
-        cache_bytes=_cached_values(model) * facts.dtype_bytes,
+        expert_bytes=tuple(
+            tuple(tensor.nbytes for tensor in layer.expert_tensors().values())
+            for layer in find_moe_layers(model, config.path)
+        ),
+        cache_bytes=_cached_values(model) * size,
         attention_bytes=attention,
-        network_bytes=network,
+        network_bytes=network_bytes(hidden, dense, facts.active, intermediate, size),
         repeated_bytes=repeated,
-        caches=_caches(model, layout == "packed" and config.device == "cpu"),
-        layout=layout,
+        # As `moevolve.workers.engine.forward.Forward.rewinds`.
+        caches=(packed and config.device == "cpu") or all(type(layer) is DynamicLayer for layer in cached),
+        layout="packed" if packed else "padded",
         hidden=hidden,
         vocabulary=int(output.weight.shape[0]),
         intermediate=intermediate,
@@ -134,19 +139,14 @@ def outline_model(config: ModelConfig) -> ModelOutline:
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:
-    from moevolve.workers.families.base import CORRECTION_BIAS
-
-    parameters = sum(each.nbytes for each in model.parameters())
     # Correction biases are loaded in float32, whatever the dtype.
-    sizes = (4 if name.endswith(CORRECTION_BIAS) else each.itemsize for name, each in model.named_buffers())
-    return parameters + sum(size * each.numel() for size, each in zip(sizes, model.buffers(), strict=True))
+    buffers = (
+        (4 if name.endswith(CORRECTION_BIAS) else each.itemsize) * each.numel() for name, each in model.named_buffers()
+    )
+    return sum(each.nbytes for each in model.parameters()) + sum(buffers)
 
 
-def _layer(layer: nn.Module, model: PreTrainedModel) -> LayerOutline:
-    from moevolve.workers.families.registry import active_experts, expert_family
-    from moevolve.workers.profiling.costs import matrix_flops
-
-    config: Any = model.config
+def _layer(layer: nn.Module, config: Any) -> LayerOutline:
     total, family = matrix_flops(layer, config), expert_family(config.model_type)
     block: Any = None if family is None else family.block_of(layer)
     if family is None or not hasattr(block, "experts"):
@@ -161,30 +161,9 @@ def _cached_values(model: PreTrainedModel) -> int:
 
     States of recurrent mixers aren't counted: their size doesn't depend on the number of positions.
     """
-    from moevolve.workers.families.decoder import softmax_attention
-    from moevolve.workers.profiling.activations import attention_widths
-
     config: Any = model.config
     attentions = [found for found in map(softmax_attention, model.get_decoder().layers) if found is not None]
     if getattr(config, "kv_lora_rank", None):
         # DeepSeek's attention caches the compressed latent from which keys and values are computed.
         return len(attentions) * int(config.kv_lora_rank + config.qk_rope_head_dim)
     return sum(sum(attention_widths(each)[1:]) for each in attentions)
-
-
-def _layout(model: PreTrainedModel, config: ModelConfig) -> Layout:
-    from transformers import DynamicCache
-
-    from moevolve.workers.engine.packed_attention import KINDS, packs
-
-    layers = DynamicCache(config=model.config).layers
-    return "packed" if config.attn_implementation in KINDS and packs(model, layers) else "padded"
-
-
-def _caches(model: PreTrainedModel, in_blocks: bool) -> bool:
-    """See `moevolve.workers.engine.forward.Forward.rewinds`."""
-    from transformers import DynamicCache
-
-    return in_blocks or all(
-        type(layer).__name__ == "DynamicLayer" for layer in DynamicCache(config=model.config).layers
-    )

@@ -1,6 +1,6 @@
 """Predicts the sizes of the forward passes that the engine needs to score a split, without running a model.
 
-Batches are planned by the engine's `Batcher`, and the passes are those of `GenerationEngine`, `ChoiceScorer` and
+Batches are planned by the engine's `Batcher`, and the passes are those of `GenerationEngine`, `score_choices` and
 `TextScorer`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,16 +21,11 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.batches import Batch, Batcher
 from moevolve.workers.engine.chat import chat_template
-from moevolve.workers.engine.choices import choice_sequences
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.decoding import decoded_together, draft_lengths
+from moevolve.workers.engine.texts import choice_sequences
 from moevolve.workers.engine.tokenizing import TokenizedSplit, missing_bos, tokenize_split
 from moevolve.workers.model.describe import meta_model
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-_LEAST_VOCABULARY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +34,9 @@ class SplitTokens:
 
     Attributes:
         fitness: Name of the fitness.
-        prompts: Prompt of every example.
         answers: Tokens that are run after every prompt: the draft of the gold answer if the fitness reads generations,
             the rest of the text if it reads texts.
         choices: Choices of every example, used if the fitness reads choices.
-        max_new_tokens: Maximum number of generated tokens.
     """
 
     fitness: str
@@ -54,7 +47,7 @@ class SplitTokens:
 
     @property
     def read(self) -> int:
-        """Number of tokens of prompts and answers that the model reads."""
+        """Number of tokens of prompts and answers."""
         return sum(map(len, (*self.prompts, *self.answers)))
 
     @classmethod
@@ -114,110 +107,74 @@ class Passes:
 
 
 class PromptMeter:
-    """Tokenises splits with a model's tokenizer.
-
-    Args:
-        model: Model settings; the checkpoint needs a config and a tokenizer, but no weights.
-        engine: Settings of truncation and chat template.
+    """Tokenises splits as a worker does. The checkpoint needs a config and a tokenizer, but no weights.
 
     Raises:
-        UserError: The checkpoint has no tokenizer.
+        UserError: The checkpoint has no tokenizer. Methods raise it for a prompt without tokens, and for a chat
+            template that is unknown or refuses a prompt.
     """
 
     def __init__(self, model: ModelConfig, engine: EngineConfig) -> None:
         self._tokenizer = load_tokenizer(model)
-        if len(self._tokenizer) < _LEAST_VOCABULARY:
-            # Tokenizers of some families load without any file, with only special tokens.
+        # Tokenizers of some families load without any file, with only special tokens.
+        if len(self._tokenizer) < 10:
             raise UserError(f"model {model.path}: there is no tokenizer")
         self._bos = missing_bos(meta_model(model), self._tokenizer)
         self._engine = engine
 
     def wraps(self, split: PreparedSplit) -> bool:
-        """Return whether a split's prompts are wrapped in a chat template.
-
-        Raises:
-            UserError: The chat template is unknown.
-        """
+        """Return whether a split's prompts are wrapped in a chat template."""
         return split.chat and chat_template(self._tokenizer, self._engine) is not None
 
     def tokens(self, split: PreparedSplit) -> SplitTokens:
-        """Tokenise a split.
-
-        Raises:
-            UserError: A prompt has no tokens.
-        """
-        tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
-        return SplitTokens(
-            split.fitness,
-            tokenized.prompts,
-            _answers(self._tokenizer, split, tokenized),
-            tokenized.choices,
-            split.max_new_tokens,
-        )
+        tokenized = self._tokenized(split)
+        answers = self._answers(split, tokenized.golds)
+        return SplitTokens(split.fitness, tokenized.prompts, answers, tokenized.choices, split.max_new_tokens)
 
     def texts(self, split: PreparedSplit) -> list[tuple[str, str, tuple[str, ...]]]:
-        """Return every prompt, gold answer and choices of a split, decoded from their tokens with special tokens.
-
-        Raises:
-            UserError: A prompt has no tokens.
-        """
-        tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
+        """Return every prompt, gold answer and choices of a split, decoded from their tokens with special tokens."""
+        tokenized = self._tokenized(split)
         return [
             (self._text(prompt), self._text(gold), tuple(map(self._text, choices)))
             for prompt, gold, choices in zip(tokenized.prompts, tokenized.golds, tokenized.choices, strict=True)
         ]
 
-    def _text(self, tokens: Tokens) -> str:
-        return str(self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
-
     def most_tokens(self, split: PreparedSplit) -> int:
-        """Return the maximum number of tokens of a split's prompts with their gold or else generated answers.
-
-        Raises:
-            UserError: A prompt has no tokens.
-        """
-        tokenized = tokenize_split(self._tokenizer, split, self._engine, self._bos)
+        """Return the maximum number of tokens of a split's prompts with their gold or else generated answers."""
+        tokenized = self._tokenized(split)
         pairs = zip(tokenized.prompts, tokenized.golds, strict=True)
         return sum(len(prompt) + (len(gold) or split.max_new_tokens) for prompt, gold in pairs)
 
+    def _tokenized(self, split: PreparedSplit) -> TokenizedSplit:
+        return tokenize_split(self._tokenizer, split, self._engine, self._bos)
 
-def _answers(tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, tokenized: TokenizedSplit) -> tuple[Tokens, ...]:
-    fitness = FITNESSES[split.fitness]
-    if fitness.reads != "generation":
-        greedy = fitness.compares and split.positions == "greedy"
-        return tuple((0,) * split.max_new_tokens if greedy else gold for gold in tokenized.golds)
+    def _answers(self, split: PreparedSplit, golds: Sequence[Tokens]) -> tuple[Tokens, ...]:
+        fitness = FITNESSES[split.fitness]
+        if fitness.reads != "generation":
+            greedy = fitness.compares and split.positions == "greedy"
+            return tuple((0,) * split.max_new_tokens if greedy else gold for gold in golds)
+        lengths = draft_lengths(golds, split.max_new_tokens, fitness.decided(split), partial(self._text, plain=True))
+        return tuple(gold[:length] for gold, length in zip(golds, lengths, strict=True))
 
-    def text(tokens: Tokens) -> str:
-        decoded = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(decoded, str)
-        return decoded
-
-    lengths = draft_lengths(tokenized.golds, split.max_new_tokens, fitness.decided(split), text)
-    return tuple(gold[:length] for gold, length in zip(tokenized.golds, lengths, strict=True))
+    def _text(self, tokens: Tokens, plain: bool = False) -> str:
+        """Decode tokens, without special tokens if `plain`."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=plain, clean_up_tokenization_spaces=False))
 
 
 def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", caches: bool = True) -> Passes:
-    """Plan the passes of one evaluation.
+    """Plan the passes of one evaluation. Those of lm-eval's fitness can't be planned.
 
     Args:
         split: Tokens of the split.
         batch_tokens: Value of `engine.batch_tokens`.
         layout: Layout of the sequences of a pass.
         caches: True if decoding continues from the KV cache; otherwise prompts run again.
-
-    Raises:
-        ValueError: The fitness is evaluated by lm-eval, whose passes can't be planned.
     """
     batcher = Batcher(layout, batch_tokens, torch.device("cpu"))
-    match FITNESSES[split.fitness].reads:
-        case "generation":
-            return _generating(split, batcher, caches, batch_tokens)
-        case "choices":
-            return Passes(tuple(_ranking(split, batcher)))
-        case "texts":
-            return Passes(tuple(_reading(split, batcher)))
-        case "harness":
-            raise ValueError(f"passes of {split.fitness} can't be planned")
+    reads = FITNESSES[split.fitness].reads
+    if reads == "generation":
+        return _generating(split, batcher, caches, batch_tokens)
+    return Passes(tuple(_ranking(split, batcher) if reads == "choices" else _reading(split, batcher)))
 
 
 def _generating(split: SplitTokens, batcher: Batcher, caches: bool, batch_tokens: int) -> Passes:
@@ -266,4 +223,4 @@ def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
 
 def _first(batch: Batch, at_once: int | None, kept: bool = False) -> Pass:
     columns = batch.columns
-    return Pass(columns.ids.numel(), at_once, 0, kept, 1, max(columns.lengths))
+    return Pass(columns.ids.numel(), at_once, 0, kept, 1, columns.places.shape[1])

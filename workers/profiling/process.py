@@ -6,56 +6,35 @@ import gc
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.contract.capacity import free_bytes
+from moevolve.workers.contract.capacity import free_bytes, release_freed_memory
 from moevolve.workers.profiling.costs import model_costs
-from moevolve.workers.profiling.memory import PeakMemory
-from moevolve.workers.profiling.messages import (
-    LoadReply,
-    LoadRequest,
-    MeasureReply,
-    MeasureRequest,
-    ProfileSettings,
-)
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
 _STRIDE, _OFFSET = 7919, 13
 
 
 class ProfiledProcess:
-    """One model as plain `transformers` loads it, without our engine."""
+    """One model as plain `transformers` loads it, without our engine.
 
-    def __init__(self) -> None:
-        self._model: PreTrainedModel | None = None
-        self._device = torch.device("cpu")
-        self._memory: PeakMemory | None = None
+    Raises:
+        UserError: The checkpoint can't be loaded or counted, or there is no CUDA device.
+    """
 
-    @property
-    def model(self) -> PreTrainedModel:
-        """The loaded model."""
-        assert self._model is not None
-        return self._model
-
-    def load(self, request: LoadRequest) -> LoadReply:
-        """Load the checkpoint and count its costs.
-
-        Raises:
-            UserError: The checkpoint can't be loaded or counted, or there is no CUDA device.
-        """
+    def __init__(self, checkpoint: ProfiledModel, settings: ProfileSettings) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        checkpoint, settings = request.model, request.settings
+        self._settings, self._device = settings, _device(settings)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self._device = _device(settings)
         hub = {"revision": checkpoint.revision or "main", "trust_remote_code": checkpoint.trust_remote_code}
         try:
             config = AutoConfig.from_pretrained(checkpoint.path, **hub)
@@ -63,24 +42,19 @@ class ProfiledProcess:
                 # Imports the modelling code, whose memory isn't the model's.
                 AutoModelForCausalLM.from_config(config, trust_remote_code=checkpoint.trust_remote_code)
             _warm_up(self._device)
-            self._memory = PeakMemory(self._device)
+            self._memory = _PeakMemory(self._device)
             spread = checkpoint.device_map if self._device.type == "cuda" else None
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 checkpoint.path, dtype=settings.dtype, use_safetensors=True, device_map=spread, **hub
             )
             if not spread:
-                torch.nn.Module.to(model, self._device)
-            self._model = model.eval()
+                model.to(self._device)
+            self.model = model.eval()
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise UserError(f"it doesn't load: {str(error).strip().splitlines()[0]}") from error
-        self._memory.release()
-        costs = model_costs(model, settings.prompt_tokens)
-        return LoadReply(
-            costs.parameters,
-            costs.active_parameters,
-            costs.weight_bytes,
-            costs.linear_flops,
-            costs.attention_flops,
+        _release_memory()
+        self.loaded = LoadReply(
+            **asdict(model_costs(model, settings.prompt_tokens)),
             model_type=str(model.config.model_type),
             dtype=str(model.dtype).removeprefix("torch."),
             device=self._device.type,
@@ -92,38 +66,37 @@ class ProfiledProcess:
         )
 
     @torch.inference_mode()
-    def measure(self, request: MeasureRequest) -> MeasureReply:
+    def measure(self, batch_size: int) -> MeasureReply:
         """Run a batch once. Decoding is greedy and doesn't stop at end tokens."""
-        assert self._memory is not None
-        model: Any = self.model
-        tokens, mask = self._prompts(request)
+        tokens, mask = self._prompts(batch_size)
         gc.collect()
         self._memory.start()
         began = self._clock()
-        found = model(input_ids=tokens, use_cache=True, logits_to_keep=1, **_padded(mask, tokens.shape[1]))
+        found = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **_padded(mask, tokens.shape[1]))
         chosen = found.logits[:, -1:].argmax(dim=-1)
         prefilled = self._clock()
-        for _ in range(request.new_tokens):
+        for _ in range(self._settings.new_tokens):
             mask = None if mask is None else torch.nn.functional.pad(mask, (0, 1), value=1)
             further = {"past_key_values": found.past_key_values, "use_cache": True}
-            found = model(input_ids=chosen, **further, **_padded(mask, 1))
+            found = self.model(input_ids=chosen, **further, **_padded(mask, 1))
             chosen = found.logits[:, -1:].argmax(dim=-1)
         decoded = self._clock()
         return MeasureReply(prefilled - began, decoded - prefilled, self._memory.peak())
 
-    def _prompts(self, request: MeasureRequest) -> tuple[Tensor, Tensor | None]:
+    def _prompts(self, batch_size: int) -> tuple[Tensor, Tensor | None]:
         """Token ids of the prompts, padded on the left, and the mask, 1 for tokens; int64 [batch, longest] each.
 
         The mask is None if nothing is padded. Arbitrary prompts go through the vocabulary in large steps.
         """
         device = next(self.model.get_input_embeddings().parameters()).device
-        if not request.prompts:
-            steps = torch.arange(request.batch_size * request.prompt_tokens) * _STRIDE + _OFFSET
-            tokens = (steps % int(self.model.config.vocab_size)).view(request.batch_size, request.prompt_tokens)
-            return tokens.to(device), None
-        longest = max(map(len, request.prompts))
-        rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in request.prompts]
-        padding = torch.tensor([longest - len(prompt) for prompt in request.prompts], device=device).unsqueeze(1)
+        if self._settings.prompts is None:
+            length = self._settings.prompt_tokens
+            steps = torch.arange(batch_size * length) * _STRIDE + _OFFSET
+            return (steps % int(self.model.config.vocab_size)).view(batch_size, length).to(device), None
+        prompts = self._settings.prompts.batch(batch_size)
+        longest = max(map(len, prompts))
+        rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device).unsqueeze(1)
         mask = (torch.arange(longest, device=device) >= padding).long()
         return torch.tensor(rows, device=device), None if mask.all() else mask
 
@@ -156,23 +129,76 @@ def _warm_up(device: torch.device) -> None:
     sizes: dict[str, Any] = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1)).save_pretrained(folder)
-        model: Any = torch.nn.Module.to(AutoModelForCausalLM.from_pretrained(folder), device)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder)
         tokens = torch.zeros(1, 4, dtype=torch.int64, device=device)
-        model(input_ids=tokens, use_cache=True).logits.sum().item()
+        model.to(device)(input_ids=tokens, use_cache=True).logits.sum().item()
     matrix = torch.ones(512, 512, device=device)
     torch.softmax(matrix @ matrix, dim=-1).sum().item()
 
 
+class _PeakMemory:
+    """The peak memory of this process, which must be created right before the model is loaded.
+
+    On CUDA it is `torch.cuda.max_memory_allocated`, summed over devices: weights, activations and KV cache. On the CPU
+    it is the peak resident set, reset before every run, minus the resident set right before the model was loaded. It
+    includes memory that the allocator keeps from earlier, smaller runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._devices = range(torch.cuda.device_count() if device.type == "cuda" else 0)
+        _release_memory()
+        self._baseline = _process_bytes("VmRSS")
+
+    def start(self) -> None:
+        for index in self._devices:
+            torch.cuda.reset_peak_memory_stats(index)
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # 5 resets VmHWM; see man 5 proc
+        except OSError:
+            # Without a reset the peak would be that of loading the model.
+            self._baseline = None
+
+    def peak(self) -> int | None:
+        """Peak memory since `start` in bytes; None if the system doesn't report it."""
+        if self._devices:
+            return sum(map(torch.cuda.max_memory_allocated, self._devices))
+        highest = _process_bytes("VmHWM")
+        # For tiny models noise could make the difference negative.
+        return None if highest is None or self._baseline is None else max(0, highest - self._baseline)
+
+
+def _release_memory() -> None:
+    """Return freed host memory, such as that of loading the model, to the system."""
+    gc.collect()
+    release_freed_memory()
+
+
+def _process_bytes(field: str) -> int | None:
+    """A field of this process's status in /proc, converted from kB to bytes; None on systems without it."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+
+
 def serve(connection: Connection) -> None:
-    """Answer requests with replies or a UserError, until the other end of the connection is closed."""
-    process = ProfiledProcess()
+    """Load the model and measure batches as asked, until the other end of the connection is closed.
+
+    The first message is a checkpoint with its settings, the others are batch sizes. Errors of users are sent back.
+    """
+    process: ProfiledProcess | None = None
     while True:
         try:
             request = connection.recv()
         except EOFError:
             return
         try:
-            connection.send(process.load(request) if isinstance(request, LoadRequest) else process.measure(request))
+            if process is None:
+                process = ProfiledProcess(*request)
+                connection.send(process.loaded)
+            else:
+                connection.send(process.measure(request))
         except UserError as error:
             connection.send(error)
         except torch.cuda.OutOfMemoryError:

@@ -1,13 +1,171 @@
-"""Records of a profile's measurements, which are its JSON as they are."""
+"""The settings of a profile, what its processes reply, and its results, whose JSON these records are."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Annotated, Literal, Self
 
-from pydantic import computed_field
+from pydantic import Field, computed_field
 
-from moevolve.workers.profiling.messages import LoadReply, ProfileSettings
+from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.contract.settings import Device, ModelConfig
+
+NEW_TOKENS = 32
+"""Default number of decoding steps."""
+_MOST_PROMPT_TOKENS = 512
+
+LoadedDtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledModel:
+    """A checkpoint to be profiled, labelled as the user named it; for the other fields see `ModelConfig`."""
+
+    label: str
+    path: str
+    revision: str | None = None
+    device_map: str | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def full(cls, label: str, model: ModelConfig) -> Self:
+        """Return the unedited model of a search's settings."""
+        # Where a search keeps original experts elsewhere, one GPU may not hold the whole model: it is spread over all.
+        spread = "balanced" if model.originals != "device" else model.device_map
+        return cls(label, model.path, model.revision, spread, model.trust_remote_code)
+
+
+def usual_prompt_tokens(positions: int) -> int:
+    """Default length of prompts, by the maximum number of positions of the model."""
+    return max(1, min(_MOST_PROMPT_TOKENS, positions // 2))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPrompts:
+    """The prompts of a task split.
+
+    Attributes:
+        tokens: Token ids of at least one prompt, sorted by length.
+        shortest, longest, mean: Numbers of tokens per prompt; the mean is rounded.
+    """
+
+    task: str
+    split: str
+    tokens: Annotated[tuple[Tokens, ...], Field(exclude=True)] = field(repr=False)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def shortest(self) -> int:
+        return len(self.tokens[0])
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def longest(self) -> int:
+        return len(self.tokens[-1])
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def mean(self) -> int:
+        return round(sum(map(len, self.tokens)) / len(self.tokens))
+
+    def batch(self, size: int) -> tuple[Tokens, ...]:
+        """Return `size` prompts at even quantiles of length, so that a batch of one has the median length."""
+        count = len(self.tokens)
+        return tuple(self.tokens[(2 * index + 1) * count // (2 * size)] for index in range(size))
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """Settings of a profile, the same for all of its models.
+
+    Attributes:
+        batch_sizes: Numbers of sequences per batch, ascending.
+        prompt_tokens: Tokens per prompt, for a task's prompts their mean; also the context for FLOPs per token.
+        new_tokens: Decoding steps after the prompt.
+        repeats: Timed runs per batch size.
+        device: `cpu`, `cuda`, or `auto` for CUDA if there is a device.
+        dtype: Parameter dtype; `auto` is each checkpoint's own.
+        threads: Intra-op threads of torch on the CPU; None for torch's default.
+        apart: Load one model at a time, so that runs aren't interleaved. None does so unless there is ample memory.
+        prompts: Prompts of a task; None for arbitrary tokens.
+    """
+
+    batch_sizes: tuple[int, ...]
+    prompt_tokens: int
+    new_tokens: int
+    repeats: int
+    device: Device = "auto"
+    dtype: LoadedDtype = "auto"
+    threads: int | None = None
+    apart: bool | None = None
+    prompts: TaskPrompts | None = None
+
+    def batch_tokens(self, size: int) -> int:
+        """Number of prompt tokens in a batch of `size` sequences, without padding."""
+        return size * self.prompt_tokens if self.prompts is None else sum(map(len, self.prompts.batch(size)))
+
+    def turns(self, count: int) -> Iterator[Sequence[int]]:
+        """Order of `count` models in each repeat. It alternates, so that changes in the machine's speed affect all."""
+        for repeat in range(self.repeats):
+            yield range(count)[:: 1 if repeat % 2 == 0 else -1]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCosts:
+    """Parameters, bytes and FLOPs of a model; see `moevolve.workers.profiling.costs`.
+
+    Attributes:
+        parameters: Number of parameters, counting tied tensors once.
+        active_parameters: Parameters that a token uses, without experts that aren't chosen and neurons of other
+            experts; an upper bound if several routers must agree.
+        weight_bytes: Bytes of parameters and buffers as loaded, counting tied tensors once.
+        linear_flops: FLOPs per token in matrix products with weights.
+        attention_flops: FLOPs in attention for the last token of a context.
+    """
+
+    parameters: int
+    active_parameters: int
+    weight_bytes: int
+    linear_flops: int
+    attention_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReply(ModelCosts):
+    """The costs of a loaded model and the settings that it runs with.
+
+    Attributes:
+        free_bytes: Free memory of the model's devices, or of the host.
+    """
+
+    model_type: str
+    dtype: str
+    device: str
+    device_name: str
+    threads: int
+    attention: str
+    experts: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureReply:
+    """Times and memory of one run: a pass over a batch's prompts, and decoding steps of one token per sequence.
+
+    Attributes:
+        peak_bytes: Peak memory; None if it can't be measured.
+    """
+
+    prefill_seconds: float
+    decode_seconds: float
+    peak_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +173,13 @@ class BatchProfile:
     """Measurements of one model at one batch size.
 
     Attributes:
-        batch_size: Number of sequences per batch.
         prompt_tokens: Tokens of all prompts, without padding.
         new_tokens: Number of decoding steps.
-        prefill_seconds: Time of the pass over all prompts, for every repeat.
-        decode_seconds: Time of all decoding steps, for every repeat.
+        prefill_seconds, decode_seconds: Time of the pass over all prompts and of all decoding steps, by repeat.
         peak_bytes: Peak memory over all repeats; None if it can't be measured.
+        prefill_rate: Prompt tokens per second; this and the other rates are medians over the repeats.
+        decode_rate: New tokens per second of the whole batch.
+        answer_rate: Prompts per second, including prefill and decoding.
     """
 
     batch_size: int
@@ -33,21 +192,17 @@ class BatchProfile:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens per second, median over the repeats."""
         return self.prompt_tokens / median(self.prefill_seconds)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def decode_rate(self) -> float:
-        """New tokens per second of the whole batch, median over the repeats."""
         return self.batch_size * self.new_tokens / median(self.decode_seconds)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def answer_rate(self) -> float:
-        """Prompts per second, including prefill and decoding, median over the repeats."""
-        pairs = zip(self.prefill_seconds, self.decode_seconds, strict=True)
-        return self.batch_size / median(prefill + decode for prefill, decode in pairs)
+        return self.batch_size / median(map(sum, zip(self.prefill_seconds, self.decode_seconds, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +210,10 @@ class ModelProfile:
     """Measurements of one model.
 
     Attributes:
-        label: Name of the model as the user gave it.
-        load: Costs of the model and the settings that it ran with.
         batches: Measurements by batch size, ascending.
         score: Stored score on the prompts' task and split, from 0 to 1; None for arbitrary prompts, folders, and models
             that weren't evaluated on them.
+        flops: FLOPs for the last token of a prompt.
     """
 
     label: str
@@ -70,7 +224,6 @@ class ModelProfile:
     @computed_field  # type: ignore[prop-decorator]
     @property
     def flops(self) -> int:
-        """FLOPs for the last token of a prompt; see `moevolve.workers.profiling.costs`."""
         return self.load.linear_flops + self.load.attention_flops
 
 
@@ -79,9 +232,9 @@ class ProfileReport:
     """Measurements of several models.
 
     Attributes:
-        settings: Settings of the profile.
-        models: Measurements of the models; ratios are relative to the first.
+        models: Ratios are relative to the first.
         notes: Remarks for readers.
+        peak_memory: How the peak memory was measured.
     """
 
     settings: ProfileSettings
@@ -90,13 +243,11 @@ class ProfileReport:
 
     @property
     def reference(self) -> ModelProfile:
-        """The model that the others are compared with."""
         return self.models[0]
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def peak_memory(self) -> str:
-        """How the peak memory was measured, as text."""
         if self.reference.load.device == "cuda":
             return "torch.cuda.max_memory_allocated, summed over devices"
         if any(batch.peak_bytes is None for model in self.models for batch in model.batches):

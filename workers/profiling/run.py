@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.profiling.messages import (
+from moevolve.workers.profiling.report import (
+    BatchProfile,
     LoadReply,
-    LoadRequest,
     MeasureReply,
-    MeasureRequest,
+    ModelProfile,
     ProfiledModel,
+    ProfileReport,
     ProfileSettings,
 )
-from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
 
 Stage = Callable[[str], None]
 _ENV = {
@@ -44,11 +44,11 @@ class ProfileError(RuntimeError):
 def profile_models(
     models: Sequence[ProfiledModel], settings: ProfileSettings, folder: Path, on_stage: Stage = lambda _: None
 ) -> ProfileReport:
-    """Profile checkpoints; ratios are relative to the first.
+    """Profile at least one checkpoint.
 
     Args:
-        models: Checkpoints, at least one.
-        settings: Settings of the profile.
+        models: Checkpoints; ratios are relative to the first.
+        settings: What is timed, and how.
         folder: Empty folder for logs and copies of modelling code, which the caller removes.
         on_stage: Called with a description of each stage.
 
@@ -60,73 +60,55 @@ def profile_models(
     waiting, apart = list(models), settings.apart
     while waiting:
         with ExitStack() as stack:
-            group, waiting = waiting[:1], waiting[1:]
-            loaded = [_loaded(stack, group[0], settings, folder, on_stage)]
-            if apart is None:
-                apart = not _leaves_room(loaded[0][1], len(waiting))
-            if not apart:
-                loaded += [_loaded(stack, model, settings, folder, on_stage) for model in waiting]
-                group, waiting = [*group, *waiting], []
-            runs = _interleaved([process for process, _ in loaded], settings, on_stage)
-        loads = [load for _, load in loaded]
-        profiles += [_profile(*each, settings) for each in zip(group, loads, runs, strict=True)]
+            processes: list[_Process] = []
+            while waiting and not (processes and apart):
+                on_stage(f"loading {waiting[0].label}")
+                processes.append(stack.enter_context(_Process(waiting.pop(0), folder)))
+                loaded = processes[-1].load(settings)
+                if apart is None:
+                    # Whether there is room for the other models, if each takes twice the bytes of this one's weights.
+                    apart = 2 * len(waiting) * loaded.weight_bytes > loaded.free_bytes
+            profiles += _interleaved(processes, settings, on_stage)
     return ProfileReport(replace(settings, apart=apart), tuple(profiles))
 
 
-def _loaded(
-    stack: ExitStack, model: ProfiledModel, settings: ProfileSettings, folder: Path, on_stage: Stage
-) -> tuple[_Process, LoadReply]:
-    """Start a process that lives as long as `stack`, and load the model in it."""
-    on_stage(f"loading {model.label}")
-    process = stack.enter_context(_Process(model, folder))
-    return process, process.load(settings)
-
-
-def _leaves_room(load: LoadReply, others: int) -> bool:
-    """Whether other models fit into memory, if each takes twice the bytes of the loaded one's weights."""
-    return 2 * others * load.weight_bytes <= load.free_bytes
-
-
-def _interleaved(
-    processes: Sequence[_Process], settings: ProfileSettings, on_stage: Stage
-) -> list[list[list[MeasureReply]]]:
-    """Run all batch sizes; returns the replies by process and batch size, without a first untimed run."""
-    runs: list[list[list[MeasureReply]]] = [[] for _ in processes]
+def _interleaved(processes: Sequence[_Process], settings: ProfileSettings, on_stage: Stage) -> list[ModelProfile]:
+    """Run all batch sizes, each a first time without timing it."""
+    batches: list[list[BatchProfile]] = [[] for _ in processes]
     for size in settings.batch_sizes:
-        request = settings.request(size)
         on_stage(f"batch size {size}: warming up")
         for process in processes:
-            process.measure(request)
-        for per_size in runs:
-            per_size.append([])
+            process.measure(size)
+        replies: list[list[MeasureReply]] = [[] for _ in processes]
         for repeat, turns in enumerate(settings.turns(len(processes))):
             on_stage(f"batch size {size}: {repeat + 1} of {settings.repeats}")
             for turn in turns:
-                runs[turn][-1].append(processes[turn].measure(request))
-    return runs
+                replies[turn].append(processes[turn].measure(size))
+        for measured, found in zip(batches, replies, strict=True):
+            measured.append(_batch_profile(size, found, settings))
+    return [
+        ModelProfile(process.model.label, process.loaded, tuple(measured))
+        for process, measured in zip(processes, batches, strict=True)
+    ]
 
 
-def _profile(
-    model: ProfiledModel, load: LoadReply, runs: list[list[MeasureReply]], settings: ProfileSettings
-) -> ModelProfile:
-    batches = []
-    for size, replies in zip(settings.batch_sizes, runs, strict=True):
-        peaks = [reply.peak_bytes for reply in replies if reply.peak_bytes is not None]
-        batches.append(
-            BatchProfile(
-                size,
-                settings.request(size).tokens,
-                settings.new_tokens,
-                tuple(reply.prefill_seconds for reply in replies),
-                tuple(reply.decode_seconds for reply in replies),
-                max(peaks) if len(peaks) == len(replies) else None,
-            )
-        )
-    return ModelProfile(model.label, load, tuple(batches))
+def _batch_profile(size: int, replies: Sequence[MeasureReply], settings: ProfileSettings) -> BatchProfile:
+    peaks = [reply.peak_bytes for reply in replies if reply.peak_bytes is not None]
+    return BatchProfile(
+        size,
+        settings.batch_tokens(size),
+        settings.new_tokens,
+        tuple(reply.prefill_seconds for reply in replies),
+        tuple(reply.decode_seconds for reply in replies),
+        max(peaks) if len(peaks) == len(replies) else None,
+    )
 
 
 class _Process:
     """The process of one model. It is killed at the end of its `with` block, and ends when this process does."""
+
+    loaded: LoadReply
+    """Reply of `load`."""
 
     def __init__(self, model: ProfiledModel, folder: Path) -> None:
         self.model = model
@@ -155,16 +137,14 @@ class _Process:
         self._connection.close()
 
     def load(self, settings: ProfileSettings) -> LoadReply:
-        """Load the model."""
-        reply: LoadReply = self._ask(LoadRequest(self.model, settings))
+        self.loaded = self._ask((self.model, settings))
+        return self.loaded
+
+    def measure(self, batch_size: int) -> MeasureReply:
+        reply: MeasureReply = self._ask(batch_size)
         return reply
 
-    def measure(self, request: MeasureRequest) -> MeasureReply:
-        """Run a batch once."""
-        reply: MeasureReply = self._ask(request)
-        return reply
-
-    def _ask(self, request: LoadRequest | MeasureRequest) -> Any:
+    def _ask(self, request: object) -> Any:
         try:
             self._connection.send(request)
             reply = self._connection.recv()

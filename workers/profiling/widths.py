@@ -14,8 +14,8 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.families.base import EXPERT_ALIGNMENT
 from moevolve.workers.families.layers import MoELayer, find_moe_layers
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
-from moevolve.workers.profiling.messages import LoadRequest, ProfiledModel, ProfileSettings
 from moevolve.workers.profiling.process import ProfiledProcess
+from moevolve.workers.profiling.report import ProfiledModel, ProfileSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +27,7 @@ def time_widths(model: ProfiledModel, shares: Sequence[float], settings: Profile
     Args:
         model: A checkpoint, which is loaded once.
         shares: Shares of each expert's neurons, in (0, 1].
-        settings: Settings of the runs, with one batch size.
+        settings: What is timed, with one batch size.
 
     Returns:
         Seconds of all decoding steps by share, medians over the repeats.
@@ -35,17 +35,16 @@ def time_widths(model: ProfiledModel, shares: Sequence[float], settings: Profile
     Raises:
         UserError: The model can't be loaded, or memory is short.
     """
-    process, threads = ProfiledProcess(), torch.get_num_threads()
-    request = settings.request(*settings.batch_sizes)
+    (size,), threads = settings.batch_sizes, torch.get_num_threads()
     seconds: list[list[float]] = [[] for _ in shares]
     try:
-        process.load(LoadRequest(model, settings))
-        process.measure(request)  # the first run is slower
+        process = ProfiledProcess(model, settings)
+        process.measure(size)  # the first run is slower
         for turns in settings.turns(len(shares)):
             for turn in turns:
                 # Made anew for every run, so that memory holds one narrower copy at a time.
                 with narrowed(process.model, model.label, shares[turn]):
-                    seconds[turn].append(process.measure(request).decode_seconds)
+                    seconds[turn].append(process.measure(size).decode_seconds)
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(f"{model.label}: the GPU has no room for it and a narrower copy of its experts") from error
     finally:
@@ -55,12 +54,9 @@ def time_widths(model: ProfiledModel, shares: Sequence[float], settings: Profile
 
 @contextmanager
 def narrowed(model: PreTrainedModel, name: str, share: float) -> Iterator[None]:
-    """Context manager in which every expert of a model has only the first of its neurons.
+    """Context manager in which every expert has only the first of its neurons, `share` of them in (0, 1].
 
-    Args:
-        model: Mixture of experts as `transformers` has it.
-        name: Name of the model as the user gave it, for messages.
-        share: Share of each expert's neurons, in (0, 1], rounded to what kernels can multiply.
+    The number is rounded to what kernels can multiply. `name` is the model's name in messages.
     """
     with ExitStack() as stack:
         for layer in find_moe_layers(model, name):

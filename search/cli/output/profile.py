@@ -9,8 +9,7 @@ from moevolve.search.cli.output.console import output, print_table
 from moevolve.search.text import flop_count, memory_size, parameter_count, percent
 
 if TYPE_CHECKING:
-    from moevolve.workers.profiling.messages import ProfileSettings
-    from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport
+    from moevolve.workers.profiling.report import BatchProfile, ModelProfile, ProfileReport, ProfileSettings
 
 
 def print_profile(report: ProfileReport) -> None:

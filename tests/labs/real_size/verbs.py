@@ -33,7 +33,6 @@ from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.export.export import export_model
 from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.worker import EvaluationWorker
@@ -285,7 +284,7 @@ class Session:
 
     def _analyse(self) -> str:
         setup = self._set_up("analyse")
-        usage = self._held().analyse(UsageRequest(sampled(setup).express(), 64), setup.prepared["search"][0])
+        usage = self._held().analyse(sampled(setup).express(), setup.prepared["search"][0], 64)
         return f"{len(usage.routed)} layers counted"
 
     def _answers(self) -> str:
@@ -330,16 +329,14 @@ class Session:
 
     def _profile(self) -> str:
         """What the profiler's own process does with an exported folder."""
-        from moevolve.workers.profiling.messages import LoadRequest, MeasureRequest, ProfiledModel, ProfileSettings
         from moevolve.workers.profiling.process import ProfiledProcess
+        from moevolve.workers.profiling.report import ProfiledModel, ProfileSettings
 
         self.worker = None
         gc.collect()
         self.device.reset()
-        profilee = ProfiledProcess()
-        settings = ProfileSettings((1,), 64, 2, 1, "cuda", threads=1)
-        profilee.load(LoadRequest(ProfiledModel("", str(self._exported)), settings))
-        reply = profilee.measure(MeasureRequest(1, 32, 2, ()))
+        settings = ProfileSettings((1,), 32, 2, 1, "cuda", threads=1)
+        reply = ProfiledProcess(ProfiledModel("", str(self._exported)), settings).measure(1)
         return f"peak {(reply.peak_bytes or 0) / 2**30:.2f} GiB"
 
     # -- what is planned

@@ -25,15 +25,8 @@ from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
-from moevolve.workers.profiling.messages import (
-    LoadReply,
-    LoadRequest,
-    MeasureReply,
-    MeasureRequest,
-    ProfiledModel,
-    ProfileSettings,
-)
 from moevolve.workers.profiling.process import ProfiledProcess
+from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
 QUICK = ("--batch-sizes", "2,1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
 
@@ -73,7 +66,7 @@ class ProcessHere:
     """In the place of a model's process: the same in this one, without the seconds that imports take."""
 
     def __init__(self, model: ProfiledModel, _: Path) -> None:
-        self._model, self._process = model, ProfiledProcess()
+        self.model = model
 
     def __enter__(self) -> Self:
         return self
@@ -81,10 +74,12 @@ class ProcessHere:
     def __exit__(self, *_: object) -> None: ...
 
     def load(self, settings: ProfileSettings) -> LoadReply:
-        return self._process.load(LoadRequest(self._model, settings))
+        self._process = ProfiledProcess(self.model, settings)
+        self.loaded = self._process.loaded
+        return self.loaded
 
-    def measure(self, request: MeasureRequest) -> MeasureReply:
-        return self._process.measure(request)
+    def measure(self, batch_size: int) -> MeasureReply:
+        return self._process.measure(batch_size)
 
 
 def test_an_individual_beside_its_full_model(

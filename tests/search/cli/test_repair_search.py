@@ -35,7 +35,6 @@ from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
-from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.methods.repair import fits as repair_fits
 from moevolve.workers.worker import EvaluationWorker
 
@@ -204,7 +203,7 @@ def test_usage_is_that_of_what_is_repaired(best: str, folder: Path, tiny: Any) -
     assert isinstance(subject.genome, RepairedGenome)
     worker = EvaluationWorker(subject.config.model, subject.config.engine)
     split = prepare_split(load_task(str(tiny.task)), found.split)
-    plain = worker.analyse(UsageRequest(base_genome(subject.genome).express()), split)
+    plain = worker.analyse(base_genome(subject.genome).express(), split)
     alike = [
         np.array_equal(one.weights, other.weights) for one, other in zip(found.after.routed, plain.routed, strict=True)
     ]

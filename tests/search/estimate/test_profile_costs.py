@@ -22,9 +22,8 @@ from moevolve.workers.checkpoints.loading import backends
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.costs import model_costs
-from moevolve.workers.profiling.messages import LoadReply, ProfileSettings
 from moevolve.workers.profiling.outline import outline_model
-from moevolve.workers.profiling.report import ModelProfile, ProfileReport
+from moevolve.workers.profiling.report import LoadReply, ModelProfile, ProfileReport, ProfileSettings
 
 CONTEXT = 7
 FACTOR = {"kind": "factorllm", "experts": 4, "active": 2, "components": 3, "calibration_tokens": 200}

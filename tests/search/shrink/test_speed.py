@@ -17,7 +17,7 @@ from moevolve.search.shrink.choosing import choices_of
 from moevolve.search.shrink.page import Speed, TaskCheck, Written
 from moevolve.search.shrink.speed import SHARES, chosen_share, measured_speed, slower_than_asked
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.profiling.messages import ProfiledModel
+from moevolve.workers.profiling.report import ProfiledModel
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.batches import Batcher, plan_batches
-from moevolve.workers.engine.columns import Columns, Layout, Masks, lay_out, pad_left
+from moevolve.workers.engine.columns import Columns, Layout, Masks, lay_out, pad
 
 CPU = torch.device("cpu")
 LAYOUTS: tuple[Layout, ...] = ("packed", "unshared", "padded")
@@ -39,14 +39,13 @@ def attended_by(columns: Columns) -> dict[int, list[int]]:
 def test_every_sequence_finds_its_tokens(sequences: list[Tokens], layout: Layout, most: int) -> None:
     columns = lay_out(sequences, layout, most, CPU)
     ids, positions = columns.ids.reshape(-1), columns.positions.reshape(-1)
-    assert columns.lengths == tuple(map(len, sequences))
     for tokens, path in zip(sequences, columns.places, strict=True):
         assert tuple(ids[path[: len(tokens)]].tolist()) == tokens
         assert positions[path[: len(tokens)]].tolist() == list(range(len(tokens)))
         assert (path[len(tokens) :] == path[len(tokens) - 1]).all()
     assert (columns.mask is None) == (layout != "padded")
     if columns.mask is not None:
-        assert int(columns.mask.sum()) == sum(columns.lengths)
+        assert int(columns.mask.sum()) == sum(map(len, sequences))
 
 
 @settings(max_examples=40)
@@ -84,7 +83,7 @@ def test_masks_of_windows_and_of_later_tokens() -> None:
 
 
 def test_sequences_that_end_together() -> None:
-    ids, mask, positions = pad_left([(5, 6, 7), (8,)], CPU)
+    ids, mask, positions = pad([(5, 6, 7), (8,)], CPU, before=True)
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
     assert positions.tolist() == [[0, 1, 2], [0, 0, 0]]
@@ -104,7 +103,7 @@ def test_a_plan_runs_every_example_once_within_the_bound(
     assert sorted(i for batch in batches for i in batch) == list(range(len(groups)))
     for batch in Batcher(layout, bound, CPU).batches(groups):
         asked = {tokens for i in batch.examples for tokens in groups[i]}
-        assert set(batch.rows) == asked and len(batch.columns.lengths) == len(asked)
+        assert set(batch.rows) == asked and len(batch.columns.places) == len(asked)
         assert len(batch.examples) == 1 or batch.columns.ids.numel() <= bound
         for tokens in asked:
             assert len(batch.path(tokens)) == len(tokens)
@@ -114,12 +113,6 @@ def test_packed_batches_hold_what_begins_alike_and_padded_ones_what_is_as_long()
     groups = tuple((tokens,) for tokens in ((2, 1), (1, 1, 1), (2, 2), (1, 1, 2)))
     assert plan_batches(groups, "packed", 4) == [[1, 3], [0, 2]]
     assert plan_batches(groups, "padded", 6) == [[0, 2], [1, 3]]
-
-
-def test_batches_are_planned_once() -> None:
-    batcher = Batcher("packed", 10, CPU)
-    groups = (((1, 2),), ((1, 3),))
-    assert batcher.batches(groups) is batcher.batches((((1, 2),), ((1, 3),)))
 
 
 def test_ids_and_positions_determine_attention() -> None:

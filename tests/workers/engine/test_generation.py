@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
-from moevolve.workers.contract.settings import WORKER_ENV, EngineConfig, Shortcuts
+from moevolve.workers.contract.settings import EngineConfig, Shortcuts
 from moevolve.workers.engine.engine import GenerationEngine
-from moevolve.workers.worker import configure_runtime
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -270,15 +269,3 @@ def test_examples_without_references_or_choices_are_answered_all_the_same(mixtra
     assert list(got.texts) == [words(answer) for answer in mixtral.answers]
     assert not got.gold_logprobs.any()
     assert [len(values) for values in mixtral.engine().rank(split)] == [0] * len(bare)
-
-
-def test_runtime_settings() -> None:
-    threads = torch.get_num_threads()
-    try:
-        configure_runtime(1)
-        assert torch.get_num_threads() == 1
-        with pytest.raises(UserError, match=r"engine\.threads is 0"):
-            configure_runtime(0)
-    finally:
-        torch.set_num_threads(threads)
-    assert int(WORKER_ENV["MALLOC_TRIM_THRESHOLD_"]) > 1 << 30

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moevolve.workers.engine.layer_states import LayerStates
+from moevolve.workers.engine.reuse import LayerStates
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,6 @@ from moevolve.workers.contract.card import CheckpointForm, ExportCard, ExportSum
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit, Tokens
 from moevolve.workers.contract.methods import Blueprint, Method, ModelParts, ModuleUse, Resident, UsageReaders
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.contract.usage import UsageRequest
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.registry import METHODS
 from moevolve.workers.profiling.costs import matrix_flops
@@ -167,7 +166,7 @@ def test_what_it_offers_is_used(
         export_model(experts.resident, ScaleEdit(0.5), tmp_path / "other", ExportCard("", "", ""))
     made = Calibration.from_bytes(dense.calibrate(ScaleRecipe(8), (SPLIT,)))
     assert made.arrays["lengths"].tolist() == [7, 7] and made.tokens_run == 14
-    found = experts.analyse(UsageRequest(ScaleEdit(0.5)), SPLIT)
+    found = experts.analyse(ScaleEdit(0.5), SPLIT)
     assert [layer.layer for layer in found.routed] == [90, 91, 92]
     strange = type("Strange", (nn.Module,), {})()
     strange.matrix = nn.Parameter(torch.ones(2, 2))

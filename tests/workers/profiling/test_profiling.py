@@ -16,15 +16,8 @@ from canned_profilee import CannedProfilees
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.profiling.checkpoints import check_folder
-from moevolve.workers.profiling.messages import (
-    LoadRequest,
-    MeasureRequest,
-    ProfiledModel,
-    ProfileSettings,
-    TaskPrompts,
-)
 from moevolve.workers.profiling.process import ProfiledProcess, serve
-from moevolve.workers.profiling.report import BatchProfile
+from moevolve.workers.profiling.report import BatchProfile, ProfiledModel, ProfileSettings, TaskPrompts
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
 SETTINGS = ProfileSettings((1, 3), prompt_tokens=6, new_tokens=2, repeats=3, device="cpu", threads=1)
@@ -44,21 +37,19 @@ def test_batches_of_a_task_are_of_all_lengths() -> None:
     assert [len(tokens) for tokens in prompts.batch(5)] == [2, 4, 6, 8, 10]
     assert [len(tokens) for tokens in prompts.batch(10)] == list(range(1, 11))
     assert [len(tokens) for tokens in prompts.batch(20)] == [length for length in range(1, 11) for _ in range(2)]
-    request = replace(SETTINGS, prompts=prompts).request(2)
-    assert request == MeasureRequest(2, 6, 2, ((0,) * 3, (0,) * 8)) and request.tokens == 11
-    assert SETTINGS.request(3) == MeasureRequest(3, 6, 2) and SETTINGS.request(3).tokens == 18
+    assert replace(SETTINGS, prompts=prompts).batch_tokens(2) == 3 + 8
+    assert SETTINGS.batch_tokens(3) == 18
 
 
 def test_padded_prompts_run_as_they_do_alone(checkpoint: Callable[[str], Path]) -> None:
     """Compares the logits of every step and row with one pass over the row's own tokens, which OPT numbers itself."""
-    profilee = ProfiledProcess()
-    settings = ProfileSettings((3,), 8, 2, 1, "cpu", "float32", threads=1)
-    profilee.load(LoadRequest(ProfiledModel("opt", str(checkpoint("opt"))), settings))
+    prompts = ((9,), (5, 6, 7), (8, 4, 10, 12, 6, 5))
+    settings = ProfileSettings((3,), 8, 2, 1, "cpu", "float32", threads=1, prompts=TaskPrompts("task", "test", prompts))
+    profilee = ProfiledProcess(ProfiledModel("opt", str(checkpoint("opt"))), settings)
     model: Any = profilee.model
     seen: list[torch.Tensor] = []
     hook = model.register_forward_hook(lambda module, given, found: seen.append(found.logits[:, -1]))
-    prompts = ((5, 6, 7), (9,), (8, 4, 10, 12, 6, 5))
-    profilee.measure(MeasureRequest(3, 3, 2, prompts))
+    profilee.measure(3)
     hook.remove()
     steps = torch.stack(seen)
     assert len(steps) == 3
@@ -113,7 +104,7 @@ def test_a_process_answers_with_the_error_of_a_model_that_does_not_load(tmp_path
     asking, answering = Pipe()
     with asking, answering, ThreadPoolExecutor(1) as thread:
         ended = thread.submit(serve, answering)
-        asking.send(LoadRequest(ProfiledModel("gone", str(tmp_path / "gone")), SETTINGS))
+        asking.send((ProfiledModel("gone", str(tmp_path / "gone")), SETTINGS))
         error = asking.recv()
         assert isinstance(error, UserError) and str(error).startswith("it doesn't load: ") and "\n" not in str(error)
         asking.close()

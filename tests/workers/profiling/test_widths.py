@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from moevolve.workers.profiling.messages import ProfiledModel, ProfileSettings
+from moevolve.workers.profiling.report import ProfiledModel, ProfileSettings
 from moevolve.workers.profiling.widths import narrowed, time_widths
 
 TOKENS = torch.tensor([[5, 6, 7, 9, 8, 4]])
