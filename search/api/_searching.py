@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, InstanceOf
 
-from moevolve._asking import service_of, takes, takes_store
+from moevolve._asking import takes, takes_store
 from moevolve._runs import Run
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import as_run_config, load_run_config, override_lines, settings_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from moevolve.search.compare.config import Cell, Comparison
     from moevolve.search.compare.rows import ComparisonRow
     from moevolve.search.estimate.report import Estimate
+    from moevolve.search.loop.final_table import FinalTable
     from moevolve.search.shrink.page import ShrinkPlan, Shrunk
 
 # Modules that load torch or Ray are imported within the functions, after what is wrong with a configuration was said.
@@ -146,9 +147,16 @@ def logs(asked: LogsRequest) -> Iterator[str]:
 
 @takes_store(_Resume)
 def resume(store: str | Store, asked: _Resume) -> Run | None:
-    with service_of(store, writes=True) as service:
-        table = service.resume(asked, asked.observer or Observer())
-        return None if table is None else Run.of(table, service.url)
+    observer = asked.observer or Observer()
+    if isinstance(store, str) and is_server(store):
+        from moevolve.search.server.client import RemoteService
+
+        with RemoteService(store) as server:
+            return _run(server.resume(asked, observer), server.url)
+    from moevolve.search.running import resume as running
+
+    with opened_store(store) as opened:
+        return _run(running.resume(opened, asked, observer), opened.url)
 
 
 @takes_store(_Retry)
@@ -156,8 +164,11 @@ def retry(store: str | Store, asked: _Retry) -> Run | None:
     from moevolve.search.running import resume as running
 
     with opened_store(store) as opened:
-        table = running.retry(opened, asked, asked.observer or Observer())
-        return None if table is None else Run.of(table, opened.url)
+        return _run(running.retry(opened, asked, asked.observer or Observer()), opened.url)
+
+
+def _run(table: FinalTable | None, url: str) -> Run | None:
+    return None if table is None else Run.of(table, url)
 
 
 @takes(CompareRequest)

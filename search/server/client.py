@@ -16,7 +16,7 @@ from moevolve.search.requests.record import Request, path_fields
 from moevolve.search.requests.running import ResumeRequest
 from moevolve.search.requests.searches import ControlRequest, FinalTableRequest, SearchRequest
 from moevolve.search.server.processes import Job
-from moevolve.search.service.use_cases import use_case_of
+from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import Control, SearchRecord
 
@@ -72,8 +72,8 @@ class RemoteService:
         self._http.close()
 
     def ask(self, request: Request[T]) -> T:
-        """See `Service`."""
-        case = use_case_of(request)
+        """Have the server answer a request; see the request's record for the errors."""
+        case = USE_CASES[type(request)]
         if case.path is None:
             raise UserError(f"{self.url} is a server: this needs the store itself, and the model; do it where they are")
         values = TypeAdapter(type(request)).dump_python(request, mode="json", exclude_none=True)
@@ -104,7 +104,7 @@ class RemoteService:
         return self.follow(started.name, 0, observer)
 
     def resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
-        """See `Service`. The search continues on the server's machine; of a finished one only the table is returned."""
+        """Continue a search on the server's machine and follow it; of a finished one only the table is returned."""
         if request.address is not None or request.overrides:
             raise UserError(f"{self.url} resumes searches as they are; change settings where the store is")
         search = request.search

@@ -1,1 +1,1 @@
-"""The service that answers requests, from a store or from a server."""
+"""Requests, and the functions that answer them."""

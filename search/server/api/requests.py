@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import Parameter
 from typing import Annotated, Any
 
@@ -17,8 +18,7 @@ from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
 from moevolve.search.server.starting import steer_starting
-from moevolve.search.service.service import LocalService
-from moevolve.search.service.use_cases import USE_CASES, UseCase
+from moevolve.search.service.use_cases import USE_CASES, UseCase, answer
 from moevolve.store.errors import NotFoundError, NotRunningError
 from moevolve.store.records import DesiredState
 
@@ -61,11 +61,10 @@ _ASKS: dict[type[Request[Any]], DesiredState] = {
 
 
 def _answer(server: ServerState, request: Request[Any]) -> Any:
-    service = LocalService(server.writer, keep_open=True)
     if isinstance(request, ContrastRequest | ParetoRequest):  # they read much, and charts ask for them with each page
-        return server.listings.cached(repr(request), lambda: service.ask(request))
+        return server.listings.cached(repr(request), partial(answer, server.store, request))
     try:
-        return service.ask(request)
+        return answer(server.writer, request)
     except (NotFoundError, NotRunningError):
         if not isinstance(request, PauseRequest | StopRequest | CancelRequest):
             raise
@@ -81,7 +80,7 @@ def _endpoint(kind: type[Request[Any]], case: UseCase, path: str) -> Callable[..
     def made(asked: BaseModel | None = None, **given: Any) -> Request[Any]:
         return kind(**given if asked is None else given | dict(asked))
 
-    def answer(server: ServerState, **given: Any) -> Any:
+    def reply(server: ServerState, **given: Any) -> Any:
         return _answer(server, made(**given))
 
     async def draw(server: ServerState, **given: Any) -> Response:
@@ -90,7 +89,7 @@ def _endpoint(kind: type[Request[Any]], case: UseCase, path: str) -> Callable[..
         media = _IMAGE_TYPES[request.form] if isinstance(request, PlotRequest) else _HTML
         return Response(content, media_type=media, headers={"content-security-policy": DOCUMENT_POLICY})
 
-    endpoint: Any = draw if case.answer is bytes else answer
+    endpoint: Any = draw if case.answer is bytes else reply
     # FastAPI reads the parameters from the signature.
     endpoint.__signature__ = inspect.Signature(
         [
