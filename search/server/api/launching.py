@@ -8,36 +8,21 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp, PadExperts, Requantise
+from moevolve.search.requests.models import ExportRequest
 from moevolve.search.running.steer import unpause
+from moevolve.search.server.api.requests import model_of, options_of
 from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
 from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
 
+_EXPORT_OPTIONS = ("form", "mtp", "requantise", "pad_experts", "device", "dtype")
 
-class ExportOptions(BaseModel):
-    """How to export an individual.
 
-    Attributes:
-        form: Kind of checkpoint; None chooses as the command line does.
-        mtp: What becomes of layers for multi-token prediction; None leaves them out.
-        requantise: Write quantised tensors that the individual changes anew in the checkpoint's format.
-        pad_experts: What divides the number of experts after padding; None pads nothing.
-        device: Device that runs the model; None takes the search's.
-        dtype: Dtype of the parameters; None takes the search's.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    form: ExportForm = None
-    mtp: Mtp = None
-    requantise: Requantise = False
-    pad_experts: PadExperts = None
-    device: ModelDevice = None
-    dtype: ModelDtype = None
+class ExportOptions(model_of(ExportRequest, _EXPORT_OPTIONS)):  # type: ignore[misc]
+    """How to export an individual."""
 
 
 routes = APIRouter(tags=["launching"], responses=WRITES)
@@ -100,6 +85,5 @@ def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
         raise UserError("this server has no folder for exports; see `exports` in its settings")
     found = server.store.individual(ref)
     target = server.settings.exports.resolve() / found.ref.replace(":", "-")
-    given = asked.model_dump(exclude_defaults=True).items()
-    options = [word for name, value in given for word in (f"--{name}", *([] if value is True else [value]))]
+    options = options_of(ExportRequest, asked, _EXPORT_OPTIONS)
     return server.processes.start(found.ref, ["export", found.ref, str(target), *options])

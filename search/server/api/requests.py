@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model
 
-from moevolve.search.requests.record import Request, annotation_of, fields_of, path_fields
+from moevolve.search.requests.record import Request, annotation_of, default_of, fields_of, option_names, path_fields
 from moevolve.search.requests.running import CancelRequest, StopRequest
 from moevolve.search.requests.searches import ContrastRequest, ParetoRequest, PlotRequest
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
@@ -128,3 +128,23 @@ def model_of(kind: type[Request[Any]], names: Sequence[str]) -> type[BaseModel]:
     schema: Any = {"anyOf": one_of} if one_of else None
     config = ConfigDict(extra="forbid", json_schema_extra=schema)
     return create_model(kind.__name__, __config__=config, **chosen)
+
+
+def options_of(kind: type[Request[Any]], asked: object, names: Sequence[str]) -> list[str]:
+    """Options of the command line for those of a request's parameters that don't have their defaults.
+
+    Args:
+        kind: Record of the request.
+        asked: The request, or a model of some of its parameters.
+        names: Names of the parameters.
+    """
+    words: list[str] = []
+    for name in names:
+        field, value = fields_of(kind)[name], getattr(asked, name)
+        option = option_names(name, field)[0]
+        if value is True:
+            words.append(option)
+        elif value != default_of(field, None):
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words += [option, str(each)]
+    return words
