@@ -16,7 +16,6 @@ from moevolve.search.server.api import launching, reading, shrinking
 from moevolve.search.server.api.requests import request_routes
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
 from moevolve.search.server.feed import Feed
-from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.pages.rendering import problem_page, sign_in
@@ -47,7 +46,6 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     server = ServerState(
         writer=store,
         settings=settings,
-        curves=FitnessCurves(store),
         drawings=Turns("drawings"),
         previews=Turns("checks of launches"),
         preview_process=PreviewProcess(),

@@ -14,7 +14,6 @@ from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.feed import Feed
-from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
@@ -31,7 +30,6 @@ class ServerState:
 
     writer: Store
     settings: ServerSettings
-    curves: FitnessCurves
     drawings: Turns
     previews: Turns
     preview_process: PreviewProcess

@@ -22,6 +22,7 @@ from moevolve.search.config.run import RunConfig, SearchName
 from moevolve.search.estimate.preview import Preview
 from moevolve.search.report.contents import settings_text
 from moevolve.search.server.dependencies import ServerState
+from moevolve.search.server.processes import Job
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.errors import NameTakenError, NotFoundError
 from moevolve.store.lineage import suggestion
@@ -116,6 +117,19 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
     config, status = await run_in_threadpool(check)
     takes = await server.previews.run(server.preview_process.preview, config)
     return LaunchPlan(config.name, status, settings_text(config.canonical_json()), takes)
+
+
+def start_launch(asked: RemoteLaunchRequest, server: ServerState) -> Job:
+    """Start the process that launches a search. Repeating it starts no second one.
+
+    Raises:
+        NotFoundError, UserError: see `resolve`.
+        NameTakenError: see `stored_status`.
+        BusyError: a process launches it already.
+    """
+    launching = resolve(asked, server.settings)
+    stored_status(server.store, launching.config)
+    return server.processes.start(launching.config.name, launching.arguments)
 
 
 def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> ResolvedLaunch:

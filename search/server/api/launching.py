@@ -14,7 +14,7 @@ from moevolve.search.requests.models import ExportRequest
 from moevolve.search.running.steer import unpause
 from moevolve.search.server.api.requests import model_of, options_of
 from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
-from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
+from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, start_launch
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
 
@@ -49,9 +49,7 @@ def list_launches(server: ServerDep) -> list[Job]:
 @routes.post("/searches", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
 def launch(server: ServerDep, asked: RemoteLaunchRequest) -> Job:
     """Launch a search on the server's machine. Repeating the request starts no second one."""
-    launching = resolve(asked, server.settings)
-    stored_status(server.store, launching.config)
-    return server.processes.start(launching.config.name, launching.arguments)
+    return start_launch(asked, server)
 
 
 @routes.post("/searches/check", dependencies=[CHANGES])

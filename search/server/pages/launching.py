@@ -31,7 +31,7 @@ from moevolve.search.server.planning import (
     plan_launch,
     request_like,
     resolve,
-    stored_status,
+    start_launch,
 )
 from moevolve.search.server.processes import Job
 from moevolve.store.errors import NotFoundError
@@ -164,14 +164,7 @@ async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> 
     asked = await run_in_threadpool(_asked, typed, server)
     if typed.check is not None:
         return render(request, "launch_plan.jinja", plan=await plan_launch(asked, server))
-
-    def start() -> Job:
-        launching = resolve(asked, server.settings)
-        stored_status(server.store, launching.config)
-        return server.processes.start(launching.config.name, launching.arguments)
-
-    job = await run_in_threadpool(start)
-    return _arrival(request, server, job)
+    return _arrival(request, server, await run_in_threadpool(start_launch, asked, server))
 
 
 @routes.get("/launch/arrival")
