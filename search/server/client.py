@@ -59,10 +59,11 @@ class RemoteService:
             parts = urlsplit(url)
             if parts.username is not None or parts.query:
                 raise UserError(f"{parts.hostname}: a token doesn't belong into a URL; set {TOKEN}")
-            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT_S)
+            # A server may close an idle connection just when the next request is on its way: none is kept.
+            limits = httpx2.Limits(max_keepalive_connections=0)
+            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT_S, limits=limits)
         except (ValueError, httpx2.InvalidURL) as error:
             raise UserError(f"a server's URL is http://HOST:PORT or https://HOST; this is none: {error}") from None
-        self._closed = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
         self._failed = (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError)
 
     def __enter__(self) -> Self:
@@ -185,18 +186,9 @@ class RemoteService:
         except ValidationError as error:
             raise StoreError(f"{self.url} answers what this version doesn't understand: {error.errors()[0]}") from None
 
-    def _answer(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        """Send a request, and a reading one again if the server closes the connection, which it may do at any time."""
-        try:
-            return self._http.request(method, path, **options)
-        except self._closed:
-            if method != "GET":
-                raise
-            return self._http.request(method, path, **options)
-
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
         try:
-            answer = self._answer(method, path, **options)
+            answer = self._http.request(method, path, **options)
         except self._failed as error:
             raise StoreError(f"{self.url} can't be reached: {error}") from None
         if answer.is_success:
