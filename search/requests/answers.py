@@ -145,15 +145,6 @@ class OptionEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneRow:
-    """The numbers and names that one individual's settings and sizes have, in the order of `Effects.genes`."""
-
-    index: int
-    score: float
-    values: tuple[float | str | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Effects:
     """What moved the score in a search.
 
@@ -166,8 +157,6 @@ class Effects:
         operators: Effects of operators, the one with most individuals first.
         choices: Effects of choices, the largest first.
         options: Effects of options, those farthest from 0 in standard deviations first.
-        genes: Names of the settings and sizes of layers that vary. Empty unless asked for.
-        rows: Their values. Empty unless asked for.
     """
 
     search: str
@@ -176,8 +165,6 @@ class Effects:
     operators: tuple[OperatorEffect, ...]
     choices: tuple[ChoiceEffect, ...]
     options: tuple[OptionEffect, ...] = field(repr=False)
-    genes: tuple[str, ...] = ()
-    rows: tuple[GeneRow, ...] = field(default=(), repr=False)
 
     @property
     def note(self) -> str:

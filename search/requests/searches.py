@@ -145,11 +145,6 @@ class EffectsRequest(Request["Effects"]):
     limit: Annotated[
         int, Field(ge=1, le=1000, description="List at most this many options, the surest ones first.")
     ] = 20
-    genes: Annotated[
-        bool,
-        Field(description="List the varying settings and sizes of each individual, too, for a chart."),
-        Flag("--genes"),
-    ] = False
 
 
 @record

@@ -13,7 +13,6 @@ from moevolve.search.server.pages import (
     answering,
     comparing,
     contrasting,
-    effects,
     health,
     individuals,
     launching,
@@ -36,7 +35,7 @@ class _RevalidatedFiles(StaticFiles):
 
 def add_pages(app: FastAPI) -> None:
     """Add the pages to an application, and the files they load under /static/."""
-    for module in (searches, individuals, answering, rankings, comparing, contrasting, effects, launching, health):
+    for module in (searches, individuals, answering, rankings, comparing, contrasting, launching, health):
         app.include_router(module.routes)
     app.include_router(routes)
     files = _RevalidatedFiles(directory=FOLDER / "static", packages=[("moevolve.search.report", "static")])
