@@ -11,7 +11,6 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server import metrics
-from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.api import launching, reading, shrinking
 from moevolve.search.server.api.requests import request_routes
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
@@ -42,7 +41,6 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     Raises:
         UserError: the key of a webhook isn't in the environment.
     """
-    processes = ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks)
     server = ServerState(
         writer=store,
         settings=settings,
@@ -50,8 +48,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         previews=Turns("checks of launches"),
         preview_process=PreviewProcess(),
         feed=Feed(store),
-        processes=processes,
-        answers=AnswerRunner(processes),
+        processes=ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks),
         listings=Listings(store),
     )
 
@@ -59,7 +56,6 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await server.feed.close()
-        server.answers.close()
         server.preview_process.close()
 
     app = FastAPI(
