@@ -39,6 +39,12 @@ def render(request: Request, template: str, status: int = 200, **context: Any) -
     return HTMLResponse(text, status)
 
 
+def render_part(request: Request, part: str, what: str, subject: str, here: str, **context: Any) -> HTMLResponse:
+    """Render `PART_part.jinja` under a heading of a few words that end with a link to the page of its subject."""
+    name = f"{part}_part.jinja"
+    return render(request, "part_page.jinja", part=name, what=what, subject=subject, here=here, **context)
+
+
 def sign_in(wrong: bool, next_path: str) -> str:
     """The sign-in page.
 

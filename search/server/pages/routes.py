@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from moevolve.search.server.pages import (
-    answering,
     comparing,
     contrasting,
     health,
@@ -35,7 +34,7 @@ class _RevalidatedFiles(StaticFiles):
 
 def add_pages(app: FastAPI) -> None:
     """Add the pages to an application, and the files they load under /static/."""
-    for module in (searches, individuals, answering, rankings, comparing, contrasting, launching, health):
+    for module in (searches, individuals, rankings, comparing, contrasting, launching, health):
         app.include_router(module.routes)
     app.include_router(routes)
     files = _RevalidatedFiles(directory=FOLDER / "static", packages=[("moevolve.search.report", "static")])
