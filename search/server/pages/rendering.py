@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.search.report.rendering import environment
@@ -13,6 +13,8 @@ from moevolve.search.server.guard import COOKIE
 
 FOLDER = Path(__file__).parent
 _TEMPLATES = FOLDER / "templates"
+
+routes = APIRouter(include_in_schema=False)
 
 
 def render(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
@@ -57,6 +59,12 @@ def sign_in(wrong: bool, next_path: str) -> str:
         .get_template("sign_in.jinja")
         .render(layout="page.jinja", path="/login", may_write=False, signed_in=False, wrong=wrong, next=next_path)
     )
+
+
+@routes.get("/login")
+def ask_for_token() -> HTMLResponse:
+    """The sign-in page; the guard handles its form."""
+    return HTMLResponse(sign_in(False, "/"))
 
 
 def problem_page(request: Request, status: int, title: str, detail: str) -> HTMLResponse:
