@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -63,27 +62,6 @@ class RemoteLaunchRequest(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedLaunch:
-    """A launch request with its names looked up.
-
-    Attributes:
-        path: Path of the run file.
-        changes: Changed settings as `KEY=VALUE`, as on the command line.
-        config: Full configuration, with the search's name and the server's store.
-    """
-
-    path: Path
-    changes: tuple[str, ...]
-    config: RunConfig
-
-    @property
-    def arguments(self) -> list[str]:
-        """Arguments of the `moevolve` command that launches the search."""
-        flags = [part for change in self.changes for part in ("--set", change)]
-        return ["launch", str(self.path), "--name", self.config.name, "--or-resume", *flags]
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """What a launch would run.
 
@@ -111,7 +89,7 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
     """
 
     def check() -> tuple[RunConfig, str | None]:
-        config = resolve(asked, server.settings).config
+        config, _ = resolve(asked, server.settings)
         return config, stored_status(server.store, config)
 
     config, status = await run_in_threadpool(check)
@@ -127,13 +105,13 @@ def start_launch(asked: RemoteLaunchRequest, server: ServerState) -> Job:
         NameTakenError: see `stored_status`.
         BusyError: a process launches it already.
     """
-    launching = resolve(asked, server.settings)
-    stored_status(server.store, launching.config)
-    return server.processes.start(launching.config.name, launching.arguments)
+    config, command = resolve(asked, server.settings)
+    stored_status(server.store, config)
+    return server.processes.start(config.name, command)
 
 
-def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> ResolvedLaunch:
-    """Look up what a request names, and make its configuration.
+def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> tuple[RunConfig, list[str]]:
+    """Look up what a request names, and make its configuration and the arguments of the command that launches it.
 
     Raises:
         NotFoundError: the server has no such run file.
@@ -155,11 +133,12 @@ def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> ResolvedLau
         changes["tasks"] = asked.tasks
     if settings.address is not None:
         changes["workers.address"] = settings.address
-    path, flags = files[asked.configuration], tuple(as_override(key, value) for key, value in changes.items())
-    config = load_run_config(path, flags)
-    return ResolvedLaunch(
-        path, flags, config.model_copy(update={"name": asked.name or config.name, "store": settings.store})
-    )
+    path, overrides = files[asked.configuration], tuple(as_override(key, value) for key, value in changes.items())
+    config = load_run_config(path, overrides)
+    name = asked.name or config.name
+    flags = [word for override in overrides for word in ("--set", override)]
+    command = ["launch", str(path), "--name", name, "--or-resume", *flags]
+    return config.model_copy(update={"name": name, "store": settings.store}), command
 
 
 def look_up(name: str, known: Mapping[str, T], what: str) -> T:
@@ -203,10 +182,10 @@ def request_like(search: SearchRecord, settings: ServerSettings) -> RemoteLaunch
     for name, path in settings.run_files().items():
         try:
             asked = _difference(name, load_run_config(path), stored, settings)
-            same = resolve(asked, settings).config.config_hash == stored.config_hash
+            config, _ = resolve(asked, settings)
         except (UserError, NotFoundError, ValidationError):
             continue
-        if same:
+        if config.config_hash == stored.config_hash:
             found.append(asked)
     return min(found, key=lambda asked: len(asked.overrides), default=None)
 

@@ -135,7 +135,7 @@ def show_launch(
     if asked is None:
         files = [_read(name, path) for name, path in sorted(server.settings.run_files().items())]
         return render(request, "launch.jinja", files=files, like=record, started=started)
-    given = resolve(RemoteLaunchRequest(configuration=asked.configuration), server.settings).config
+    given, _ = resolve(RemoteLaunchRequest(configuration=asked.configuration), server.settings)
     taken = {one.search.name for one in server.listings.summaries()}
     fields = list(_fields(given, asked))
     own = {field.setting for field in fields}
@@ -220,10 +220,12 @@ def _asked(typed: TypedLaunch, server: ServerState) -> RemoteLaunchRequest:
         UserError: a line of the further settings is malformed, or a value isn't valid.
     """
     unchanged = RemoteLaunchRequest(configuration=typed.configuration)
-    fields = list(_fields(resolve(unchanged, server.settings).config, unchanged))
-    values = {field.setting: str((typed.model_extra or {}).get(field.setting, field.given)).strip() for field in fields}
-    given = {field.setting: field.given for field in fields}
-    overrides = {key: _plain(value) for key, value in values.items() if value != given[key]}
+    config, _ = resolve(unchanged, server.settings)
+    overrides = {}
+    for field in _fields(config, unchanged):
+        value = str((typed.model_extra or {}).get(field.setting, field.given)).strip()
+        if value != field.given:
+            overrides[field.setting] = _plain(value)
     tasks = [typed.tasks] if isinstance(typed.tasks, str) else typed.tasks
     with one_line_errors():
         return RemoteLaunchRequest.model_validate(
