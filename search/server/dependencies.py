@@ -74,14 +74,13 @@ NEEDS_TOKEN = Depends(
 """Dependency that describes the token in OpenAPI; the guard has checked it."""
 
 
-async def _describe_header(
+async def _header(
     _: Annotated[Literal["1"], Header(alias="X-Moevolve", description="Forms of other sites can't send it.")],
-) -> None:
-    """Describe the header in OpenAPI; the guard has refused requests without it."""
+) -> None: ...
 
 
-CHANGES = Depends(_describe_header)
-"""Dependency of routes that change something."""
+CHANGES = Depends(_header)
+"""Dependency of routes that change something; it describes the header, without which the guard refuses them."""
 
 
 async def _state_of(request: Request) -> ServerState:

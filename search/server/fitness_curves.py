@@ -37,7 +37,7 @@ class FitnessCurve:
 
 
 def fitness_curve(store: StoreReader, search_id: str, points: int = MAX_POINTS) -> FitnessCurve:
-    """The curve of a search, with at most `points` buckets."""
+    """The curve of a search in at most `points` buckets."""
     return down_sampled(sorted(store.fitness_by_index(search_id)), points)
 
 

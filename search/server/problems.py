@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -43,15 +42,10 @@ _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
 """Status by class of error; the first class that matches counts."""
 
 
-class Problem(BaseModel):
-    """Response to a request that failed."""
-
-    detail: str
-
-
 def _declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     # Not as `model`: a route that returns text would declare it as text.
-    content = {"application/json": {"schema": Problem.model_json_schema()}}
+    schema = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
+    content = {"application/json": {"schema": schema}}
     return {status.value: {"content": content, "description": status.phrase} for status in statuses}
 
 
@@ -68,7 +62,7 @@ WRITES = READS | _declared(HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus
 
 
 def answer_errors(app: FastAPI, page: ErrorPage) -> None:
-    """Install error handlers: `page` for browsers that request a page, a `Problem` as JSON for all others."""
+    """Install error handlers: `page` for browsers that request a page, JSON with one line for all others."""
 
     def answered(request: Request, status: int, detail: str) -> Response:
         if not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", ""):

@@ -35,10 +35,10 @@ class Job:
 
     Attributes:
         name: Name of the search, or SEARCH:INDEX of the exported individual.
-        command: The moevolve command that runs: `launch`, `resume` or `export`.
+        command: The moevolve command that runs: `launch`, `resume`, `shrink` or `export`.
         started_at: Start time in UTC.
         process: Process id on the server's machine.
-        exit_code: Exit status; None while the process runs.
+        exit_code: None while the process runs.
         last_line: Last line of its log.
         ended: True if it was asked to end before its search had a driver.
     """
@@ -85,10 +85,6 @@ class ProcessRunner:
     def start(self, name: str, arguments: Sequence[str]) -> Job:
         """Run `moevolve ARGUMENTS` in the background, in a session of its own.
 
-        Args:
-            name: Name of the search, or SEARCH:INDEX of an individual.
-            arguments: Command line arguments, the command first.
-
         Raises:
             BusyError: a process with this name is still running.
             UserError: the log can't be written.
@@ -102,9 +98,9 @@ class ProcessRunner:
                 )
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)
+                now = datetime.now(UTC)
                 with self._log_file(name).open("ab") as log:
                     # Imports take seconds before the command itself says anything.
-                    now = datetime.now(UTC)
                     log.write(f"{now:%Y-%m-%d %H:%M:%S} UTC: moevolve {shlex.join(arguments)}\n".encode())
                     log.flush()
                     inherited = {key: value for key, value in os.environ.items() if key not in _SERVER_VARIABLES}
@@ -118,9 +114,9 @@ class ProcessRunner:
                     )
             except OSError as error:
                 raise UserError(f"logs: {self._log_file(name)} can't be written: {error.strerror}") from None
-            others = {other: started for other, started in self._started.items() if other != name}
             # Replaced, not changed: other threads may be iterating over it.
-            self._started = others | {name: _Started(arguments[0], datetime.now(UTC), process)}
+            others = {other: started for other, started in self._started.items() if other != name}
+            self._started = others | {name: _Started(arguments[0], now, process)}
         return self.job(name)
 
     def job(self, name: str) -> Job:

@@ -87,11 +87,6 @@ class ServerSettings(Section):
         return self
 
     @property
-    def is_loopback(self) -> bool:
-        """Whether all host names are loopback names, so that only this machine can connect."""
-        return {self.host, *self.hosts} <= set(LOOPBACK)
-
-    @property
     def allowed_hosts(self) -> frozenset[str]:
         """Host names that requests may be addressed to, lower case and without ports."""
         return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, *self.names))
@@ -112,17 +107,17 @@ class ServerSettings(Section):
             UserError: the file can't be read, is readable by others, has a malformed line or no tokens; a token is too
                 short; or other machines can connect and there are no tokens.
         """
-        found = _read_token_file(self.tokens) if self.tokens is not None else _read_token_variables(os.environ)
+        found = _tokens_of_environment() if self.tokens is None else _read_token_file(self.tokens)
         for token in found:
             if len(token) < _MIN_TOKEN_LENGTH:
                 raise UserError(f"a token of {len(token)} characters can be guessed; use {_MIN_TOKEN_LENGTH} or more")
         if not found and self.tokens is not None:
             raise UserError(f"tokens: {self.tokens} has none: write lines `read TOKEN` or `write TOKEN` into it")
-        if not found and not self.is_loopback:
-            names = ", ".join(name for name in (self.host, *self.hosts) if name not in LOOPBACK)
+        others = [name for name in (self.host, *self.hosts) if name not in LOOPBACK]
+        if not found and others:
             raise UserError(
-                f"{names} can be reached from other machines, so tokens are needed: give --tokens FILE, or set "
-                "MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
+                f"{', '.join(others)} can be reached from other machines, so tokens are needed: give --tokens FILE, or "
+                "set MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
             )
         return found
 
@@ -189,6 +184,6 @@ def _read_token_file(path: Path) -> dict[str, Token]:
     return found
 
 
-def _read_token_variables(variables: Mapping[str, str]) -> dict[str, Token]:
-    names = {scope: f"MOEVOLVE_{scope.upper()}_TOKEN" for scope in SCOPES}
-    return {variables[name]: Token(scope, f"the {scope} token") for scope, name in names.items() if variables.get(name)}
+def _tokens_of_environment() -> dict[str, Token]:
+    given = {scope: os.environ.get(f"MOEVOLVE_{scope.upper()}_TOKEN") for scope in SCOPES}
+    return {text: Token(scope, f"the {scope} token") for scope, text in given.items() if text}
