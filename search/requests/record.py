@@ -1,7 +1,7 @@
 """How requests are made: frozen records whose fields the command line, Python and HTTP read their parameters from.
 
 A parameter's type, default, range and description are stated in its record and nowhere else. Functions of the package
-`moevolve` (`search/api/_records.py`), commands (`search/cli/_requests.py`) and HTTP routes
+`moevolve` (`search/api/_asking.py`), commands (`search/cli/_requests.py`) and HTTP routes
 (`search/server/api/requests.py`) are made from the fields. Positional fields are arguments of commands; the others are
 options. `search/service/use_cases.py` says which function answers each request.
 """

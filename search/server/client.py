@@ -89,13 +89,13 @@ class RemoteService:
         return received
 
     def launch(self, configuration: str, name: str | None, overrides: dict[str, Any], observer: Observer) -> FinalTable:
-        """Launch a search on the server's machine and follow it to its end. An interrupt leaves the search running.
+        """Launch one of the server's run files there and follow the search. An interrupt leaves it running.
 
         Args:
-            configuration: Name of one of the server's run files.
+            configuration: Name of the run file.
             name: Name of the search; None takes the run file's.
             overrides: Changed settings by dotted path.
-            observer: Receives the search's progress.
+            observer: Is told of the search's progress.
 
         Raises:
             UserError: the server doesn't have the run file or doesn't allow a setting, or the search didn't finish.
@@ -125,7 +125,7 @@ class RemoteService:
         Args:
             name: Name of the search.
             epoch: The epoch of the search's lease before its driver was started.
-            observer: Receives the search's progress.
+            observer: Is told of the search's progress.
 
         Raises:
             UserError: the search didn't start, ended without finishing, or lost its driver.

@@ -45,9 +45,9 @@ class RemoteLaunchRequest(BaseModel):
 
     Attributes:
         configuration: Name of one of the server's run files.
-        name: Name of the search; None takes the run file's.
-        model: Name of one of the server's checkpoints; None takes the run file's.
-        tasks: Names of tasks; None takes the run file's.
+        name: Name of the search; None takes the run file's, as for the others.
+        model: Name of one of the server's checkpoints.
+        tasks: Names of tasks.
         overrides: Further settings by dotted path.
     """
 
@@ -66,7 +66,6 @@ class LaunchPlan:
     """What a launch would run.
 
     Attributes:
-        name: Name of the search.
         status: Status of the stored search with this name and these settings, which a launch would continue; None if
             there is none.
         settings: All settings as YAML.

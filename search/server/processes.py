@@ -120,11 +120,7 @@ class ProcessRunner:
         return self.job(name)
 
     def job(self, name: str) -> Job:
-        """The latest process with a name, and its state.
-
-        Raises:
-            KeyError: this server has started none.
-        """
+        """The state of the latest process with a name; raises KeyError if this server has started none."""
         started = self._started[name]
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()

@@ -32,7 +32,7 @@ class PairedScores:
     """Scores of two individuals on one task split.
 
     Attributes:
-        first, second: The scores; None for an individual that wasn't evaluated.
+        first, second: None for an individual that wasn't evaluated.
         difference: Second score minus first, in [-1, 1]; None unless both have a score.
         test: Paired test over the examples; None unless both have stored outcomes on the same examples.
         first_better, second_better: Number of examples on which one scored more than the other.

@@ -240,12 +240,7 @@ def _lineage_figure(store: StoreReader, ref: str) -> Response:
 
 
 def _svg_document(figure: Figure, description: str) -> Response:
-    """An SVG document that follows the reader's light or dark colour scheme.
-
-    Args:
-        figure: The figure.
-        description: Text alternative for screen readers.
-    """
+    """An SVG document that follows the reader's light or dark colour scheme; screen readers read the description."""
     text = to_svg(figure, "figure", description)
     opening, rest = text.split(">", 1)
     return Response(

@@ -50,10 +50,7 @@ class TypedLaunch(BaseModel):
     """Contents of the form as it is sent. Extra fields are settings, named by their dotted paths.
 
     Attributes:
-        configuration: Name of the form's run file.
-        name: Name of the search.
-        model: Name of one of the server's checkpoints; empty for the run file's.
-        tasks: Names of tasks; empty for the run file's.
+        model, tasks: Names; empty for the run file's.
         further: Further settings as lines `KEY = VALUE`.
         check: Present if the form was sent by the button that only checks.
     """
@@ -84,7 +81,6 @@ class FormField:
         setting: Dotted path of the setting.
         given: Value in the run file.
         value: Initial value of the field.
-        hint: Short explanation beside the field.
         minimum: Smallest allowed value of an integer field; None for a field of another type.
     """
 

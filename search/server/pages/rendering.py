@@ -23,7 +23,6 @@ def render(request: Request, template: str, status: int = 200, **context: Any) -
     Args:
         request: The request, on whose token it depends which buttons are enabled.
         template: Name of a file in `templates/`.
-        status: Status code of the response.
         context: Variables of the template.
     """
     layout = "part.jinja" if "part" in request.query_params else "page.jinja"
@@ -48,12 +47,7 @@ def render_part(request: Request, part: str, what: str, subject: str, here: str,
 
 
 def sign_in(wrong: bool, next_path: str) -> str:
-    """The sign-in page.
-
-    Args:
-        wrong: True after a wrong token was entered.
-        next_path: Path to open after signing in.
-    """
+    """The sign-in page, also after a wrong token was entered, which leads to a path."""
     return (
         environment(_TEMPLATES)
         .get_template("sign_in.jinja")
