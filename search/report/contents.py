@@ -24,13 +24,7 @@ from moevolve.search.loop.setup import set_aside_note
 from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.requests.answers import Analysis, Effects
 from moevolve.search.requests.searches import EffectsRequest
-from moevolve.search.settings.phases import (
-    EvolutionSection,
-    NevergradSection,
-    PhaseConfig,
-    StrategySection,
-    SurrogateSection,
-)
+from moevolve.search.settings.phases import PhaseConfig, StrategySection
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
@@ -191,13 +185,8 @@ def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[
 
 
 def _strategy(section: StrategySection) -> str:
-    match section:
-        case EvolutionSection():
-            return f"{section.kind} ({section.mode})"
-        case NevergradSection():
-            return f"{section.kind} ({section.optimizer})"
-        case SurrogateSection():
-            return section.kind
+    detail = getattr(section, "mode", None) or getattr(section, "optimizer", None)
+    return f"{section.kind} ({detail})" if detail else section.kind
 
 
 def _phase(phase: PhaseConfig) -> str:
