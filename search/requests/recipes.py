@@ -19,7 +19,7 @@ from moevolve.search.requests.parameters import (
     PadExperts,
     Requantise,
 )
-from moevolve.search.requests.record import Flag, Request, record
+from moevolve.search.requests.record import Flag, Request, about, record
 from moevolve.workers.contract.card import ExportReport, ExportScore
 from moevolve.workers.contract.settings import ExpertsImplementation
 from moevolve.workers.methods.eep.edit import RouterSpace
@@ -141,13 +141,11 @@ class RecipeRequest(Request["Recipe"]):
     individual: IndividualRef
     _: KW_ONLY
     output: Annotated[
-        str | Path | None,
-        Field(description="New file; nothing is written if this is left out."),
-        Flag("--output -o", "FILE", Path),
+        str | Path | None, about("New file; nothing is written if left out."), Flag("--output -o", "FILE", Path)
     ] = None
     data: Annotated[
         str | Path | None,
-        Field(description="New file for the token sequences of the repair, which the recipe then names by their hash."),
+        about("New file for the token sequences of the repair, which the recipe then names by their hash."),
         Flag(metavar="FILE", kind=Path),
     ] = None
     model: ModelPath = None
@@ -166,24 +164,18 @@ class ApplyRequest(Request["ExportReport"]):
         ExportError: the checkpoint failed its verification.
     """
 
-    recipe: Annotated[str | Path, Field(description="File of the recipe."), Flag(metavar="RECIPE", kind=Path)]
-    model: Annotated[str, Field(description="The model: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
+    recipe: Annotated[str | Path, about("File of the recipe."), Flag(metavar="RECIPE", kind=Path)]
+    model: Annotated[str, about("The model: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
     _: KW_ONLY
-    directory: Annotated[
-        str | Path, Field(description="New folder of the checkpoint."), Flag("--output -o", "DIR", Path)
-    ]
+    directory: Annotated[str | Path, about("New folder of the checkpoint."), Flag("--output -o", "DIR", Path)]
     data: Annotated[
         str | Path | None,
-        Field(description="The file of token sequences, if the recipe doesn't have them."),
+        about("The file of token sequences, if the recipe doesn't have them."),
         Flag(metavar="FILE", kind=Path),
     ] = None
     form: ExportForm = None
     mtp: Mtp = None
     requantise: Requantise = False
     pad_experts: PadExperts = None
-    device: Annotated[
-        Device | None, Field(description="Where to hold the model if a repair is fitted: a GPU if there is one.")
-    ] = None
-    dtype: Annotated[Dtype | None, Field(description="Dtype of the parameters, the recipe's if this is left out.")] = (
-        None
-    )
+    device: Annotated[Device | None, about("Where a repair is fitted: a GPU if there is one.")] = None
+    dtype: Annotated[Dtype | None, about("Dtype of the parameters; the recipe's if left out.")] = None

@@ -55,6 +55,11 @@ class Flag:
     variables: tuple[str, ...] = ()
 
 
+def about(description: str, **limits: Any) -> Any:
+    """Describe a parameter, for help texts and documentation, with the limits of its values as `Field` takes them."""
+    return Field(description=description, **limits)
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(Field,))
 def record(cls: type[R]) -> type[R]:
     """Make a class a frozen record whose values are checked when it is made."""
