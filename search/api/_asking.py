@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ForwardRef, ParamSpec, TypeVar, get_args
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.operations.opening import is_server, opened_reader, opened_store, refuse_server
+from moevolve.search.operations.opening import is_server, refuse_server
 from moevolve.search.requests import models, recipes, running
 from moevolve.search.requests import searches as lookups
 from moevolve.search.requests.record import Request, fields_of, one_line_errors
-from moevolve.search.service.use_cases import USE_CASES, answer
+from moevolve.search.service.service import LocalService, Service
+from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
@@ -49,6 +51,17 @@ def open_reader(url: str) -> StoreReader:
     return StoreReader.open(url)
 
 
+def service_of(store: str | StoreReader, writes: bool = False) -> AbstractContextManager[Service]:
+    """Make the service of an open store, which stays open, or of the URL of a store, to be written to, or a server."""
+    if not isinstance(store, str):
+        return LocalService(store, keep_open=True)
+    if is_server(store):
+        from moevolve.search.server.client import RemoteService
+
+        return RemoteService(store)
+    return LocalService(open_store(store) if writes else open_reader(store))
+
+
 def ask(store: str | StoreReader | None, request: Request[T], on_stage: Callable[[str], None] | None = None) -> T:
     """Make any request that a store answers.
 
@@ -68,13 +81,8 @@ def ask(store: str | StoreReader | None, request: Request[T], on_stage: Callable
         return found
     if store is None:
         raise UserError("say which store, or which server, answers this")
-    if isinstance(store, str) and is_server(store):
-        from moevolve.search.server.client import RemoteService
-
-        with RemoteService(store) as server:
-            return server.ask(request)
-    with opened_store(store) if case.writes else opened_reader(store) as opened:
-        return answer(opened, request)
+    with service_of(store, case.writes) as service:
+        return service.ask(request)
 
 
 def asks(kind: Callable[P, Request[T]]) -> Callable[Concatenate[str | StoreReader | None, P], T]:

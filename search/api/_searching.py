@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, InstanceOf
 
-from moevolve._asking import takes, takes_store
+from moevolve._asking import service_of, takes, takes_store
 from moevolve._runs import Run
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import as_run_config, load_run_config, override_lines, settings_of
@@ -147,16 +147,8 @@ def logs(asked: LogsRequest) -> Iterator[str]:
 
 @takes_store(_Resume)
 def resume(store: str | Store, asked: _Resume) -> Run | None:
-    observer = asked.observer or Observer()
-    if isinstance(store, str) and is_server(store):
-        from moevolve.search.server.client import RemoteService
-
-        with RemoteService(store) as server:
-            return _run(server.resume(asked, observer), server.url)
-    from moevolve.search.running import resume as running
-
-    with opened_store(store) as opened:
-        return _run(running.resume(opened, asked, observer), opened.url)
+    with service_of(store, writes=True) as service:
+        return _run(service.resume(asked, asked.observer or Observer()), service.url)
 
 
 @takes_store(_Retry)

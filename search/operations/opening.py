@@ -42,7 +42,7 @@ def opened_reader(store: str | StoreReader) -> AbstractContextManager[StoreReade
     return StoreReader.open(store)
 
 
-def opened_store(store: str | StoreReader, create: bool = False) -> AbstractContextManager[Store]:
+def opened_store(store: str | Store, create: bool = False) -> AbstractContextManager[Store]:
     """Open a store to write; the context closes one given by URL, and leaves an open one open.
 
     Raises:

@@ -73,7 +73,7 @@ class RemoteService:
         self._http.close()
 
     def ask(self, request: Request[T]) -> T:
-        """Have the server answer a request; see the request's record for the errors."""
+        """See `Service`."""
         case = USE_CASES[type(request)]
         if case.path is None:
             raise UserError(f"{self.url} is a server: this needs the store itself, and the model; do it where they are")
@@ -105,7 +105,7 @@ class RemoteService:
         return self.follow(started.name, 0, observer)
 
     def resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
-        """Continue a search on the server's machine and follow it; of a finished one only the table is returned."""
+        """See `Service`. The search continues on the server's machine; of a finished one only the table is returned."""
         if request.address is not None or request.overrides:
             raise UserError(f"{self.url} resumes searches as they are; change settings where the store is")
         search = request.search

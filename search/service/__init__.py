@@ -1,1 +1,1 @@
-"""Requests, and the functions that answer them."""
+"""The service that answers requests, from a store or from a server."""

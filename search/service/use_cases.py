@@ -1,20 +1,14 @@
-"""Which function answers each request: it takes a store and the request, returns records, and prints nothing.
-
-A server on another machine answers the same requests through `search/server/client.py`.
-"""
+"""Which function answers each request: it takes a store and the request, returns records, and prints nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from moevolve.search.requests import models, recipes, running, searches, stores
 from moevolve.search.requests.record import Request
-from moevolve.store.reader import StoreReader
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +83,3 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     stores.CopyRequest: UseCase(f"{_UPKEEP}:copy"),
 }
 """Use cases by type of request."""
-
-
-def answer(store: StoreReader, request: Request[T]) -> T:
-    """Answer a request from a store that is open for what it needs; see the request's record for the errors."""
-    answered: T = USE_CASES[type(request)].function(store, request)
-    return answered

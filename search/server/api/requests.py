@@ -17,7 +17,8 @@ from moevolve.search.requests.searches import ContrastRequest, ParetoRequest, Pl
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
-from moevolve.search.service.use_cases import USE_CASES, UseCase, answer
+from moevolve.search.service.service import LocalService
+from moevolve.search.service.use_cases import USE_CASES, UseCase
 from moevolve.store.errors import NotFoundError, NotRunningError
 from moevolve.store.records import Control, DesiredState
 
@@ -52,10 +53,11 @@ def request_routes() -> APIRouter:
 
 
 def _answer(server: ServerState, request: Request[Any]) -> Any:
+    service = LocalService(server.writer, keep_open=True)
     if isinstance(request, ContrastRequest | ParetoRequest):  # they read much, and charts ask for them with each page
-        return server.listings.cached(repr(request), partial(answer, server.store, request))
+        return server.listings.cached(repr(request), partial(service.ask, request))
     try:
-        return answer(server.writer, request)
+        return service.ask(request)
     except (NotFoundError, NotRunningError):
         ended = _end_start(server, request) if isinstance(request, StopRequest | CancelRequest) else None
         if ended is None:
@@ -85,7 +87,7 @@ def _endpoint(kind: type[Request[Any]], case: UseCase, path: str) -> Callable[..
     def made(asked: BaseModel | None = None, **given: Any) -> Request[Any]:
         return kind(**given if asked is None else given | dict(asked))
 
-    def reply(server: ServerState, **given: Any) -> Any:
+    def answer(server: ServerState, **given: Any) -> Any:
         return _answer(server, made(**given))
 
     async def draw(server: ServerState, **given: Any) -> Response:
@@ -94,7 +96,7 @@ def _endpoint(kind: type[Request[Any]], case: UseCase, path: str) -> Callable[..
         media = _IMAGE_TYPES[request.form] if isinstance(request, PlotRequest) else _HTML
         return Response(content, media_type=media, headers={"content-security-policy": DOCUMENT_POLICY})
 
-    endpoint: Any = draw if case.answer is bytes else reply
+    endpoint: Any = draw if case.answer is bytes else answer
     # FastAPI reads the parameters from the signature.
     endpoint.__signature__ = inspect.Signature(
         [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -40,7 +39,8 @@ from moevolve.search.requests.searches import (
 from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
-from moevolve.search.service.use_cases import USE_CASES, answer
+from moevolve.search.service.service import LocalService
+from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
@@ -119,8 +119,9 @@ def served(store: Store) -> Iterator[RemoteService]:
 
 
 def test_a_server_answers_as_its_store_does(store: Store, served: RemoteService) -> None:
+    local = LocalService(store, keep_open=True)
     for question in QUESTIONS:
-        here, there = answer(store, question), served.ask(question)
+        here, there = local.ask(question), served.ask(question)
         if isinstance(question, PauseRequest | StopRequest | CancelRequest | ScaleRequest):
             assert (there.owner, there.desired_state, there.workers) == (here.owner, here.desired_state, here.workers)
         else:
@@ -140,9 +141,9 @@ WRONG: list[tuple[Request[Any], type[Exception], str]] = [
 
 def test_what_is_wrong_is_the_same_error(store: Store, served: RemoteService) -> None:
     for question, error, said in WRONG:
-        for ask in (partial(answer, store), served.ask):
+        for service in (LocalService(store, keep_open=True), served):
             with pytest.raises(error) as caught:
-                ask(question)
+                service.ask(question)
             assert said in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(UserError, match="this needs the store itself, and the model"):
         served.ask(EvaluateRequest("lab:1", task="rte"))
