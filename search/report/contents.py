@@ -72,7 +72,6 @@ class ReportContents:
     """
 
     search: SearchRecord
-    config: RunConfig = field(repr=False)
     settings: str = field(repr=False)
     facts: tuple[tuple[str, str], ...] = field(repr=False)
     counts: dict[str, int | None]
@@ -111,7 +110,6 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}
     return ReportContents(
         search=search,
-        config=config,
         settings=settings_text(search.config),
         facts=tuple(_facts(store, search, config)),
         counts=_counts(config, history),

@@ -29,17 +29,13 @@ log = logging.getLogger(__name__)
 ErrorPage = Callable[[Request, int, str, str], Response]
 """Makes an error page from the request, the status code, a title and one line of detail."""
 
-_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
-    (NotFoundError, HTTPStatus.NOT_FOUND),
-    (LeaseHeldError, HTTPStatus.CONFLICT),
-    (LeaseLostError, HTTPStatus.CONFLICT),
-    (NameTakenError, HTTPStatus.CONFLICT),
-    (NotRunningError, HTTPStatus.CONFLICT),
-    (BusyError, HTTPStatus.CONFLICT),
-    (StoreError, HTTPStatus.SERVICE_UNAVAILABLE),
-    (UserError, HTTPStatus.UNPROCESSABLE_ENTITY),
+_STATUS: tuple[tuple[tuple[type[Exception], ...], HTTPStatus], ...] = (
+    ((NotFoundError,), HTTPStatus.NOT_FOUND),
+    ((LeaseHeldError, LeaseLostError, NameTakenError, NotRunningError, BusyError), HTTPStatus.CONFLICT),
+    ((StoreError,), HTTPStatus.SERVICE_UNAVAILABLE),
+    ((UserError,), HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-"""Status by class of error; the first class that matches counts."""
+"""Status by classes of errors; the first that match count."""
 
 
 def _declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
@@ -70,7 +66,7 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
         return problem(status, detail)
 
     def known(request: Request, error: Exception) -> Response:
-        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        status = next(status for kinds, status in _STATUS if isinstance(error, kinds))
         if status != HTTPStatus.SERVICE_UNAVAILABLE:
             answer = answered(request, status, str(error))
             if isinstance(error, BusyError):

@@ -49,7 +49,7 @@ def show_searches(
 ) -> HTMLResponse:
     """The searches that were asked for, and the latest events."""
     controls = server.listings.controls()
-    every = server.listings.summaries(controls)
+    every = server.listings.summaries()
     found = [one for one in selected(every, asked) if one.search.id in controls]
     return render(
         request,
@@ -65,7 +65,7 @@ def show_searches(
         link=partial(form_link, "/", asked),
         file=form_link("/searches.csv", asked),
         tags=sorted({tag for one in every for tag in one.search.tags}),
-        tasks=server.listings.tasks(controls),
+        tasks=server.listings.tasks(),
         statuses=SEARCH_STATUSES,
         orders=get_args(SearchOrder),
     )
