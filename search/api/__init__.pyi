@@ -24,10 +24,6 @@ from ._asking import scale as scale
 from ._asking import searches as searches
 from ._asking import show as show
 from ._asking import stop as stop
-from ._individuals import apply as apply
-from ._individuals import as_data as as_data
-from ._individuals import tasks as tasks
-from ._individuals import write_analysis as write_analysis
 from ._searching import compare as compare
 from ._searching import estimate as estimate
 from ._searching import launch as launch
@@ -38,9 +34,13 @@ from ._searching import resume as resume
 from ._searching import retry as retry
 from ._searching import shrink as shrink
 from ._searching import submit as submit
+from ._sharing import apply as apply
+from ._sharing import as_data as as_data
 from ._sharing import plot as plot
 from ._sharing import report as report
 from ._sharing import serve as serve
+from ._sharing import tasks as tasks
+from ._sharing import write_analysis as write_analysis
 from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
 from .search.cluster.submit import Submitted as Submitted

@@ -9,32 +9,11 @@ from typing import Any, Concatenate, ForwardRef, ParamSpec, TypeVar, get_args
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.operations.opening import is_server, refuse_server
-from moevolve.search.requests.models import (
-    AnalyseRequest,
-    AnswersRequest,
-    EvaluateRequest,
-    ExportRequest,
-    ImportEepRequest,
-    OutcomesRequest,
-    ProfileRequest,
-    PromptsRequest,
-)
-from moevolve.search.requests.recipes import RecipeRequest
+from moevolve.search.requests import models, recipes, running
+from moevolve.search.requests import searches as lookups
 from moevolve.search.requests.record import Request, fields_of, one_line_errors
-from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
-from moevolve.search.requests.searches import (
-    BestRequest,
-    ContrastRequest,
-    EffectsRequest,
-    GenomeRequest,
-    LabelRequest,
-    LineageRequest,
-    ParetoRequest,
-    SearchesRequest,
-    ShowRequest,
-)
 from moevolve.search.service.service import LocalService, Service
-from moevolve.search.service.use_cases import USE_CASES, use_case_of
+from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 
@@ -73,12 +52,7 @@ def open_reader(url: str) -> StoreReader:
 
 
 def service_of(store: str | StoreReader, writes: bool = False) -> AbstractContextManager[Service]:
-    """Make the service that answers requests: an open store's, which stays open, or that of a store's or server's URL.
-
-    Args:
-        store: The open store, or the URL.
-        writes: Open a store for writing.
-    """
+    """Make the service of an open store, which stays open, or of the URL of a store, to be written to, or a server."""
     if not isinstance(store, str):
         return LocalService(store, keep_open=True)
     if is_server(store):
@@ -101,7 +75,7 @@ def ask(store: str | StoreReader | None, request: Request[T], on_stage: Callable
         StoreError: there is no such store, or what the request's record says.
         UserError: a server is asked for what only works on the store itself, or what the request's record says.
     """
-    case = use_case_of(request)
+    case = USE_CASES[type(request)]
     if case.opens:
         found: T = case.function(store, request, **({} if on_stage is None else {"on_stage": on_stage}))
         return found
@@ -131,12 +105,12 @@ def takes_store(kind: Callable[P, R]) -> Callable[[Callable[[S, R], T]], Callabl
     )
 
 
-def _function_of(kind: Any, answer: Callable[..., T], name: str, returns: Any, store: str | None = None) -> Any:
+def _function_of(kind: Any, respond: Callable[..., T], name: str, returns: Any, store: str | None = None) -> Any:
     """Make a function of a request's fields that makes the request and has it answered.
 
     Args:
         kind: Record of the request.
-        answer: Takes the store, if there is one, and the request.
+        respond: Takes the store, if there is one, and the request.
         name: Name of the function, as `help` and editors show it.
         returns: Annotation of the answer.
         store: Annotation of the store that the function takes first; None for functions that take none.
@@ -146,7 +120,7 @@ def _function_of(kind: Any, answer: Callable[..., T], name: str, returns: Any, s
     def call(*args: Any, **kwargs: Any) -> T:
         with one_line_errors():
             request = kind(*args[stores:], **kwargs)
-        return answer(*args[:stores], request)
+        return respond(*args[:stores], request)
 
     fields = fields_of(kind)
     parameters = [
@@ -164,25 +138,25 @@ def _function_of(kind: Any, answer: Callable[..., T], name: str, returns: Any, s
     return call
 
 
-analyse = asks(AnalyseRequest)
-answers = asks(AnswersRequest)
-evaluate = asks(EvaluateRequest)
-export = asks(ExportRequest)
-import_eep = asks(ImportEepRequest)
-outcomes = asks(OutcomesRequest)
-profile = asks(ProfileRequest)
-prompts = asks(PromptsRequest)
-recipe = asks(RecipeRequest)
-searches = asks(SearchesRequest)
-best = asks(BestRequest)
-show = asks(ShowRequest)
-lineage = asks(LineageRequest)
-pause = asks(PauseRequest)
-stop = asks(StopRequest)
-cancel = asks(CancelRequest)
-scale = asks(ScaleRequest)
-label = asks(LabelRequest)
-genome = asks(GenomeRequest)
-contrast = asks(ContrastRequest)
-effects = asks(EffectsRequest)
-pareto = asks(ParetoRequest)
+analyse = asks(models.AnalyseRequest)
+answers = asks(models.AnswersRequest)
+evaluate = asks(models.EvaluateRequest)
+export = asks(models.ExportRequest)
+import_eep = asks(models.ImportEepRequest)
+outcomes = asks(models.OutcomesRequest)
+profile = asks(models.ProfileRequest)
+prompts = asks(models.PromptsRequest)
+recipe = asks(recipes.RecipeRequest)
+searches = asks(lookups.SearchesRequest)
+best = asks(lookups.BestRequest)
+show = asks(lookups.ShowRequest)
+lineage = asks(lookups.LineageRequest)
+pause = asks(running.PauseRequest)
+stop = asks(running.StopRequest)
+cancel = asks(running.CancelRequest)
+scale = asks(running.ScaleRequest)
+label = asks(lookups.LabelRequest)
+genome = asks(lookups.GenomeRequest)
+contrast = asks(lookups.ContrastRequest)
+effects = asks(lookups.EffectsRequest)
+pareto = asks(lookups.ParetoRequest)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from moevolve._asking import ask
-from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SCORED
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.requests.searches import PlotRequest
@@ -19,27 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that notebooks show.
-
-    Attributes:
-        svg: The picture as an SVG document.
-    """
+    """A picture, as the text of an SVG document, that notebooks show."""
 
     svg: str = field(repr=False)
 
     def _repr_svg_(self) -> str:
         return self.svg
-
-    def save(self, path: str | Path) -> None:
-        """Write the picture as an SVG file.
-
-        Raises:
-            UserError: the file can't be written.
-        """
-        try:
-            Path(path).write_text(self.svg, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{path}: can't be written: {error.strerror}") from None
 
 
 class Run(FinalTable):
@@ -49,12 +32,7 @@ class Run(FinalTable):
 
     @classmethod
     def of(cls, table: FinalTable, store: str) -> Self:
-        """Make the run of a final table.
-
-        Args:
-            table: The final table.
-            store: URL of the search's store, or of its server.
-        """
+        """Make the run of a final table and the URL of the search's store or server."""
         run = cls(**vars(table))
         object.__setattr__(run, "_store", store)  # no field: it may contain a password, and is no part of the table
         return run

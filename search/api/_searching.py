@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from moevolve.search.compare.config import Cell, Comparison
     from moevolve.search.compare.rows import ComparisonRow
     from moevolve.search.estimate.report import Estimate
+    from moevolve.search.loop.final_table import FinalTable
     from moevolve.search.shrink.page import ShrinkPlan, Shrunk
 
 # Modules that load torch or Ray are imported within the functions, after what is wrong with a configuration was said.
@@ -147,8 +148,7 @@ def logs(asked: LogsRequest) -> Iterator[str]:
 @takes_store(_Resume)
 def resume(store: str | Store, asked: _Resume) -> Run | None:
     with service_of(store, writes=True) as service:
-        table = service.resume(asked, asked.observer or Observer())
-        return None if table is None else Run.of(table, service.url)
+        return _run(service.resume(asked, asked.observer or Observer()), service.url)
 
 
 @takes_store(_Retry)
@@ -156,8 +156,11 @@ def retry(store: str | Store, asked: _Retry) -> Run | None:
     from moevolve.search.running import resume as running
 
     with opened_store(store) as opened:
-        table = running.retry(opened, asked, asked.observer or Observer())
-        return None if table is None else Run.of(table, opened.url)
+        return _run(running.retry(opened, asked, asked.observer or Observer()), opened.url)
+
+
+def _run(table: FinalTable | None, url: str) -> Run | None:
+    return None if table is None else Run.of(table, url)
 
 
 @takes(CompareRequest)

@@ -94,7 +94,7 @@ def contrast(request: ContrastRequest, store: StoreOption = DEFAULT_STORE, as_js
     (print_json if as_json else print_contrast)(moevolve.ask(store, request))
 
 
-@takes(EffectsRequest, "genes")
+@takes(EffectsRequest)
 def effects(request: EffectsRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     (print_json if as_json else print_effects)(moevolve.ask(store, request))
 

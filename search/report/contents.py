@@ -24,13 +24,7 @@ from moevolve.search.loop.setup import set_aside_note
 from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.requests.answers import Analysis, Effects
 from moevolve.search.requests.searches import EffectsRequest
-from moevolve.search.settings.phases import (
-    EvolutionSection,
-    NevergradSection,
-    PhaseConfig,
-    StrategySection,
-    SurrogateSection,
-)
+from moevolve.search.settings.phases import PhaseConfig, StrategySection
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
@@ -41,7 +35,7 @@ _MAX_REASON, _OPTIONS = 160, 10
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """One of the best individuals, with its fitness, phase and operator."""
+    """One of the best individuals; `operator` names its phase, too."""
 
     entry: Entry
     fitness: float
@@ -50,13 +44,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Individuals that failed for the same reason.
-
-    Attributes:
-        reason: Message of the first of them, shortened.
-        count: Number of individuals.
-        example: The first of them as SEARCH:INDEX.
-    """
+    """Individuals that failed for the same reason: the first one's message, shortened, and the first one's name."""
 
     reason: str
     count: int
@@ -71,25 +59,19 @@ class ReportContents:
         settings: The configuration as YAML, without secrets.
         facts: Name and value of what was searched: model, tasks, genome, phases ...
         counts: Number of individuals by status, made, and planned (None for an imported search).
-        history: All individuals, in order.
         full: Fitness of the full model.
-        standings: Final table.
         leaders: The best few individuals by fitness.
         graph: Ancestors of the best individual; None if there is no best.
         line: Main line of these ancestors, oldest first.
-        failures: Failed individuals by reason, the most frequent first.
-        effects: What moved the score; None if the genomes can't be read.
-        costs: Number and duration of evaluations.
-        subject: The best individual with its genome; None if there is no best, or it can't be read.
+        failures: The most frequent first.
+        effects, subject: None if there is no best individual, or genomes can't be read.
         start: Genome that the method starts from, if any.
         notes: Remarks on what is missing or special.
         commands: Purpose and text of commands that continue from here.
         provenance: Name and value of ids, dates and fingerprints.
-        analysis: Analysis of expert activations, if one was given.
     """
 
     search: SearchRecord
-    config: RunConfig = field(repr=False)
     settings: str = field(repr=False)
     facts: tuple[tuple[str, str], ...] = field(repr=False)
     counts: dict[str, int | None]
@@ -111,13 +93,7 @@ class ReportContents:
 
 
 def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | None = None) -> ReportContents:
-    """Collect the contents of a search's report. Nothing is evaluated or written.
-
-    Args:
-        store: Store that has the search.
-        name: Name or id of the search.
-        limit: Number of the best individuals to list.
-        analysis: Analysis of one of its individuals to include.
+    """Collect the contents of a search's report, with `limit` of the best individuals. Nothing is evaluated or written.
 
     Raises:
         StoreError: there is no such search.
@@ -134,7 +110,6 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
     nodes = {} if graph is None else {node.index: node for node in graph.nodes}
     return ReportContents(
         search=search,
-        config=config,
         settings=settings_text(search.config),
         facts=tuple(_facts(store, search, config)),
         counts=_counts(config, history),
@@ -208,13 +183,8 @@ def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[
 
 
 def _strategy(section: StrategySection) -> str:
-    match section:
-        case EvolutionSection():
-            return f"{section.kind} ({section.mode})"
-        case NevergradSection():
-            return f"{section.kind} ({section.optimizer})"
-        case SurrogateSection():
-            return section.kind
+    detail = getattr(section, "mode", None) or getattr(section, "optimizer", None)
+    return f"{section.kind} ({detail})" if detail else section.kind
 
 
 def _phase(phase: PhaseConfig) -> str:

@@ -23,7 +23,7 @@ class Evaluation:
 
     Attributes:
         ref: `SEARCH:INDEX`, or `full`.
-        record: The stored evaluation, with its per-example outcomes.
+        record: What is stored, with per-example outcomes.
     """
 
     ref: str
@@ -47,10 +47,8 @@ class GenomeView:
     """A genome in columns, beside another one if that was asked for.
 
     Attributes:
-        ref: The individual as SEARCH:INDEX.
-        outline: What it keeps, and its settings.
-        against: The other individual; None for none.
-        other: What that one keeps.
+        ref, against: The individuals as SEARCH:INDEX.
+        outline, other: What they keep, and their settings.
     """
 
     ref: str
@@ -90,7 +88,6 @@ class OperatorEffect:
     """What came of the individuals that one operator made.
 
     Attributes:
-        operator: Name of the operator.
         individuals: Number of individuals with a score.
         bests: Number of them that were the search's best so far.
         children: Number of them whose parents have scores.
@@ -129,7 +126,6 @@ class OptionEffect:
     """What one option of a choice adds to scores, other choices being equal.
 
     Attributes:
-        choice: What is chosen.
         option: The option, such as `expert 5`, compared with the mean of the choice's options; of a number, an increase
             by two standard deviations, from one below the mean to one above it.
         individuals: Number of individuals that have the option; all of them for a number.
@@ -145,29 +141,17 @@ class OptionEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneRow:
-    """The numbers and names that one individual's settings and sizes have, in the order of `Effects.genes`."""
-
-    index: int
-    score: float
-    values: tuple[float | str | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Effects:
     """What moved the score in a search.
 
     Attributes:
-        search: Name of the search.
         individuals: Number of individuals that were looked at: the newest ones with a score.
         predicted: Share of the variance of their scores that a sum over choices predicts for individuals that it wasn't
             fitted to (leave-one-out); None where there is nothing to predict. At 0 or below, choices and options say
             nothing.
-        operators: Effects of operators, the one with most individuals first.
-        choices: Effects of choices, the largest first.
-        options: Effects of options, those farthest from 0 in standard deviations first.
-        genes: Names of the settings and sizes of layers that vary. Empty unless asked for.
-        rows: Their values. Empty unless asked for.
+        operators: The one with most individuals first.
+        choices: The largest effects first.
+        options: Those whose effects are farthest from 0 in standard deviations first.
     """
 
     search: str
@@ -176,8 +160,6 @@ class Effects:
     operators: tuple[OperatorEffect, ...]
     choices: tuple[ChoiceEffect, ...]
     options: tuple[OptionEffect, ...] = field(repr=False)
-    genes: tuple[str, ...] = ()
-    rows: tuple[GeneRow, ...] = field(default=(), repr=False)
 
     @property
     def note(self) -> str:
@@ -198,11 +180,11 @@ class AnsweredRow:
     """One row of a split, and what models answered.
 
     Attributes:
-        row: Index of the row in the split, from 0.
+        row: Index in the split, from 0.
         prompt: Text of the task, without a chat template.
         references: Accepted answers, the gold one first.
         choices: The closed set of answers; empty where answers are open.
-        answers: Answers of the models, in their order.
+        answers: One for each model, in their order.
     """
 
     row: int
@@ -261,7 +243,7 @@ class AskedRow:
     """One row of a split as the model reads it, special tokens and truncation included.
 
     Attributes:
-        row: Index of the row in the split, from 0.
+        row: Index in the split, from 0.
         prompt: Text before the answer.
         gold: The right answer as it follows the prompt, whose log-probability is taken; empty where there is none.
         choices: Every choice as it follows the prompt; empty where answers are open.
@@ -278,12 +260,10 @@ class Analysis:
     """How an individual uses its experts.
 
     Attributes:
-        ref: `SEARCH:INDEX` of the individual.
-        kind: Genome kind of its search.
+        kind: Genome kind of the individual's search.
         task_fingerprint: Fingerprint of the split whose prompts and answers were run.
         before: The full model's usage; None where that has no experts to compare with.
         after: The individual's usage.
-        format: Name and version of the file format.
     """
 
     ref: str

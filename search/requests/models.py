@@ -29,7 +29,7 @@ from moevolve.search.requests.parameters import (
     Split,
     Task,
 )
-from moevolve.search.requests.record import Flag, Request, record
+from moevolve.search.requests.record import Flag, Request, about, record
 
 if TYPE_CHECKING:  # the answers
     from moevolve.search.requests.answers import Analysis, Answers, AskedRow, Evaluation, Imported, Outcomes
@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # the answers
 AnswerFilter = Literal["differing", "lost", "gained", "wrong", "both_wrong"]
 Only = Annotated[
     AnswerFilter | None,
-    Field(
-        description="Only rows where an individual answers otherwise than the model it is compared with "
+    about(
+        "Only rows where an individual answers otherwise than the model it is compared with "
         "(`differing`), scores below (`lost`) or above it (`gained`), isn't fully right (`wrong`), or neither is "
         "(`both_wrong`). `answers` then runs the whole split, unless rows are named."
     ),
@@ -78,19 +78,19 @@ class AnswersRequest(Request["Answers"]):
 
     individuals: Annotated[
         Sequence[str],
-        Field(min_length=1, description="SEARCH:INDEX of individuals of one model, or `full` alone."),
+        about("SEARCH:INDEX of individuals of one model, or `full` alone.", min_length=1),
         Flag(metavar="INDIVIDUAL...|full"),
     ]
     _: KW_ONLY
     task: Task
     split: Split = "test"
     limit: Annotated[
-        int | None, Field(ge=1, description="Show at most this many rows. Without `only`, no more than these are run.")
+        int | None, about("Show at most this many rows. Without `only`, no more than these are run.", ge=1)
     ] = 10
     only: Only = None
     rows: Annotated[
         Sequence[Annotated[int, Field(ge=0)]],
-        Field(description="Run these rows of the split, counted from 0, and all of them; repeatable."),
+        about("Run these rows of the split, counted from 0, and all of them; repeatable."),
         Flag("--row", "N", list[int]),
     ] = ()
     search: SearchOfFull = None
@@ -116,14 +116,13 @@ class OutcomesRequest(Request["Outcomes"]):
     split: Split = "test"
     against: Annotated[
         str,
-        Field(
-            max_length=LONGEST_NAME + 20,
-            description="The model to compare with: `full`, or another individual as SEARCH:INDEX.",
+        about(
+            "The model to compare with: `full`, or another individual as SEARCH:INDEX.", max_length=LONGEST_NAME + 20
         ),
     ] = "full"
     only: Only = None
-    limit: Annotated[int, Field(ge=1, le=1000, description="Show at most this many rows.")] = 25
-    offset: Annotated[int, Field(ge=0, description="Leave this many of the rows out that would come first.")] = 0
+    limit: Annotated[int, about("Show at most this many rows.", ge=1, le=1000)] = 25
+    offset: Annotated[int, about("Leave this many of the rows out that would come first.", ge=0)] = 0
 
 
 @record
@@ -141,7 +140,7 @@ class PromptsRequest(Request["list[AskedRow]"]):
     _: KW_ONLY
     task: Task
     split: Split = "test"
-    limit: Annotated[int | None, Field(ge=1, description="Show at most this many rows.")] = 10
+    limit: Annotated[int | None, about("Show at most this many rows.", ge=1)] = 10
     search: SearchOfFull = None
     model: ModelPath = None
 
@@ -159,9 +158,7 @@ class AnalyseRequest(Request["Analysis"]):
     _: KW_ONLY
     task: Task
     split: Split = "dev"
-    tokens: Annotated[
-        int | None, Field(ge=1, description="Stop after about this many tokens. All are run if this is left out.")
-    ] = None
+    tokens: Annotated[int | None, about("Stop after about this many tokens. All are run if left out.", ge=1)] = None
     model: ModelPath = None
 
 
@@ -176,7 +173,7 @@ class ExportRequest(Request["ExportReport"]):
     """
 
     individual: IndividualRef
-    directory: Annotated[str | Path, Field(description="New folder of the checkpoint."), Flag(metavar="DIR", kind=Path)]
+    directory: Annotated[str | Path, about("New folder of the checkpoint."), Flag(metavar="DIR", kind=Path)]
     _: KW_ONLY
     form: ExportForm = None
     mtp: Mtp = None
@@ -202,25 +199,22 @@ class ImportEepRequest(Request["list[Imported]"]):
 
     files: Annotated[
         Sequence[str | Path],
-        Field(min_length=1, description="The EEP authors' coefficient files (.pth)."),
+        about("The EEP authors' coefficient files (.pth).", min_length=1),
         Flag(metavar="FILE...", kind=list[Path]),
     ]
     _: KW_ONLY
     experts_of: Annotated[
         str,
-        Field(description="The model: a checkpoint, a folder with its config.json, or a run configuration."),
+        about("The model: a checkpoint, a folder with its config.json, or a run configuration."),
         Flag(metavar="MODEL_OR_CONFIG"),
     ]
-    active: Annotated[
-        int | None, Field(ge=1, description="Experts per token, the model's number if this is left out.")
-    ] = None
+    active: Annotated[int | None, about("Experts per token, the model's number if left out.", ge=1)] = None
     router_space: Annotated[
-        Literal["probs", "logits"],
-        Field(description="Whether the router mappings apply to the router's probabilities or logits."),
+        Literal["probs", "logits"], about("Whether the router mappings apply to the router's probabilities or logits.")
     ] = "probs"
     overrides: Annotated[
         Overrides,
-        Field(description="Change settings of `model.*` or `engine.*` that the individuals are evaluated with."),
+        about("Change settings of `model.*` or `engine.*` that the individuals are evaluated with."),
         SETTINGS,
     ] = ()
 
@@ -249,53 +243,41 @@ class ProfileRequest(Request["ProfileReport"]):
 
     models: Annotated[
         Sequence[str],
-        Field(min_length=1, description="Individuals (SEARCH:INDEX), `full`, and folders of checkpoints."),
+        about("Individuals (SEARCH:INDEX), `full`, and folders of checkpoints.", min_length=1),
         Flag(metavar="INDIVIDUAL|full|DIR..."),
     ]
     _: KW_ONLY
     batch_sizes: Annotated[
         Sequence[Annotated[int, Field(ge=1)]],
         BeforeValidator(_parsed_sizes),
-        Field(min_length=1, description="Numbers of sequences per batch; 1,8,32 if this is left out."),
+        about("Numbers of sequences per batch; 1,8,32 if left out.", min_length=1),
         Flag(metavar="N,N...", kind=str),
     ] = (1, 8, 32)
     prompt_tokens: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Length of arbitrary prompts; half of the model's positions, at most 512, if this is left out.",
-        ),
+        int | None, about("Length of arbitrary prompts; half of the model's positions, at most 512, if left out.", ge=1)
     ] = None
     new_tokens: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description="Decoding steps after the prompt; the task's limit, or 32 without a task, if this is left out.",
-        ),
+        int | None, about("Decoding steps after the prompt; the task's limit, or 32 without a task, if left out.", ge=1)
     ] = None
-    task: Annotated[str | None, Field(description="Run this task's prompts instead of arbitrary tokens.")] = None
+    task: Annotated[str | None, about("Run this task's prompts instead of arbitrary tokens.")] = None
     split: Split = "test"
-    repeats: Annotated[int, Field(ge=1, description="Timed runs per batch size, of which the median is reported.")] = 5
-    device: Annotated[Device, Field(description="Where to run the models.")] = "auto"
-    threads: Annotated[
-        int | None, Field(ge=1, description="CPU threads of torch; torch's default if this is left out.")
-    ] = None
+    repeats: Annotated[int, about("Timed runs per batch size, of which the median is reported.", ge=1)] = 5
+    device: Annotated[Device, about("Where to run the models.")] = "auto"
+    threads: Annotated[int | None, about("CPU threads of torch; torch's default if left out.", ge=1)] = None
     search: SearchOfFull = None
     model: ModelPath = None
-    trust_remote_code: Annotated[bool, Field(description="Allow modelling code in a checkpoint's folder to run.")] = (
-        False
-    )
+    trust_remote_code: Annotated[bool, about("Let modelling code in a checkpoint's folder run.")] = False
     dtype: ModelDtype = None
     apart: Annotated[
         bool | None,
-        Field(
-            description="Hold one model in memory at a time (drift isn't shared), or all of them. If this is left out, "
+        about(
+            "Hold one model in memory at a time (drift isn't shared), or all of them. If this is left out, "
             "all are held where there is ample memory."
         ),
         Flag("--apart/--together"),
     ] = None
     plot: Annotated[
         Path | None,
-        Field(description="Picture to write (.png, .svg, .pdf): scores on the task against answers per second."),
+        about("Picture to write (.png, .svg, .pdf): scores on the task against answers per second."),
         Flag(metavar="FILE"),
     ] = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, InstanceOf
 
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.requests.record import Flag
+from moevolve.search.requests.record import Flag, about
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import CheckpointForm, MtpLayers
 
@@ -23,37 +23,35 @@ SETTINGS = Flag("--set", "KEY=VALUE", list[str])
 STORE_VARIABLE = "MOEVOLVE_STORE"
 SERVER_VARIABLE = "MOEVOLVE_SERVER"
 
-SearchRef = Annotated[str, Field(max_length=LONGEST_NAME, description="Name or id of the search.")]
+SearchRef = Annotated[str, about("Name or id of the search.", max_length=LONGEST_NAME)]
 IndividualRef = Annotated[
     str,
-    Field(max_length=LONGEST_NAME + 20, description="The individual as SEARCH:INDEX, for example demo:137."),
+    about("The individual as SEARCH:INDEX, for example demo:137.", max_length=LONGEST_NAME + 20),
     Flag(metavar="INDIVIDUAL"),
 ]
 IndividualOrFull = Annotated[
-    str,
-    Field(description="The individual as SEARCH:INDEX, or `full` for the unedited model."),
-    Flag(metavar="INDIVIDUAL|full"),
+    str, about("The individual as SEARCH:INDEX, or `full` for the unedited model."), Flag(metavar="INDIVIDUAL|full")
 ]
-SearchOfFull = Annotated[str | None, Field(description="With `full`, the search whose model is meant.")]
-Task = Annotated[str, Field(description="Any task, or NAME@FITNESS; also one that the search did not use.")]
-Split = Annotated[ScoredSplit, Field(description="Split of the task.")]
+SearchOfFull = Annotated[str | None, about("With `full`, the search whose model is meant.")]
+Task = Annotated[str, about("Any task, or NAME@FITNESS; also one that the search did not use.")]
+Split = Annotated[ScoredSplit, about("Split of the task.")]
 ModelPath = Annotated[
     str | None,
-    Field(description="The search's checkpoint (folder or hub id), if it isn't where the store says."),
+    about("The search's checkpoint (folder or hub id), if it isn't where the store says."),
     Flag(metavar="PATH"),
 ]
 ModelDevice = Annotated[
     Device | None,
-    Field(
-        description="Where to hold the model. The search's device is taken if this is left out, or the CPU if that was "
+    about(
+        "Where to hold the model. The search's device is taken if left out, or the CPU if that was "
         "a GPU and there is none."
     ),
 ]
-ModelDtype = Annotated[Dtype | None, Field(description="Dtype of the parameters, the search's if this is left out.")]
+ModelDtype = Annotated[Dtype | None, about("Dtype of the parameters, the search's if left out.")]
 ExportForm = Annotated[
     CheckpointForm | None,
-    Field(
-        description="`source` copies the kept experts' bytes, in the checkpoint's own format; `stock` is a plain "
+    about(
+        "`source` copies the kept experts' bytes, in the checkpoint's own format; `stock` is a plain "
         "`transformers` checkpoint; `native` has its own modelling code. If this is left out, an individual that only "
         "leaves experts of a quantised checkpoint out is `source`, others are `stock` where that is exact. `mask` "
         "writes only router biases, with which the checkpoint never chooses a pruned expert."
@@ -61,38 +59,37 @@ ExportForm = Annotated[
 ]
 Mtp = Annotated[
     MtpLayers | None,
-    Field(
-        description="What the `source` form does with layers for multi-token prediction: `drop` (if left out) leaves "
+    about(
+        "What the `source` form does with layers for multi-token prediction: `drop` (if left out) leaves "
         "them out, `prune` keeps the same experts of them as of the last MoE layer, `keep` copies them whole."
     ),
 ]
 Requantise = Annotated[
     bool,
-    Field(
-        description="Write quantised tensors that the individual changes (by repair or merging) anew in the "
+    about(
+        "Write quantised tensors that the individual changes (by repair or merging) anew in the "
         "checkpoint's format; all others are copied byte for byte."
     ),
 ]
 PadExperts = Annotated[
     int | None,
-    Field(
-        ge=1,
-        description="Pad the number of experts of the `source` form to a multiple of this with experts that the "
+    about(
+        "Pad the number of experts of the `source` form to a multiple of this with experts that the "
         "router's bias keeps from being chosen; only for families with such a bias.",
+        ge=1,
     ),
 ]
 ModelSettings = Annotated[
-    Overrides, Field(description="Change settings of the search's `model.*` or `engine.*` for this once."), SETTINGS
+    Overrides, about("Change settings of the search's `model.*` or `engine.*` for this once."), SETTINGS
 ]
-RunSettings = Annotated[Overrides, Field(description="Override settings, for example genome.experts=4."), SETTINGS]
+RunSettings = Annotated[Overrides, about("Override settings, for example genome.experts=4."), SETTINGS]
 RayAddress = Annotated[
-    str | None,
-    Field(description="Ray cluster to join (`auto` or host:port). Ray is started on this machine if it is left out."),
+    str | None, about("Ray cluster to join (`auto` or host:port). Ray is started on this machine if it is left out.")
 ]
-Insecure = Annotated[bool, Field(description="Go on although everyone who reaches the cluster can run programs on it.")]
+Insecure = Annotated[bool, about("Go on although everyone who reaches the cluster can run programs on it.")]
 NewStore = Annotated[
     str | InstanceOf[Store] | None,
-    Field(description="SQLAlchemy URL of the store, made if need be; the configuration's if this is left out."),
+    about("SQLAlchemy URL of the store, made if need be; the configuration's if left out."),
     Flag(kind=str, variables=(STORE_VARIABLE,)),
 ]
 """Where a search goes. Python also takes an open store."""

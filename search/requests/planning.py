@@ -10,7 +10,7 @@ from pydantic import Field
 
 from moevolve.search.estimate.devices import DEFAULT_GPUS, UTILISATION
 from moevolve.search.requests.parameters import SETTINGS, NewStore, Overrides, RayAddress, RunSettings
-from moevolve.search.requests.record import Flag, Request, record
+from moevolve.search.requests.record import Flag, Request, about, record
 from moevolve.search.requests.running import RunFile
 
 if TYPE_CHECKING:  # the answers
@@ -34,38 +34,26 @@ class EstimateRequest(Request["Estimate"]):
     overrides: RunSettings = ()
     model: Annotated[
         str | None,
-        Field(description="Folder of a config, or name of one that comes with moevolve, to replace the run's model."),
+        about("Folder of a config, or name of one that comes with moevolve, to replace the run's model."),
         Flag(metavar="DIR|NAME"),
     ] = None
-    keep: Annotated[
-        float | None, Field(gt=0, le=1, description="Share of the experts to retain, which sets genome.experts.")
-    ] = None
+    keep: Annotated[float | None, about("Share of experts to retain; sets genome.experts.", gt=0, le=1)] = None
     gpus: Annotated[
         str | None,
-        Field(description=f"GPUs to estimate for; {DEFAULT_GPUS} if this is left out, or none for a run on the CPU."),
+        about(f"GPUs to estimate for; {DEFAULT_GPUS} if left out, or none for a run on the CPU."),
         Flag("--gpu", "NAME,..."),
     ] = None
-    prompt_tokens: Annotated[
-        int | None, Field(ge=1, description="Length of every prompt, instead of reading the tasks' data.")
-    ] = None
+    prompt_tokens: Annotated[int | None, about("Length of every prompt, instead of the tasks' data.", ge=1)] = None
     new_tokens: Annotated[
-        int | None,
-        Field(ge=1, description="With prompt_tokens, length of every answer; the task's limit if this is left out."),
+        int | None, about("With prompt_tokens, length of every answer; the task's limit if left out.", ge=1)
     ] = None
     examples: Annotated[
-        int | None,
-        Field(
-            ge=1, description="With prompt_tokens, rows of every split; those of the task's file if this is left out."
-        ),
+        int | None, about("With prompt_tokens, rows of every split; those of the task's file if left out.", ge=1)
     ] = None
-    utilisation: Annotated[
-        float, Field(gt=0, le=1, description="Share of a GPU's peak FLOP/s that a search is assumed to reach.")
-    ] = UTILISATION
+    utilisation: Annotated[float, about("Share of a GPU's peak FLOP/s that is reached.", gt=0, le=1)] = UTILISATION
     pilot: Annotated[
         int | None,
-        Field(
-            ge=1, description="Evaluate this many individuals on this machine, to measure how long the search takes."
-        ),
+        about("Evaluate this many individuals on this machine, to measure how long the search takes.", ge=1),
         Flag(metavar="N"),
     ] = None
 
@@ -78,10 +66,8 @@ class CompareRequest(Request[Any]):  # its answer, `Comparison`, is of a package
         UserError: the file is missing, isn't YAML, or has an unknown key or a bad value; the message names the field.
     """
 
-    path: Annotated[str | Path, Field(description="Comparison (YAML)."), Flag(metavar="CONFIG", kind=Path)]
+    path: Annotated[str | Path, about("Comparison (YAML)."), Flag(metavar="CONFIG", kind=Path)]
     _: KW_ONLY
-    overrides: Annotated[
-        Overrides, Field(description="Override settings, for example base.workers.count=4."), SETTINGS
-    ] = ()
+    overrides: Annotated[Overrides, about("Override settings, for example base.workers.count=4."), SETTINGS] = ()
     store: NewStore = None
     address: RayAddress = None

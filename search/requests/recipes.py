@@ -19,30 +19,32 @@ from moevolve.search.requests.parameters import (
     PadExperts,
     Requantise,
 )
-from moevolve.search.requests.record import Flag, Request, record
+from moevolve.search.requests.record import Flag, Request, about, record
 from moevolve.workers.contract.card import ExportReport, ExportScore
 from moevolve.workers.contract.settings import ExpertsImplementation
 from moevolve.workers.methods.eep.edit import RouterSpace
 from moevolve.workers.methods.repair.edit import RepairRecipe
 
-_STRICT = {"extra": "forbid"}
+
+@dataclass(frozen=True)
+class _Strict:
+    """A record whose JSON may have no other fields."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
-class RecipeModel:
+class RecipeModel(_Strict):
     """The model that a recipe is for.
 
     Attributes:
         path: Folder, GGUF file or hub id where it was.
-        fingerprint: Fingerprint of the checkpoint there.
         family: Model type of `transformers`.
         experts, active: Experts per MoE layer, and of them per token.
         dtype: Dtype of the parameters when the individual was evaluated.
         attn_implementation, experts_implementation: Backends of `transformers` then.
         tensors: Hashes by name; see `moevolve.workers.checkpoints.digests`.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
     path: str
     fingerprint: str
@@ -56,7 +58,7 @@ class RecipeModel:
 
 
 @dataclass(frozen=True)
-class RecipeMatrices:
+class RecipeMatrices(_Strict):
     """Matrices of an individual that doesn't only leave experts out.
 
     Attributes:
@@ -64,24 +66,19 @@ class RecipeMatrices:
         router_mapping, expert_merging: `W_RM` and `W_EM` as little-endian float32 in base64.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
-
     shape: tuple[int, int, int]
     router_mapping: str = field(repr=False)
     expert_merging: str = field(repr=False)
 
 
 @dataclass(frozen=True)
-class RecipeRows:
+class RecipeRows(_Strict):
     """Token sequences that a repair, or thresholds of dynamic skipping, are fitted on.
 
     Attributes:
-        sha256: Hash of the sequences.
         tokens, sequences: Numbers of them.
         content: The sequences, compressed, in base64; None if they are in a file beside the recipe.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
     sha256: str
     tokens: int
@@ -90,31 +87,25 @@ class RecipeRows:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(_Strict):
     """An individual as one JSON file, with which another copy of its model becomes the same checkpoint.
 
     Attributes:
         recipe: Number of this form.
         moevolve: Version that wrote it.
-        individual: The individual, as `SEARCH:INDEX`.
-        summary: What it does, in a line.
-        model: The model that it is for.
+        individual: `SEARCH:INDEX`.
         retained_experts: Experts that are kept, by decoder layer, in the order that they get. Of a merged individual
             those with the largest coefficients.
         active: Active experts per token.
         router_space: See `EepEdit`.
         matrices: Both matrices; None if it only leaves experts out.
         widths: Neurons of an expert by MoE layer; None for the model's own.
-        repair: Settings of its repair; None if it isn't repaired.
         rows: What the repair is fitted on.
         skipping: What thresholds of dynamic skipping are measured on.
         parameters: Number of parameters of the new checkpoint; None if it isn't stored.
         tasks: Hashes of the tasks' splits that it was evaluated on, by `TASK/SPLIT`.
-        scores: What it reached on them.
         phenotype: Hash of the edit, which applying it must give again.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
     recipe: int
     moevolve: str
@@ -150,13 +141,11 @@ class RecipeRequest(Request["Recipe"]):
     individual: IndividualRef
     _: KW_ONLY
     output: Annotated[
-        str | Path | None,
-        Field(description="New file; nothing is written if this is left out."),
-        Flag("--output -o", "FILE", Path),
+        str | Path | None, about("New file; nothing is written if left out."), Flag("--output -o", "FILE", Path)
     ] = None
     data: Annotated[
         str | Path | None,
-        Field(description="New file for the token sequences of the repair, which the recipe then names by their hash."),
+        about("New file for the token sequences of the repair, which the recipe then names by their hash."),
         Flag(metavar="FILE", kind=Path),
     ] = None
     model: ModelPath = None
@@ -175,24 +164,18 @@ class ApplyRequest(Request["ExportReport"]):
         ExportError: the checkpoint failed its verification.
     """
 
-    recipe: Annotated[str | Path, Field(description="File of the recipe."), Flag(metavar="RECIPE", kind=Path)]
-    model: Annotated[str, Field(description="The model: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
+    recipe: Annotated[str | Path, about("File of the recipe."), Flag(metavar="RECIPE", kind=Path)]
+    model: Annotated[str, about("The model: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
     _: KW_ONLY
-    directory: Annotated[
-        str | Path, Field(description="New folder of the checkpoint."), Flag("--output -o", "DIR", Path)
-    ]
+    directory: Annotated[str | Path, about("New folder of the checkpoint."), Flag("--output -o", "DIR", Path)]
     data: Annotated[
         str | Path | None,
-        Field(description="The file of token sequences, if the recipe doesn't have them."),
+        about("The file of token sequences, if the recipe doesn't have them."),
         Flag(metavar="FILE", kind=Path),
     ] = None
     form: ExportForm = None
     mtp: Mtp = None
     requantise: Requantise = False
     pad_experts: PadExperts = None
-    device: Annotated[
-        Device | None, Field(description="Where to hold the model if a repair is fitted: a GPU if there is one.")
-    ] = None
-    dtype: Annotated[Dtype | None, Field(description="Dtype of the parameters, the recipe's if this is left out.")] = (
-        None
-    )
+    device: Annotated[Device | None, about("Where a repair is fitted: a GPU if there is one.")] = None
+    dtype: Annotated[Dtype | None, about("Dtype of the parameters; the recipe's if left out.")] = None

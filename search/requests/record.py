@@ -1,7 +1,7 @@
 """How requests are made: frozen records whose fields the command line, Python and HTTP read their parameters from.
 
 A parameter's type, default, range and description are stated in its record and nowhere else. Functions of the package
-`moevolve` (`search/api/_records.py`), commands (`search/cli/_requests.py`) and HTTP routes
+`moevolve` (`search/api/_asking.py`), commands (`search/cli/_requests.py`) and HTTP routes
 (`search/server/api/requests.py`) are made from the fields. Positional fields are arguments of commands; the others are
 options. `search/service/use_cases.py` says which function answers each request.
 """
@@ -53,6 +53,11 @@ class Flag:
     metavar: str | None = None
     kind: Any = None
     variables: tuple[str, ...] = ()
+
+
+def about(description: str, **limits: Any) -> Any:
+    """Describe a parameter, for help texts and documentation, with the limits of its values as `Field` takes them."""
+    return Field(description=description, **limits)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(Field,))

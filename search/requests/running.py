@@ -20,7 +20,7 @@ from moevolve.search.requests.parameters import (
     RunSettings,
     SearchRef,
 )
-from moevolve.search.requests.record import Flag, Request, record
+from moevolve.search.requests.record import Flag, Request, about, record
 from moevolve.store.repository import Store
 
 if TYPE_CHECKING:  # the answers
@@ -30,12 +30,10 @@ if TYPE_CHECKING:  # the answers
     from moevolve.store.records import Control
 
 RunFile = Annotated[
-    str | Path | InstanceOf[RunConfig],
-    Field(description="Run configuration (YAML)."),
-    Flag(metavar="CONFIG", kind=Path),
+    str | Path | InstanceOf[RunConfig], about("Run configuration (YAML)."), Flag(metavar="CONFIG", kind=Path)
 ]
 """What to search. Python also takes a configuration that was read before."""
-NewSearchName = Annotated[str | None, Field(description="Name of the search; the configuration's if this is left out.")]
+NewSearchName = Annotated[str | None, about("Name of the search; the configuration's if left out.")]
 
 
 @record
@@ -55,8 +53,8 @@ class LaunchRequest(Request["FinalTable"]):
     overrides: RunSettings = ()
     store: Annotated[
         str | InstanceOf[Store] | None,
-        Field(
-            description="SQLAlchemy URL of the store, made if need be; the configuration's if this is left out. Or "
+        about(
+            "SQLAlchemy URL of the store, made if need be; the configuration's if left out. Or "
             "http(s) URL of a server, which launches its own configuration of this name."
         ),
         Flag("--store --server", kind=str, variables=(SERVER_VARIABLE, STORE_VARIABLE)),
@@ -64,13 +62,10 @@ class LaunchRequest(Request["FinalTable"]):
     name: NewSearchName = None
     address: RayAddress = None
     or_resume: Annotated[
-        bool,
-        Field(description="Continue the search of this name if it exists. The command exits with 0 if it is stopped."),
+        bool, about("Continue the search of this name if it exists. The command exits with 0 if it is stopped.")
     ] = False
     search_id: Annotated[
-        str | None,
-        Field(description="Id of the search, which continues if it exists; a fresh one if this is left out."),
-        Flag("--id"),
+        str | None, about("Id of the search, which continues if it exists; a fresh one if left out."), Flag("--id")
     ] = None
 
 
@@ -88,7 +83,7 @@ class SubmitRequest(Request[Any]):  # its answer, `Submitted`, is of a package a
     config: RunFile
     cluster: Annotated[
         str,
-        Field(description="Send the driver to the Ray cluster with this dashboard (http://HEAD:8265)."),
+        about("Send the driver to the Ray cluster with this dashboard (http://HEAD:8265)."),
         Flag("--submit", "URL"),
     ]
     _: KW_ONLY
@@ -97,13 +92,11 @@ class SubmitRequest(Request[Any]):  # its answer, `Submitted`, is of a package a
     name: NewSearchName = None
     search_id: Annotated[
         str | None,
-        Field(description="Id of the search; made from the request if this is left out, so that repeating it is safe."),
+        about("Id of the search; made from the request if left out, so that repeating it is safe."),
         Flag("--id"),
     ] = None
     insecure: Insecure = False
-    shared_paths: Annotated[
-        bool, Field(description="Send no files: every node has the model and the tasks at the same paths.")
-    ] = False
+    shared_paths: Annotated[bool, about("Send no files: all nodes have model and tasks at the same paths.")] = False
 
 
 @record
@@ -115,11 +108,9 @@ class LogsRequest(Request["Iterator[str]"]):
     """
 
     search: SearchRef
-    cluster: Annotated[
-        str, Field(description="Dashboard of the cluster it was submitted to."), Flag("--cluster", "URL")
-    ]
+    cluster: Annotated[str, about("Dashboard of the cluster it was submitted to."), Flag("--cluster", "URL")]
     _: KW_ONLY
-    follow: Annotated[bool, Field(description="Go on until the driver ends."), Flag("--follow -f")] = False
+    follow: Annotated[bool, about("Go on until the driver ends."), Flag("--follow -f")] = False
     insecure: Insecure = False
 
 
@@ -137,9 +128,7 @@ class ResumeRequest(Request["FinalTable | None"]):
 
     search: SearchRef
     _: KW_ONLY
-    overrides: Annotated[
-        Overrides, Field(description="Change settings. Only `workers.*` and `final.*` may change."), SETTINGS
-    ] = ()
+    overrides: Annotated[Overrides, about("Change settings of `workers.*` or `final.*`."), SETTINGS] = ()
     address: RayAddress = None
 
 
@@ -201,9 +190,8 @@ class ScaleRequest(Request["Control"]):
 
     needs_one = ("workers", "priority")
     search: SearchRef
-    workers: Annotated[int | None, Field(ge=1, le=100_000, description="Number of workers from now on.")] = None
+    workers: Annotated[int | None, about("Number of workers from now on.", ge=1, le=100_000)] = None
     _: KW_ONLY
     priority: Annotated[
-        int | None,
-        Field(ge=-1000, le=1000, description="Searches that share a cluster get workers in the order of priority."),
+        int | None, about("Searches that share a cluster get workers in the order of priority.", ge=-1000, le=1000)
     ] = None

@@ -12,7 +12,7 @@ from pydantic import Field, InstanceOf
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.requests.answers import Analysis
 from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef, SizeUnit
-from moevolve.search.requests.record import Flag, Request, record
+from moevolve.search.requests.record import Flag, Request, about, record
 from moevolve.store.records import CourseAxis, SearchStatus
 
 if TYPE_CHECKING:  # the answers
@@ -35,21 +35,16 @@ class SearchesRequest(Request["Rows[SearchSummary]"]):
 
     _: KW_ONLY
     text: Annotated[
-        str | None,
-        Field(max_length=200, description="List only searches with this in their name, tags, note, model or genome."),
+        str | None, about("List only searches with this in name, tags, note, model or genome.", max_length=200)
     ] = None
-    status: Annotated[SearchStatus | None, Field(description="List only searches with this status.")] = None
-    tag: Annotated[str | None, Field(max_length=LONGEST_NAME, description="List only searches with this tag.")] = None
-    task: Annotated[
-        str | None, Field(max_length=200, description="List only searches with this task in their fitness.")
-    ] = None
-    archived: Annotated[
-        bool, Field(description="List the archived searches, which are left out otherwise."), Flag("--archived")
-    ] = False
+    status: Annotated[SearchStatus | None, about("List only searches with this status.")] = None
+    tag: Annotated[str | None, about("List only searches with this tag.", max_length=LONGEST_NAME)] = None
+    task: Annotated[str | None, about("List only searches with this task.", max_length=200)] = None
+    archived: Annotated[bool, about("List the archived searches instead."), Flag("--archived")] = False
     sort: Annotated[
         SearchOrder,
-        Field(
-            description="Order: by age, by name, or the highest score first (`best` on the split search; the winner's "
+        about(
+            "Order: by age, by name, or the highest score first (`best` on the split search; the winner's "
             "on `dev` or `test`)."
         ),
     ] = "oldest"
@@ -69,21 +64,10 @@ class LabelRequest(Request["SearchRecord"]):
     _: KW_ONLY
     tags: Annotated[
         str | None,
-        Field(
-            max_length=500,
-            pattern=r"^[^\x00-\x1f\x7f]*$",
-            description="Its tags from now on, separated by blanks; an empty text removes all.",
-        ),
+        about("Its tags, separated by blanks; empty removes all.", max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$"),
     ] = None
-    note: Annotated[
-        str | None,
-        Field(max_length=4000, pattern=r"^[^\x00]*$", description="Its note from now on; an empty text removes it."),
-    ] = None
-    archived: Annotated[
-        bool | None,
-        Field(description="Whether listings leave it out."),
-        Flag("--archive/--restore"),
-    ] = None
+    note: Annotated[str | None, about("Its note; empty removes it.", max_length=4000, pattern=r"^[^\x00]*$")] = None
+    archived: Annotated[bool | None, about("Whether listings leave it out."), Flag("--archive/--restore")] = None
 
 
 @record
@@ -119,13 +103,12 @@ class ContrastRequest(Request["Contrast"]):
 
     searches: Annotated[
         Sequence[Annotated[str, Field(max_length=LONGEST_NAME)]],
-        Field(min_length=1, max_length=64, description="Names or ids of the searches; tests are against the first."),
+        about("Names or ids of the searches; tests are against the first.", min_length=1, max_length=64),
         Flag(metavar="SEARCH...", kind=list[str]),
     ]
     _: KW_ONLY
     by: Annotated[
-        CourseAxis,
-        Field(description="What courses are shown over: evaluated individuals, or hours in which the search ran."),
+        CourseAxis, about("What courses are shown over: evaluated individuals, or hours in which the search ran.")
     ] = "evaluations"
 
 
@@ -142,14 +125,7 @@ class EffectsRequest(Request["Effects"]):
 
     search: SearchRef
     _: KW_ONLY
-    limit: Annotated[
-        int, Field(ge=1, le=1000, description="List at most this many options, the surest ones first.")
-    ] = 20
-    genes: Annotated[
-        bool,
-        Field(description="List the varying settings and sizes of each individual, too, for a chart."),
-        Flag("--genes"),
-    ] = False
+    limit: Annotated[int, about("List at most this many options, the surest ones first.", ge=1, le=1000)] = 20
 
 
 @record
@@ -161,21 +137,15 @@ class BestRequest(Request["Rows[BestRow]"]):
     """
 
     _: KW_ONLY
-    task: Annotated[
-        str | None, Field(max_length=200, description="Rank for this task. Every task is ranked if this is left out.")
-    ] = None
-    experts: Annotated[Count, Field(description="List only configurations with this many experts, or blocks.")] = None
-    active: Annotated[Count, Field(description="List only configurations with this many active experts.")] = None
-    search: Annotated[
-        str | None, Field(max_length=LONGEST_NAME, description="List only individuals of this search (name or id).")
-    ] = None
+    task: Annotated[str | None, about("Task to rank for; all if left out.", max_length=200)] = None
+    experts: Annotated[Count, about("List only configurations with this many experts, or blocks.")] = None
+    active: Annotated[Count, about("List only configurations with this many active experts.")] = None
+    search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
     by: Annotated[
         ScoredSplit,
-        Field(
-            description="Split whose scores rank. `dev` falls back to `search` for individuals that were not re-ranked."
-        ),
+        about("Split whose scores rank. `dev` falls back to `search` for individuals that were not re-ranked."),
     ] = "dev"
-    limit: Annotated[int, Field(ge=1, le=1000, description="List at most this many configurations per task.")] = 10
+    limit: Annotated[int, about("List at most this many configurations per task.", ge=1, le=1000)] = 10
 
 
 @record
@@ -186,22 +156,18 @@ class ParetoRequest(Request["Pareto"]):
         StoreError: there is no such store, task or search.
     """
 
-    task: Annotated[str, Field(max_length=200, description="Task of the scores.")]
+    task: Annotated[str, about("Task of the scores.", max_length=200)]
     _: KW_ONLY
-    split: Annotated[ScoredSplit, Field(description="Split of the scores.")] = "search"
-    search: Annotated[
-        str | None, Field(max_length=LONGEST_NAME, description="List only individuals of this search (name or id).")
-    ] = None
+    split: Annotated[ScoredSplit, about("Split of the scores.")] = "search"
+    search: Annotated[str | None, about("List only individuals of this search.", max_length=LONGEST_NAME)] = None
     size: Annotated[
         SizeUnit,
-        Field(
-            description="What sizes are: parameters; bytes of the weights in the dtype of the search (the newest one "
+        about(
+            "What sizes are: parameters; bytes of the weights in the dtype of the search (the newest one "
             "with the task, if none is named); or FLOPs per token, two for each parameter that a token uses."
         ),
     ] = "parameters"
-    candidates: Annotated[
-        bool, Field(description="Count all candidates by size and score, too, for a chart."), Flag("--candidates")
-    ] = False
+    candidates: Annotated[bool, about("Count all candidates by size and score, too."), Flag("--candidates")] = False
 
 
 @record
@@ -228,7 +194,7 @@ class GenomeRequest(Request["GenomeView"]):
     _: KW_ONLY
     against: Annotated[
         str | None,
-        Field(max_length=LONGEST_NAME + 20, description="Show the differences from this individual, too."),
+        about("Show the differences from this individual, too.", max_length=LONGEST_NAME + 20),
         Flag(metavar="INDIVIDUAL"),
     ] = None
 
@@ -243,8 +209,8 @@ class LineageRequest(Request["LineageGraph"]):
 
     individual: IndividualRef
     _: KW_ONLY
-    descendants: Annotated[bool, Field(description="Follow children instead of ancestors.")] = False
-    depth: Annotated[int | None, Field(ge=0, le=10_000, description="Follow at most this many generations.")] = None
+    descendants: Annotated[bool, about("Follow children instead of ancestors.")] = False
+    depth: Annotated[int | None, about("Follow at most this many generations.", ge=0, le=10_000)] = None
 
 
 @record
@@ -252,8 +218,7 @@ class _Drawing(Request[Any]):
     search: SearchRef
     _: KW_ONLY
     individual: Annotated[
-        str | None,
-        Field(max_length=LONGEST_NAME + 20, description="Draw this individual's genome instead of the best one's."),
+        str | None, about("Draw this individual's genome instead of the best one's.", max_length=LONGEST_NAME + 20)
     ] = None
 
 
@@ -262,7 +227,7 @@ class PlotRequest(_Drawing, Request[bytes]):
     """Draw a search: scores over evaluations, and the searched parameters of one individual (matrices, masks ...)."""
 
     _: KW_ONLY
-    form: Annotated[Literal["svg", "png", "pdf"], Field(description="Format of the picture.")] = "svg"
+    form: Annotated[Literal["svg", "png", "pdf"], about("Format of the picture.")] = "svg"
 
 
 @record
@@ -274,7 +239,7 @@ class PlotFileRequest(_Drawing, Request[None]):
         StoreError: there is no such store, search or individual.
     """
 
-    path: Annotated[Path, Field(description="Picture to write (.png, .svg, .pdf)."), Flag("-o --output")]
+    path: Annotated[Path, about("Picture to write (.png, .svg, .pdf)."), Flag("-o --output")]
 
 
 @record
@@ -283,7 +248,7 @@ class ReportRequest(Request[bytes]):
 
     search: SearchRef
     _: KW_ONLY
-    limit: Annotated[int, Field(ge=1, le=1000, description="List this many of the best individuals.")] = 5
+    limit: Annotated[int, about("List this many of the best individuals.", ge=1, le=1000)] = 5
 
 
 @record
@@ -297,13 +262,12 @@ class ReportFileRequest(ReportRequest):
         StoreError: there is no such store or search.
     """
 
-    path: Annotated[Path, Field(description="HTML file to write."), Flag("-o --output", "FILE")]
+    path: Annotated[Path, about("HTML file to write."), Flag("-o --output", "FILE")]
     _: KW_ONLY
     analysis: Annotated[
         Path | InstanceOf[Analysis] | None,
-        Field(
-            description="Folder that `analyse -o` wrote, to show too. Python also takes an analysis itself; a server "
-            "takes neither.",
+        about(
+            "Folder that `analyse -o` wrote, to show too. Python also takes an analysis itself; a server takes neither."
         ),
         Flag("--analysis", "DIR", Path),
     ] = None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from moevolve.search.requests.parameters import NewStore, RunSettings
-from moevolve.search.requests.record import Flag, Request, record
+from moevolve.search.requests.record import Flag, Request, about, record
 
 
 @record
@@ -30,129 +30,110 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     """
 
     needs_one = ("data", "tasks")
-    model: Annotated[
-        str, Field(description="The checkpoint: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")
-    ]
+    model: Annotated[str, about("The checkpoint: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
     _: KW_ONLY
-    experts: Annotated[
-        str | None, Field(description="Experts to keep in every MoE layer: a number, or a share such as 50%.")
-    ] = None
+    experts: Annotated[str | None, about("Experts to keep per MoE layer: a number, or a share such as 50%.")] = None
     neurons: Annotated[
         str | None,
-        Field(
-            description="Instead of --experts, the share of all experts' neurons to keep, such as 12.5%: how many "
+        about(
+            "Instead of --experts, the share of all experts' neurons to keep, such as 12.5%: how many "
             "experts have them, and how many neurons each layer gets, is searched."
         ),
     ] = None
     size: Annotated[
         str | None,
-        Field(
-            description="Instead of --experts, what the new checkpoint's weight files may take, for example 16GiB: as "
+        about(
+            "Instead of --experts, what the new checkpoint's weight files may take, for example 16GiB: as "
             "many experts are kept as fit."
         ),
     ] = None
     speed: Annotated[
         str | None,
-        Field(
-            description="Instead of --experts, how many times as many tokens per second it should generate, for "
+        about(
+            "Instead of --experts, how many times as many tokens per second it should generate, for "
             "example 1.5x: experts keep as many of their neurons as that allows on this machine."
         ),
     ] = None
     context: Annotated[
         str | None,
-        Field(
-            description="Count the KV cache of this many tokens, for example 32k, towards --size as well; with "
+        about(
+            "Count the KV cache of this many tokens, for example 32k, towards --size as well; with "
             "--speed, generate after prompts of this length."
         ),
     ] = None
-    batch: Annotated[
-        int | None,
-        Field(ge=1, description="Number of sequences in that cache, or generated at once, 1 if left out."),
-    ] = None
+    batch: Annotated[int | None, about("Sequences in that cache, or generated at once; 1 if left out.", ge=1)] = None
     data: Annotated[
         Sequence[str | Path],
-        Field(
-            description="File of requests, which becomes a task; repeatable. JSONL or parquet of chats, of prompts, or "
+        about(
+            "File of requests, which becomes a task; repeatable. JSONL or parquet of chats, of prompts, or "
             "of prompts with answers, a .txt or .md file of running text, a folder of such texts, or the id of a data "
             "set of the hub with such rows."
         ),
         Flag("--data", "PATH", list[Path]),
     ] = ()
-    tasks: Annotated[
-        Sequence[str], Field(description="A task that there is already, by name or path; repeatable."), Flag("--task")
-    ] = ()
+    tasks: Annotated[Sequence[str], about("An existing task, by name or path; repeatable."), Flag("--task")] = ()
     weights: Annotated[
         Sequence[str],
-        Field(description="Weight of a task in the mean, 1 if left out, by the name of its file; repeatable."),
+        about("Weight of a task in the mean, 1 if left out, by the name of its file; repeatable."),
         Flag("--weight", "NAME=NUMBER"),
     ] = ()
     output: Annotated[
         str | Path | None,
-        Field(description="New folder of the checkpoint; MODEL and what is to be kept if this is left out."),
+        about("New folder of the checkpoint; MODEL and what is to be kept if left out."),
         Flag("--output -o", "DIR", Path),
     ] = None
-    evaluations: Annotated[
-        int | None, Field(ge=4, description="Candidates to try; those of the preset if this is left out.")
-    ] = None
+    evaluations: Annotated[int | None, about("Candidates to try; the preset's number if left out.", ge=4)] = None
     time: Annotated[
         str | None,
-        Field(
-            description="Instead of --evaluations, the time that everything may take, for example 2h: a few candidates "
+        about(
+            "Instead of --evaluations, the time that everything may take, for example 2h: a few candidates "
             "are measured first, and as many tried as there is time for."
         ),
     ] = None
     repair: Annotated[
         Literal["none", "auto"] | None,
-        Field(
-            description="`auto` repairs what is kept; `none` only leaves experts out, so that a quantised checkpoint "
+        about(
+            "`auto` repairs what is kept; `none` only leaves experts out, so that a quantised checkpoint "
             "is copied byte for byte. If this is left out, quantised checkpoints aren't repaired, and others are."
         ),
     ] = None
-    seed: Annotated[int, Field(ge=0, description="Seed of the search.")] = 0
+    seed: Annotated[int, about("Seed of the search.", ge=0)] = 0
     overrides: RunSettings = ()
     store: NewStore = None
     guard_prompts: Annotated[
         int,
-        Field(
+        about(
+            "Held-out prompts of every task that the winner answers before it is exported, beside a small general set.",
             ge=1,
-            description="Held-out prompts of every task that the winner answers before it is exported, beside a small "
-            "general set.",
         ),
     ] = 16
-    guard_tokens: Annotated[int, Field(ge=16, description="Longest of these answers, in tokens.")] = 48
+    guard_tokens: Annotated[int, about("Longest of these answers, in tokens.", ge=16)] = 48
     most_loops: Annotated[
         float,
-        Field(
-            ge=0,
-            le=1,
-            description="Largest share of these answers that may repeat themselves where the full model's don't.",
-        ),
+        about("Largest share of these answers that may repeat themselves where the full model's don't.", ge=0, le=1),
     ] = 0.1
     most_broken: Annotated[
         float,
-        Field(
+        about(
+            "Largest share that may be lost of the answers in which the full model writes JSON or calls a tool.",
             ge=0,
             le=1,
-            description="Largest share that may be lost of the answers in which the full model writes JSON or calls a "
-            "tool.",
         ),
     ] = 0.1
     most_perplexity: Annotated[
         float,
-        Field(
-            ge=1,
-            description="Largest perplexity on these prompts and their answers, as a multiple of the full model's; not "
+        about(
+            "Largest perplexity on these prompts and their answers, as a multiple of the full model's; not "
             "of tasks whose answers are right or wrong.",
+            ge=1,
         ),
     ] = 3.0
-    least_recovery: Annotated[
-        float, Field(ge=0, description="Smallest share of the full model's score on `test` in every task.")
-    ] = 0.5
-    force: Annotated[bool, Field(description="Export the winner even if it is beyond these limits.")] = False
+    least_recovery: Annotated[float, about("Smallest share of the full model's `test` score per task.", ge=0)] = 0.5
+    force: Annotated[bool, about("Export the winner even if it is beyond these limits.")] = False
     dry_run: Annotated[
         bool,
-        Field(
-            description="Write the run and task files, and launch nothing. With --time a few candidates are measured "
+        about(
+            "Write the run and task files, and launch nothing. With --time a few candidates are measured "
             "all the same, and with --speed the model."
         ),
     ] = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, InstanceOf
 
 from moevolve.search.requests.parameters import STORE_VARIABLE
-from moevolve.search.requests.record import Flag, Request, record
+from moevolve.search.requests.record import Flag, Request, about, record
 from moevolve.store.repository import Store
 
 if TYPE_CHECKING:  # the answers
@@ -53,10 +53,10 @@ class PruneRequest(Request["PruneReport"]):
     _: KW_ONLY
     searches: Annotated[
         Sequence[str],
-        Field(description="Delete this search (name or id), for good; several may be named."),
+        about("Delete this search (name or id), for good; several may be named."),
         Flag("--search", "NAME", list[str]),
     ] = ()
-    dry_run: Annotated[bool, Field(description="Only say what would be deleted."), Flag("--dry-run")] = False
+    dry_run: Annotated[bool, about("Only say what would be deleted."), Flag("--dry-run")] = False
 
 
 @record
@@ -73,13 +73,13 @@ class CopyRequest(Request["CopyReport"]):
 
     searches: Annotated[
         Sequence[str],
-        Field(description="Names or ids of the searches; none copies all."),
+        about("Names or ids of the searches; none copies all."),
         Flag(metavar="[SEARCH]...", kind=list[str]),
     ] = ()
     _: KW_ONLY
     to: Annotated[
         str | InstanceOf[Store],
-        Field(description="SQLAlchemy URL of the store to copy to, made if need be."),
+        about("SQLAlchemy URL of the store to copy to, made if need be."),
         Flag("--to", "URL", str),
     ]
 
@@ -93,25 +93,20 @@ class ServeRequest(Request[None]):
         StoreError: the store can't be opened.
     """
 
-    settings: Annotated[
-        Path | None, Field(description="Further settings of the server (YAML)."), Flag("--settings")
-    ] = None
+    settings: Annotated[Path | None, about("Further settings of the server (YAML)."), Flag("--settings")] = None
     _: KW_ONLY
-    host: Annotated[
-        str | None, Field(description="Address to listen at; default: 127.0.0.1, for this machine only.")
-    ] = None
-    port: Annotated[int | None, Field(description="Port to listen at; default: 8080. 0 takes a free one.")] = None
+    host: Annotated[str | None, about("Address to listen at; default: 127.0.0.1, for this machine only.")] = None
+    port: Annotated[int | None, about("Port to listen at; default: 8080. 0 takes a free one.")] = None
     hosts: Annotated[
         Sequence[str] | None,
-        Field(description="A further host name of the server; several may be named. They replace the settings'."),
+        about("A further host name of the server; several may be named. They replace the settings'."),
         Flag("--hosts", "NAME", list[str]),
     ] = None
     store: Annotated[
         str | None,
-        Field(description="SQLAlchemy URL, made if need be; default: the settings', or a file here."),
+        about("SQLAlchemy URL, made if need be; default: the settings', or a file here."),
         Flag(variables=(STORE_VARIABLE,)),
     ] = None
     tokens: Annotated[
-        Path | None,
-        Field(description="File of tokens, readable by its owner only: lines `read TOKEN` or `write TOKEN`."),
+        Path | None, about("File of tokens, readable by its owner only: lines `read TOKEN` or `write TOKEN`.")
     ] = None

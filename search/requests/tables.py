@@ -137,7 +137,7 @@ def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The same as lines of text with aligned columns."""
+    """Rows as lines of text with aligned columns."""
     names = _filled(rows)
     lines = [names, *([_written(row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

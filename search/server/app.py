@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 
 from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server import metrics
-from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.api import launching, reading, shrinking
 from moevolve.search.server.api.requests import request_routes
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
 from moevolve.search.server.feed import Feed
-from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.listings import Listings
-from moevolve.search.server.pages.rendering import problem_page, sign_in
-from moevolve.search.server.pages.routes import add_pages
+from moevolve.search.server.pages import comparing, health, individuals, rankings, rendering, searches
+from moevolve.search.server.pages import launching as launch_pages
 from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
@@ -34,7 +35,7 @@ def make_app(store: Store, settings: ServerSettings) -> Guard:
     Raises:
         UserError: the tokens can't be read, or tokens are needed and there are none.
     """
-    return Guard(make_routes(store, settings), settings.allowed_hosts, settings.read_tokens(), sign_in)
+    return Guard(make_routes(store, settings), settings.allowed_hosts, settings.read_tokens(), rendering.sign_in)
 
 
 def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
@@ -43,17 +44,14 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     Raises:
         UserError: the key of a webhook isn't in the environment.
     """
-    processes = ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks)
     server = ServerState(
         writer=store,
         settings=settings,
-        curves=FitnessCurves(store),
         drawings=Turns("drawings"),
         previews=Turns("checks of launches"),
         preview_process=PreviewProcess(),
         feed=Feed(store),
-        processes=processes,
-        answers=AnswerRunner(processes),
+        processes=ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks),
         listings=Listings(store),
     )
 
@@ -61,7 +59,6 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await server.feed.close()
-        server.answers.close()
         server.preview_process.close()
 
     app = FastAPI(
@@ -75,12 +72,23 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         dependencies=[Depends(refuse_unstorable_text)],
     )
     app.state.server = server
-    answer_errors(app, problem_page)
+    answer_errors(app, rendering.problem_page)
     app.add_middleware(GZipMiddleware, minimum_size=1024)
     app.include_router(request_routes(), prefix="/api", dependencies=[NEEDS_TOKEN])
     for module in (reading, launching, shrinking):
         app.include_router(module.routes, prefix="/api", dependencies=[NEEDS_TOKEN])
     app.include_router(metrics.routes)
-    add_pages(app)
-
+    for pages in (searches, individuals, rankings, comparing, launch_pages, health, rendering):
+        app.include_router(pages.routes)
+    files = _RevalidatedFiles(directory=rendering.FOLDER / "static", packages=[("moevolve.search.report", "static")])
+    app.mount("/static", files, name="static")
     return app
+
+
+class _RevalidatedFiles(StaticFiles):
+    """Static files that browsers keep, but ask for again each time in case they have changed."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["cache-control"] = "no-cache"
+        return response

@@ -16,7 +16,7 @@ from moevolve.search.requests.record import Request, path_fields
 from moevolve.search.requests.running import ResumeRequest
 from moevolve.search.requests.searches import ControlRequest, FinalTableRequest, SearchRequest
 from moevolve.search.server.processes import Job
-from moevolve.search.service.use_cases import use_case_of
+from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import Control, SearchRecord
 
@@ -59,10 +59,11 @@ class RemoteService:
             parts = urlsplit(url)
             if parts.username is not None or parts.query:
                 raise UserError(f"{parts.hostname}: a token doesn't belong into a URL; set {TOKEN}")
-            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT_S)
+            # A server may close an idle connection just when the next request is on its way: none is kept.
+            limits = httpx2.Limits(max_keepalive_connections=0)
+            self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT_S, limits=limits)
         except (ValueError, httpx2.InvalidURL) as error:
             raise UserError(f"a server's URL is http://HOST:PORT or https://HOST; this is none: {error}") from None
-        self._closed = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
         self._failed = (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError)
 
     def __enter__(self) -> Self:
@@ -73,7 +74,7 @@ class RemoteService:
 
     def ask(self, request: Request[T]) -> T:
         """See `Service`."""
-        case = use_case_of(request)
+        case = USE_CASES[type(request)]
         if case.path is None:
             raise UserError(f"{self.url} is a server: this needs the store itself, and the model; do it where they are")
         values = TypeAdapter(type(request)).dump_python(request, mode="json", exclude_none=True)
@@ -88,13 +89,13 @@ class RemoteService:
         return received
 
     def launch(self, configuration: str, name: str | None, overrides: dict[str, Any], observer: Observer) -> FinalTable:
-        """Launch a search on the server's machine and follow it to its end. An interrupt leaves the search running.
+        """Launch one of the server's run files there and follow the search. An interrupt leaves it running.
 
         Args:
-            configuration: Name of one of the server's run files.
+            configuration: Name of the run file.
             name: Name of the search; None takes the run file's.
             overrides: Changed settings by dotted path.
-            observer: Receives the search's progress.
+            observer: Is told of the search's progress.
 
         Raises:
             UserError: the server doesn't have the run file or doesn't allow a setting, or the search didn't finish.
@@ -124,7 +125,7 @@ class RemoteService:
         Args:
             name: Name of the search.
             epoch: The epoch of the search's lease before its driver was started.
-            observer: Receives the search's progress.
+            observer: Is told of the search's progress.
 
         Raises:
             UserError: the search didn't start, ended without finishing, or lost its driver.
@@ -185,18 +186,9 @@ class RemoteService:
         except ValidationError as error:
             raise StoreError(f"{self.url} answers what this version doesn't understand: {error.errors()[0]}") from None
 
-    def _answer(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        """Send a request, and a reading one again if the server closes the connection, which it may do at any time."""
-        try:
-            return self._http.request(method, path, **options)
-        except self._closed:
-            if method != "GET":
-                raise
-            return self._http.request(method, path, **options)
-
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
         try:
-            answer = self._answer(method, path, **options)
+            answer = self._http.request(method, path, **options)
         except self._failed as error:
             raise StoreError(f"{self.url} can't be reached: {error}") from None
         if answer.is_success:

@@ -45,7 +45,6 @@ class BoundedProtocol(H11Protocol):
     _answered = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer, and close the oldest waiting connection if there are too many."""
         super().connection_made(transport)
         self._start_timer()
         self._watch_sending()
@@ -54,26 +53,22 @@ class BoundedProtocol(H11Protocol):
             min(others, key=lambda each: each.deadline).abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
         super().connection_lost(exc)
         self._stop_timer()
         if self._send_timer is not None:
             self._send_timer.cancel()
 
     def resume_writing(self) -> None:
-        """Note that the client reads."""
         super().resume_writing()
         self._is_unsent = False
 
     def on_response_complete(self) -> None:
-        """Close the connection if it has had its share of requests."""
         self._answered += 1
         if self._answered >= self.max_requests:
             self.transport.close()
         super().on_response_complete()
 
     def handle_events(self) -> None:
-        """Process received data; the timer runs while a request is incomplete."""
         super().handle_events()
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._start_timer()
@@ -86,7 +81,6 @@ class BoundedProtocol(H11Protocol):
         return float("inf") if self._timer is None else self._timer.when()
 
     def abort(self) -> None:
-        """Close the connection at once."""
         self._stop_timer()
         self.transport.abort()
 

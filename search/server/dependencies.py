@@ -12,9 +12,7 @@ from fastapi.security import HTTPBearer
 
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.estimate.preview import PreviewProcess
-from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.feed import Feed
-from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
@@ -31,13 +29,11 @@ class ServerState:
 
     writer: Store
     settings: ServerSettings
-    curves: FitnessCurves
     drawings: Turns
     previews: Turns
     preview_process: PreviewProcess
     feed: Feed
     processes: ProcessRunner
-    answers: AnswerRunner
     listings: Listings
 
     @property
@@ -78,14 +74,13 @@ NEEDS_TOKEN = Depends(
 """Dependency that describes the token in OpenAPI; the guard has checked it."""
 
 
-async def _describe_header(
+async def _header(
     _: Annotated[Literal["1"], Header(alias="X-Moevolve", description="Forms of other sites can't send it.")],
-) -> None:
-    """Describe the header in OpenAPI; the guard has refused requests without it."""
+) -> None: ...
 
 
-CHANGES = Depends(_describe_header)
-"""Dependency of routes that change something."""
+CHANGES = Depends(_header)
+"""Dependency of routes that change something; it describes the header, without which the guard refuses them."""
 
 
 async def _state_of(request: Request) -> ServerState:
@@ -98,5 +93,6 @@ SearchPath = Annotated[str, Path(max_length=LONGEST_NAME, description="Name or i
 RefPath = Annotated[str, Path(max_length=LONGEST_NAME + 20, description="SEARCH:INDEX, for example demo:137.")]
 LimitQuery = Annotated[int, Query(ge=1, le=1000, description="Return at most this many.")]
 AfterQuery = Annotated[int | None, Query(ge=0, lt=2**63, description="Index of the last one of the previous page.")]
+RefQuery = Annotated[str, Query(max_length=LONGEST_NAME + 20)]
 NameQuery = Annotated[str, Query(max_length=LONGEST_NAME)]
 """A name as forms send it: empty where nothing is chosen."""

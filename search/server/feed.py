@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 MAX_WATCHERS = 200
 """Each keeps a connection open for as long as it shows a page."""
 _INTERVAL_S = 1.0
-_MAX_INTERVAL_S = 30.0
-"""Longest time between two queries, reached when the store repeatedly can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +88,17 @@ class Feed:
             self._changed.notify_all()
 
     async def _run(self) -> None:
-        pause = self._interval
         while self._watchers:
             try:
-                pause = self._interval if await self._query() else min(2 * pause, _MAX_INTERVAL_S)
+                await self._query()
+            except StoreError as error:
+                log.warning("news can't be read: %s", error)
             finally:
                 self._queried.set()
-            await asyncio.sleep(pause)
+            await asyncio.sleep(self._interval)
 
-    async def _query(self) -> bool:
-        try:
-            controls = await run_in_threadpool(self._store.controls)
-        except StoreError as error:
-            log.warning("news can't be read: %s", error)
-            return False
+    async def _query(self) -> None:
+        controls = await run_in_threadpool(self._store.controls)
         now = {
             key: Cursor(one.events, one.progress.done if one.progress else 0, one.alive)
             for key, one in controls.items()
@@ -112,4 +107,3 @@ class Feed:
             self._now = now
             async with self._changed:
                 self._changed.notify_all()
-        return True

@@ -100,7 +100,6 @@ class Guard:
         await answer(scope, receive, sender)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that is allowed."""
         if scope["method"] in _SAFE_METHODS or scope["path"] not in ("/login", LOGOUT):
             await self._app(scope, receive, send)
             return
@@ -116,8 +115,7 @@ class Guard:
             return problem(HTTPStatus.BAD_REQUEST, "this server doesn't go by that name; see `moevolve serve --hosts`")
         if scope["path"] != HEALTH and not self._tokens and _is_proxied(headers):
             return problem(HTTPStatus.FORBIDDEN, "this server has no tokens, which it needs behind a proxy")
-        malformed = _malformed(scope, headers)
-        if malformed is not None:
+        if (malformed := _malformed(scope, headers)) is not None:
             return malformed
         path, writes = scope["path"], scope["method"] not in _SAFE_METHODS
         if not _is_same_origin(headers) and (writes or not _is_navigation(headers)):
@@ -155,7 +153,6 @@ class Guard:
         return self._sessions.token(_cookie(headers))
 
     def _sign_in_response(self, headers: Headers, body: bytes) -> Response:
-        """The response to the sign-in form, with the cookie if its token is known."""
         form = parse_qs(body.decode("utf-8", "replace"))
         given = form.get("token", [""])[0].strip()
         asked = local_path(form.get("next", ["/"])[0])
@@ -169,7 +166,6 @@ class Guard:
         return response
 
     def _sign_out_response(self, headers: Headers) -> Response:
-        """End the browser's session, and lead to the sign-in page."""
         self._sessions.end(_cookie(headers))
         response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
@@ -177,9 +173,7 @@ class Guard:
 
 
 def _malformed(scope: Scope, headers: Headers) -> Response | None:
-    """The answer to a request that is too large, ambiguous, or has an address that can't be one."""
-    if headers.get("content-length", "0").isdigit() and int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
-        return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
+    """The answer to a request that is ambiguous or has an address that can't be one."""
     if "content-length" in headers and "transfer-encoding" in headers:
         # The two say different things about where the next request begins; a proxy may believe the other one.
         refused = problem(HTTPStatus.BAD_REQUEST, "a request has Content-Length or Transfer-Encoding, not both")
@@ -194,7 +188,7 @@ def _is_same_origin(headers: Headers) -> bool:
     """Whether the request comes from one of this server's pages, or from no browser."""
     origin = headers.get("origin")
     if origin is not None:
-        return _site(origin) == headers.get("host", "")
+        return origin.partition("://")[2] == headers.get("host", "")
     return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
 
 
@@ -204,7 +198,6 @@ def _is_navigation(headers: Headers) -> bool:
 
 
 def _is_proxied(headers: Headers) -> bool:
-    """Whether a proxy passed the request on."""
     return any(name in _PROXY_HEADERS or name.startswith("x-forwarded-") for name in headers)
 
 
@@ -247,17 +240,9 @@ def _cookie(headers: Headers) -> str:
 
 
 def hostname(host: str) -> str:
-    """The host name in a `Host` header, lower case, without port and brackets; empty if it is malformed."""
+    """The name in a `Host` header, lower case, without port and brackets; empty if it is malformed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _site(origin: str) -> str:
-    """Host and port in an `Origin` header; empty if it is malformed."""
-    try:
-        return urlsplit(origin).netloc
     except ValueError:
         return ""
 

@@ -38,22 +38,21 @@ class Listings:
         """Driver, progress and desired state of each search, by its id; never cached."""
         return self._store.controls()
 
-    def summaries(self, controls: dict[str, Control] | None = None) -> list[SearchSummary]:
-        """All searches, oldest first. `controls` saves a query if the caller has read them already."""
-        return self.cached("searches", self._store.searches, controls)
+    def summaries(self) -> list[SearchSummary]:
+        """All searches, oldest first."""
+        return self.cached("searches", self._store.searches)
 
-    def tasks(self, controls: dict[str, Control] | None = None) -> list[str]:
+    def tasks(self) -> list[str]:
         """Names of the tasks in any search's fitness."""
-        return sorted({task for summary in self.summaries(controls) for task in summary.tasks})
+        return sorted({task for summary in self.summaries() for task in summary.tasks})
 
     def costs(self, search: SearchRecord) -> SearchCosts:
         """The cost of a search's evaluations; a sum over all of them."""
         return self.cached(("costs", search.id), partial(self._store.costs, search))
 
-    def cached(self, key: object, read: Callable[[], T], controls: dict[str, Control] | None = None) -> T:
+    def cached(self, key: object, read: Callable[[], T]) -> T:
         """What `read` returned last for a key, read again if it isn't valid any more."""
-        controls = self.controls() if controls is None else controls
-        version = tuple((name, control.epoch, control.events) for name, control in sorted(controls.items()))
+        version = tuple((name, control.epoch, control.events) for name, control in sorted(self.controls().items()))
         with self._lock:
             entry = self._cache.get(key)
         if entry is not None and entry[0] == version and time.monotonic() - entry[1] < self._max_age:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -22,6 +21,7 @@ from moevolve.search.config.run import RunConfig, SearchName
 from moevolve.search.estimate.preview import Preview
 from moevolve.search.report.contents import settings_text
 from moevolve.search.server.dependencies import ServerState
+from moevolve.search.server.processes import Job
 from moevolve.search.server.settings import ServerSettings
 from moevolve.store.errors import NameTakenError, NotFoundError
 from moevolve.store.lineage import suggestion
@@ -45,9 +45,9 @@ class RemoteLaunchRequest(BaseModel):
 
     Attributes:
         configuration: Name of one of the server's run files.
-        name: Name of the search; None takes the run file's.
-        model: Name of one of the server's checkpoints; None takes the run file's.
-        tasks: Names of tasks; None takes the run file's.
+        name: Name of the search; None takes the run file's, as for the others.
+        model: Name of one of the server's checkpoints.
+        tasks: Names of tasks.
         overrides: Further settings by dotted path.
     """
 
@@ -62,32 +62,10 @@ class RemoteLaunchRequest(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedLaunch:
-    """A launch request with its names looked up.
-
-    Attributes:
-        path: Path of the run file.
-        changes: Changed settings as `KEY=VALUE`, as on the command line.
-        config: Full configuration, with the search's name and the server's store.
-    """
-
-    path: Path
-    changes: tuple[str, ...]
-    config: RunConfig
-
-    @property
-    def arguments(self) -> list[str]:
-        """Arguments of the `moevolve` command that launches the search."""
-        flags = [part for change in self.changes for part in ("--set", change)]
-        return ["launch", str(self.path), "--name", self.config.name, "--or-resume", *flags]
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """What a launch would run.
 
     Attributes:
-        name: Name of the search.
         status: Status of the stored search with this name and these settings, which a launch would continue; None if
             there is none.
         settings: All settings as YAML.
@@ -110,7 +88,7 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
     """
 
     def check() -> tuple[RunConfig, str | None]:
-        config = resolve(asked, server.settings).config
+        config, _ = resolve(asked, server.settings)
         return config, stored_status(server.store, config)
 
     config, status = await run_in_threadpool(check)
@@ -118,8 +96,21 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
     return LaunchPlan(config.name, status, settings_text(config.canonical_json()), takes)
 
 
-def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> ResolvedLaunch:
-    """Look up what a request names, and make its configuration.
+def start_launch(asked: RemoteLaunchRequest, server: ServerState) -> Job:
+    """Start the process that launches a search. Repeating it starts no second one.
+
+    Raises:
+        NotFoundError, UserError: see `resolve`.
+        NameTakenError: see `stored_status`.
+        BusyError: a process launches it already.
+    """
+    config, command = resolve(asked, server.settings)
+    stored_status(server.store, config)
+    return server.processes.start(config.name, command)
+
+
+def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> tuple[RunConfig, list[str]]:
+    """Look up what a request names, and make its configuration and the arguments of the command that launches it.
 
     Raises:
         NotFoundError: the server has no such run file.
@@ -141,11 +132,12 @@ def resolve(asked: RemoteLaunchRequest, settings: ServerSettings) -> ResolvedLau
         changes["tasks"] = asked.tasks
     if settings.address is not None:
         changes["workers.address"] = settings.address
-    path, flags = files[asked.configuration], tuple(as_override(key, value) for key, value in changes.items())
-    config = load_run_config(path, flags)
-    return ResolvedLaunch(
-        path, flags, config.model_copy(update={"name": asked.name or config.name, "store": settings.store})
-    )
+    path, overrides = files[asked.configuration], tuple(as_override(key, value) for key, value in changes.items())
+    config = load_run_config(path, overrides)
+    name = asked.name or config.name
+    flags = [word for override in overrides for word in ("--set", override)]
+    command = ["launch", str(path), "--name", name, "--or-resume", *flags]
+    return config.model_copy(update={"name": name, "store": settings.store}), command
 
 
 def look_up(name: str, known: Mapping[str, T], what: str) -> T:
@@ -189,10 +181,10 @@ def request_like(search: SearchRecord, settings: ServerSettings) -> RemoteLaunch
     for name, path in settings.run_files().items():
         try:
             asked = _difference(name, load_run_config(path), stored, settings)
-            same = resolve(asked, settings).config.config_hash == stored.config_hash
+            config, _ = resolve(asked, settings)
         except (UserError, NotFoundError, ValidationError):
             continue
-        if same:
+        if config.config_hash == stored.config_hash:
             found.append(asked)
     return min(found, key=lambda asked: len(asked.overrides), default=None)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -30,28 +29,19 @@ log = logging.getLogger(__name__)
 ErrorPage = Callable[[Request, int, str, str], Response]
 """Makes an error page from the request, the status code, a title and one line of detail."""
 
-_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
-    (NotFoundError, HTTPStatus.NOT_FOUND),
-    (LeaseHeldError, HTTPStatus.CONFLICT),
-    (LeaseLostError, HTTPStatus.CONFLICT),
-    (NameTakenError, HTTPStatus.CONFLICT),
-    (NotRunningError, HTTPStatus.CONFLICT),
-    (BusyError, HTTPStatus.CONFLICT),
-    (StoreError, HTTPStatus.SERVICE_UNAVAILABLE),
-    (UserError, HTTPStatus.UNPROCESSABLE_ENTITY),
+_STATUS: tuple[tuple[tuple[type[Exception], ...], HTTPStatus], ...] = (
+    ((NotFoundError,), HTTPStatus.NOT_FOUND),
+    ((LeaseHeldError, LeaseLostError, NameTakenError, NotRunningError, BusyError), HTTPStatus.CONFLICT),
+    ((StoreError,), HTTPStatus.SERVICE_UNAVAILABLE),
+    ((UserError,), HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-"""Status by class of error; the first class that matches counts."""
-
-
-class Problem(BaseModel):
-    """Response to a request that failed."""
-
-    detail: str
+"""Status by classes of errors; the first that match count."""
 
 
 def _declared(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     # Not as `model`: a route that returns text would declare it as text.
-    content = {"application/json": {"schema": Problem.model_json_schema()}}
+    schema = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
+    content = {"application/json": {"schema": schema}}
     return {status.value: {"content": content, "description": status.phrase} for status in statuses}
 
 
@@ -68,7 +58,7 @@ WRITES = READS | _declared(HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus
 
 
 def answer_errors(app: FastAPI, page: ErrorPage) -> None:
-    """Install error handlers: `page` for browsers that request a page, a `Problem` as JSON for all others."""
+    """Install error handlers: `page` for browsers that request a page, JSON with one line for all others."""
 
     def answered(request: Request, status: int, detail: str) -> Response:
         if not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", ""):
@@ -76,7 +66,7 @@ def answer_errors(app: FastAPI, page: ErrorPage) -> None:
         return problem(status, detail)
 
     def known(request: Request, error: Exception) -> Response:
-        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        status = next(status for kinds, status in _STATUS if isinstance(error, kinds))
         if status != HTTPStatus.SERVICE_UNAVAILABLE:
             answer = answered(request, status, str(error))
             if isinstance(error, BusyError):

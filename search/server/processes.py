@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.running.webhooks import WebhookSection, environment_of
 from moevolve.store.events import ASKER_VARIABLE, asker
-from moevolve.store.records import DesiredState
 
 _TAIL_BYTES = 1 << 16
 _SERVER_VARIABLES = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
@@ -37,12 +35,12 @@ class Job:
 
     Attributes:
         name: Name of the search, or SEARCH:INDEX of the exported individual.
-        command: The moevolve command that runs: `launch`, `resume` or `export`.
+        command: The moevolve command that runs: `launch`, `resume`, `shrink` or `export`.
         started_at: Start time in UTC.
         process: Process id on the server's machine.
-        exit_code: Exit status; None while the process runs.
+        exit_code: None while the process runs.
         last_line: Last line of its log.
-        asked: What it was asked for before its search had a driver: `paused`, `stopped` or `cancelled`.
+        ended: True if it was asked to end before its search had a driver.
     """
 
     name: str
@@ -52,7 +50,7 @@ class Job:
     running: bool
     exit_code: int | None
     last_line: str
-    asked: DesiredState | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class _Started:
     command: str
     at: datetime
     process: subprocess.Popen[bytes]
-    asked: DesiredState | None = None
+    ended: bool = False
 
 
 class ProcessRunner:
@@ -87,10 +85,6 @@ class ProcessRunner:
     def start(self, name: str, arguments: Sequence[str]) -> Job:
         """Run `moevolve ARGUMENTS` in the background, in a session of its own.
 
-        Args:
-            name: Name of the search, or SEARCH:INDEX of an individual.
-            arguments: Command line arguments, the command first.
-
         Raises:
             BusyError: a process with this name is still running.
             UserError: the log can't be written.
@@ -104,69 +98,48 @@ class ProcessRunner:
                 )
             try:
                 self._logs.mkdir(parents=True, exist_ok=True)
+                now = datetime.now(UTC)
                 with self._log_file(name).open("ab") as log:
                     # Imports take seconds before the command itself says anything.
-                    now = datetime.now(UTC)
                     log.write(f"{now:%Y-%m-%d %H:%M:%S} UTC: moevolve {shlex.join(arguments)}\n".encode())
                     log.flush()
-                    process = self.command(arguments, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                    inherited = {key: value for key, value in os.environ.items() if key not in _SERVER_VARIABLES}
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "moevolve.search.cli", *arguments],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=inherited | self._environment | {ASKER_VARIABLE: asker()},
+                        start_new_session=True,
+                    )
             except OSError as error:
                 raise UserError(f"logs: {self._log_file(name)} can't be written: {error.strerror}") from None
-            others = {other: started for other, started in self._started.items() if other != name}
             # Replaced, not changed: other threads may be iterating over it.
-            self._started = others | {name: _Started(arguments[0], datetime.now(UTC), process)}
+            others = {other: started for other, started in self._started.items() if other != name}
+            self._started = others | {name: _Started(arguments[0], now, process)}
         return self.job(name)
 
-    def command(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Run `moevolve ARGUMENTS` on the server's store.
-
-        Args:
-            arguments: Command line arguments, the command first.
-            options: Further options of `subprocess.Popen`.
-        """
-        inherited = {name: value for name, value in os.environ.items() if name not in _SERVER_VARIABLES}
-        return subprocess.Popen(
-            [sys.executable, "-m", "moevolve.search.cli", *arguments],
-            stdin=subprocess.DEVNULL,
-            env=inherited | self._environment | {ASKER_VARIABLE: asker()},
-            **options,
-        )
-
     def job(self, name: str) -> Job:
-        """The latest process with a name, and its state.
-
-        Raises:
-            KeyError: this server has started none.
-        """
+        """The state of the latest process with a name; raises KeyError if this server has started none."""
         started = self._started[name]
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()
         last = lines[-1] if lines else ""
-        return Job(name, started.command, started.at, started.process.pid, code is None, code, last, started.asked)
+        return Job(name, started.command, started.at, started.process.pid, code is None, code, last, started.ended)
 
     def knows(self, name: str) -> bool:
         """Whether this server has started a process with a name."""
         return name in self._started
 
-    def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
-        """Note what a search's running process is asked for; end the process unless it is to pause or to go on.
-
-        Returns:
-            The process; None if no process of a search with this name is running.
-        """
+    def end(self, name: str) -> Job | None:
+        """End the process that starts a search; None if no process of a search with this name is running."""
         with self._lock:
             started = self._started.get(name)
             if started is None or started.command == "export" or started.process.poll() is not None:
                 return None
-            self._started = self._started | {name: replace(started, asked=desired_state)}
-            if desired_state not in (None, "paused"):
-                started.process.terminate()
+            self._started = self._started | {name: replace(started, ended=True)}
+            started.process.terminate()
         return self.job(name)
-
-    def asked(self, name: str) -> DesiredState | None:
-        """What a search's running process was asked for; None as well if no process is running."""
-        started = self._started.get(name)
-        return None if started is None or started.process.poll() is not None else started.asked
 
     def jobs(self) -> list[Job]:
         """The latest process of each name that this server has started, the most recent last."""

@@ -19,11 +19,7 @@ _SHUTDOWN_S = 3
 
 
 def serve(settings: ServerSettings, on_ready: Callable[[tuple[str, ...]], None]) -> None:
-    """Serve until SIGINT or SIGTERM.
-
-    Args:
-        settings: Settings of the server.
-        on_ready: Called with the server's URLs once it accepts connections.
+    """Serve until SIGINT or SIGTERM; `on_ready` is told the server's URLs once it accepts connections.
 
     Raises:
         UserError: the address can't be bound, or tokens are missing or can't be read.

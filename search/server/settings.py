@@ -13,7 +13,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 
-import idna
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moevolve.evaluators.errors import UserError
@@ -74,9 +73,10 @@ class ServerSettings(Section):
 
     @field_validator("hosts")
     @classmethod
-    def _hosts_can_be_asked_for(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _hosts_are_as_browsers_send_them(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         for name in hosts:
-            ascii_host(name)
+            if not name.isascii():
+                raise ValueError(f"{name!r} has characters other than ASCII: give the name in its `xn--` form")
         return hosts
 
     @model_validator(mode="after")
@@ -87,14 +87,9 @@ class ServerSettings(Section):
         return self
 
     @property
-    def is_loopback(self) -> bool:
-        """Whether all host names are loopback names, so that only this machine can connect."""
-        return {self.host, *self.hosts} <= set(LOOPBACK)
-
-    @property
     def allowed_hosts(self) -> frozenset[str]:
         """Host names that requests may be addressed to, lower case and without ports."""
-        return frozenset(ascii_host(name) for name in (*LOOPBACK, *self.hosts, *self.names))
+        return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, *self.names))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -112,33 +107,19 @@ class ServerSettings(Section):
             UserError: the file can't be read, is readable by others, has a malformed line or no tokens; a token is too
                 short; or other machines can connect and there are no tokens.
         """
-        found = _read_token_file(self.tokens) if self.tokens is not None else _read_token_variables(os.environ)
+        found = _tokens_of_environment() if self.tokens is None else _read_token_file(self.tokens)
         for token in found:
             if len(token) < _MIN_TOKEN_LENGTH:
                 raise UserError(f"a token of {len(token)} characters can be guessed; use {_MIN_TOKEN_LENGTH} or more")
         if not found and self.tokens is not None:
             raise UserError(f"tokens: {self.tokens} has none: write lines `read TOKEN` or `write TOKEN` into it")
-        if not found and not self.is_loopback:
-            names = ", ".join(name for name in (self.host, *self.hosts) if name not in LOOPBACK)
+        others = [name for name in (self.host, *self.hosts) if name not in LOOPBACK]
+        if not found and others:
             raise UserError(
-                f"{names} can be reached from other machines, so tokens are needed: give --tokens FILE, or set "
-                "MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
+                f"{', '.join(others)} can be reached from other machines, so tokens are needed: give --tokens FILE, or "
+                "set MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
             )
         return found
-
-
-def ascii_host(name: str) -> str:
-    """A host name as clients send it: lower case, and an international name in its `xn--` form.
-
-    Raises:
-        ValueError: the name is international and breaks a rule of such names (UTS 46).
-    """
-    if name.isascii():
-        return name.lower()
-    try:
-        return idna.encode(name, uts46=True).decode("ascii")
-    except idna.IDNAError as error:
-        raise ValueError(f"{name!r} is no host name: {error}") from None
 
 
 def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSettings:
@@ -203,6 +184,6 @@ def _read_token_file(path: Path) -> dict[str, Token]:
     return found
 
 
-def _read_token_variables(variables: Mapping[str, str]) -> dict[str, Token]:
-    names = {scope: f"MOEVOLVE_{scope.upper()}_TOKEN" for scope in SCOPES}
-    return {variables[name]: Token(scope, f"the {scope} token") for scope, name in names.items() if variables.get(name)}
+def _tokens_of_environment() -> dict[str, Token]:
+    given = {scope: os.environ.get(f"MOEVOLVE_{scope.upper()}_TOKEN") for scope in SCOPES}
+    return {text: Token(scope, f"the {scope} token") for scope, text in given.items() if text}

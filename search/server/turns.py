@@ -7,6 +7,7 @@ occupy none of the threads that answer other requests, and the length of a queue
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import ParamSpec, TypeVar
 
@@ -29,7 +30,6 @@ class Turns:
     def __init__(self, what: str) -> None:
         self._what = what
         self._turn = CapacityLimiter(1)
-        self._count = 0
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work` in a thread once the pieces before it are done.
@@ -37,11 +37,7 @@ class Turns:
         Raises:
             HTTPException: status 503, if `MOST` are in progress or waiting.
         """
-        if self._count >= MOST:
+        if self._turn.borrowed_tokens + self._turn.statistics().tasks_waiting >= MOST:
             detail = f"{MOST} {self._what} are waited for; ask again in a moment"
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"retry-after": "10"})
-        self._count += 1
-        try:
-            return await to_thread.run_sync(lambda: work(*args, **kwargs), limiter=self._turn)
-        finally:
-            self._count -= 1
+        return await to_thread.run_sync(partial(work, *args, **kwargs), limiter=self._turn)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from moevolve.search.operations.opening import writable
 from moevolve.search.requests.record import Request
 from moevolve.search.requests.running import ResumeRequest
-from moevolve.search.service.use_cases import use_case_of
+from moevolve.search.service.use_cases import USE_CASES
 from moevolve.store.reader import StoreReader
-from moevolve.store.repository import Store
 
 if TYPE_CHECKING:
     from moevolve.search.loop.final_table import FinalTable
@@ -33,9 +31,7 @@ class Service(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def ask(self, request: Request[T]) -> T:
         """Answer a request; see its record for the errors."""
@@ -47,47 +43,26 @@ class Service(Protocol):
 
 
 class LocalService:
-    """Answers requests from a store.
-
-    Args:
-        store: An open store. Reading is enough for requests that write nothing.
-        keep_open: Keep the store open when the context is left.
-    """
+    """Answers requests from an open store, which it closes when its context is left, unless it is to keep it open."""
 
     def __init__(self, store: StoreReader, keep_open: bool = False) -> None:
-        self.store = store
-        self._keep_open = keep_open
-
-    @property
-    def url(self) -> str:
-        """URL of the store."""
-        return self.store.url
+        self.store, self.url, self._keep_open = store, store.url, keep_open
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._keep_open:
             self.store.close()
 
     def ask(self, request: Request[T]) -> T:
         """See `Service`."""
-        case = use_case_of(request)
-        answer: T = case.function(self.writable() if case.writes else self.store, request)
+        case = USE_CASES[type(request)]
+        answer: T = case.function(writable(self.store) if case.writes else self.store, request)
         return answer
 
     def resume(self, request: ResumeRequest, observer: Observer) -> FinalTable | None:
         """See `Service`."""
         from moevolve.search.running.resume import resume
 
-        return resume(self.writable(), request, observer)
-
-    def writable(self) -> Store:
-        """Return the store for writing.
-
-        Raises:
-            StoreError: it was opened for reading only.
-        """
-        return writable(self.store)
+        return resume(writable(self.store), request, observer)

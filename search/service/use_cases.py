@@ -7,36 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, get_type_hints
 
-from moevolve.search.requests.models import (
-    AnalyseRequest,
-    AnswersRequest,
-    EvaluateRequest,
-    ExportRequest,
-    ImportEepRequest,
-    OutcomesRequest,
-    ProfileRequest,
-    PromptsRequest,
-)
-from moevolve.search.requests.recipes import RecipeRequest
+from moevolve.search.requests import models, recipes, running, searches, stores
 from moevolve.search.requests.record import Request
-from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
-from moevolve.search.requests.searches import (
-    BestRequest,
-    ContrastRequest,
-    ControlRequest,
-    EffectsRequest,
-    FinalTableRequest,
-    GenomeRequest,
-    LabelRequest,
-    LineageRequest,
-    ParetoRequest,
-    PlotRequest,
-    ReportRequest,
-    SearchesRequest,
-    SearchRequest,
-    ShowRequest,
-)
-from moevolve.search.requests.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,41 +46,40 @@ _STEER = "moevolve.search.running.steer"
 _UPKEEP = "moevolve.search.operations.upkeep"
 
 USE_CASES: dict[type[Request[Any]], UseCase] = {
-    SearchesRequest: UseCase(f"{_QUERIES}:searches", "/searches"),
-    SearchRequest: UseCase(f"{_QUERIES}:search", "/searches/{search}"),
-    LabelRequest: UseCase(f"{_QUERIES}:label", "/searches/{search}/label", writes=True),
-    ControlRequest: UseCase(f"{_QUERIES}:control", "/searches/{search}/control"),
-    FinalTableRequest: UseCase("moevolve.search.operations.final_table:final_table", "/searches/{search}/standings"),
-    ContrastRequest: UseCase("moevolve.search.analysis.contrast:contrast", "/contrast"),
-    EffectsRequest: UseCase("moevolve.search.analysis.effects:effects", "/searches/{search}/effects"),
-    BestRequest: UseCase(f"{_QUERIES}:best", "/best"),
-    ParetoRequest: UseCase("moevolve.search.analysis.pareto:pareto", "/pareto"),
-    ShowRequest: UseCase(f"{_QUERIES}:show", "/individuals/{individual}"),
-    GenomeRequest: UseCase("moevolve.search.operations.queries:genome", "/individuals/{individual}/genome"),
-    LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),
-    PlotRequest: UseCase("moevolve.search.operations.plot:picture", "/searches/{search}/plot"),
-    ReportRequest: UseCase("moevolve.search.report.page:page_of", "/searches/{search}/report"),
-    EvaluateRequest: UseCase("moevolve.search.operations.evaluate:evaluate", writes=True),
-    AnswersRequest: UseCase("moevolve.search.operations.answers:answers"),
-    OutcomesRequest: UseCase("moevolve.search.operations.answers:outcomes", "/individuals/{individual}/outcomes"),
-    PromptsRequest: UseCase("moevolve.search.operations.answers:prompts"),
-    AnalyseRequest: UseCase("moevolve.search.analysis.analyse:analyse"),
-    ExportRequest: UseCase("moevolve.search.operations.export:export", writes=True),
-    RecipeRequest: UseCase("moevolve.search.operations.recipes:recipe"),
-    ImportEepRequest: UseCase("moevolve.search.operations.import_eep:import_eep", opens=True),
-    ProfileRequest: UseCase("moevolve.search.operations.profile:profile", opens=True),
-    PauseRequest: UseCase(f"{_STEER}:pause", "/searches/{search}/pause", writes=True),
-    StopRequest: UseCase(f"{_STEER}:stop", "/searches/{search}/stop", writes=True),
-    CancelRequest: UseCase(f"{_STEER}:cancel", "/searches/{search}/cancel", writes=True),
-    ScaleRequest: UseCase(f"{_STEER}:scale", "/searches/{search}/scale", writes=True),
-    UpgradeRequest: UseCase(f"{_UPKEEP}:upgrade", opens=True),
-    CheckRequest: UseCase(f"{_UPKEEP}:check"),
-    PruneRequest: UseCase(f"{_UPKEEP}:prune", writes=True),
-    CopyRequest: UseCase(f"{_UPKEEP}:copy"),
+    searches.SearchesRequest: UseCase(f"{_QUERIES}:searches", "/searches"),
+    searches.SearchRequest: UseCase(f"{_QUERIES}:search", "/searches/{search}"),
+    searches.LabelRequest: UseCase(f"{_QUERIES}:label", "/searches/{search}/label", writes=True),
+    searches.ControlRequest: UseCase(f"{_QUERIES}:control", "/searches/{search}/control"),
+    searches.FinalTableRequest: UseCase(
+        "moevolve.search.operations.final_table:final_table", "/searches/{search}/standings"
+    ),
+    searches.ContrastRequest: UseCase("moevolve.search.analysis.contrast:contrast", "/contrast"),
+    searches.EffectsRequest: UseCase("moevolve.search.analysis.effects:effects", "/searches/{search}/effects"),
+    searches.BestRequest: UseCase(f"{_QUERIES}:best", "/best"),
+    searches.ParetoRequest: UseCase("moevolve.search.analysis.pareto:pareto", "/pareto"),
+    searches.ShowRequest: UseCase(f"{_QUERIES}:show", "/individuals/{individual}"),
+    searches.GenomeRequest: UseCase(f"{_QUERIES}:genome", "/individuals/{individual}/genome"),
+    searches.LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),
+    searches.PlotRequest: UseCase("moevolve.search.operations.plot:picture", "/searches/{search}/plot"),
+    searches.ReportRequest: UseCase("moevolve.search.report.page:page_of", "/searches/{search}/report"),
+    models.EvaluateRequest: UseCase("moevolve.search.operations.evaluate:evaluate", writes=True),
+    models.AnswersRequest: UseCase("moevolve.search.operations.answers:answers"),
+    models.OutcomesRequest: UseCase(
+        "moevolve.search.operations.answers:outcomes", "/individuals/{individual}/outcomes"
+    ),
+    models.PromptsRequest: UseCase("moevolve.search.operations.answers:prompts"),
+    models.AnalyseRequest: UseCase("moevolve.search.analysis.analyse:analyse"),
+    models.ExportRequest: UseCase("moevolve.search.operations.export:export", writes=True),
+    recipes.RecipeRequest: UseCase("moevolve.search.operations.recipes:recipe"),
+    models.ImportEepRequest: UseCase("moevolve.search.operations.import_eep:import_eep", opens=True),
+    models.ProfileRequest: UseCase("moevolve.search.operations.profile:profile", opens=True),
+    running.PauseRequest: UseCase(f"{_STEER}:pause", "/searches/{search}/pause", writes=True),
+    running.StopRequest: UseCase(f"{_STEER}:stop", "/searches/{search}/stop", writes=True),
+    running.CancelRequest: UseCase(f"{_STEER}:cancel", "/searches/{search}/cancel", writes=True),
+    running.ScaleRequest: UseCase(f"{_STEER}:scale", "/searches/{search}/scale", writes=True),
+    stores.UpgradeRequest: UseCase(f"{_UPKEEP}:upgrade", opens=True),
+    stores.CheckRequest: UseCase(f"{_UPKEEP}:check"),
+    stores.PruneRequest: UseCase(f"{_UPKEEP}:prune", writes=True),
+    stores.CopyRequest: UseCase(f"{_UPKEEP}:copy"),
 }
 """Use cases by type of request."""
-
-
-def use_case_of(request: Request[Any]) -> UseCase:
-    """Look up how a request is answered."""
-    return USE_CASES[type(request)]

@@ -8,36 +8,21 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests.parameters import ExportForm, ModelDevice, ModelDtype, Mtp, PadExperts, Requantise
+from moevolve.search.requests.models import ExportRequest
 from moevolve.search.running.steer import unpause
+from moevolve.search.server.api.requests import model_of, options_of
 from moevolve.search.server.dependencies import CHANGES, RefPath, SearchPath, ServerDep
-from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, resolve, stored_status
+from moevolve.search.server.planning import LaunchPlan, RemoteLaunchRequest, plan_launch, start_launch
 from moevolve.search.server.problems import WRITES
 from moevolve.search.server.processes import RETRY_S, BusyError, Job
 
+_EXPORT_OPTIONS = ("form", "mtp", "requantise", "pad_experts", "device", "dtype")
 
-class ExportOptions(BaseModel):
-    """How to export an individual.
 
-    Attributes:
-        form: Kind of checkpoint; None chooses as the command line does.
-        mtp: What becomes of layers for multi-token prediction; None leaves them out.
-        requantise: Write quantised tensors that the individual changes anew in the checkpoint's format.
-        pad_experts: What divides the number of experts after padding; None pads nothing.
-        device: Device that runs the model; None takes the search's.
-        dtype: Dtype of the parameters; None takes the search's.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    form: ExportForm = None
-    mtp: Mtp = None
-    requantise: Requantise = False
-    pad_experts: PadExperts = None
-    device: ModelDevice = None
-    dtype: ModelDtype = None
+class ExportOptions(model_of(ExportRequest, _EXPORT_OPTIONS)):  # type: ignore[misc]
+    """How to export an individual."""
 
 
 routes = APIRouter(tags=["launching"], responses=WRITES)
@@ -64,9 +49,7 @@ def list_launches(server: ServerDep) -> list[Job]:
 @routes.post("/searches", dependencies=[CHANGES], status_code=HTTPStatus.ACCEPTED)
 def launch(server: ServerDep, asked: RemoteLaunchRequest) -> Job:
     """Launch a search on the server's machine. Repeating the request starts no second one."""
-    launching = resolve(asked, server.settings)
-    stored_status(server.store, launching.config)
-    return server.processes.start(launching.config.name, launching.arguments)
+    return start_launch(asked, server)
 
 
 @routes.post("/searches/check", dependencies=[CHANGES])
@@ -80,9 +63,6 @@ def resume(server: ServerDep, search: SearchPath) -> Job | None:
     """Let a paused search continue where it runs (returns null), or continue one without a driver on this machine."""
     record = server.store.search(search)
     if unpause(server.writer, record.id):
-        return None
-    if server.processes.asked(record.name) == "paused":  # it has no driver yet
-        server.processes.ask(record.name, None)
         return None
     if record.status in ("finished", "cancelled"):
         raise UserError(f"search {record.name} is {record.status}")
@@ -103,6 +83,5 @@ def export(server: ServerDep, ref: RefPath, asked: ExportOptions) -> Job:
         raise UserError("this server has no folder for exports; see `exports` in its settings")
     found = server.store.individual(ref)
     target = server.settings.exports.resolve() / found.ref.replace(":", "-")
-    given = asked.model_dump(exclude_defaults=True).items()
-    options = [word for name, value in given for word in (f"--{name}", *([] if value is True else [value]))]
+    options = options_of(ExportRequest, asked, _EXPORT_OPTIONS)
     return server.processes.start(found.ref, ["export", found.ref, str(target), *options])

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import Parameter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model
 
-from moevolve.search.requests.record import Request, annotation_of, fields_of, path_fields
-from moevolve.search.requests.running import CancelRequest, PauseRequest, StopRequest
+from moevolve.search.requests.record import Request, annotation_of, default_of, fields_of, option_names, path_fields
+from moevolve.search.requests.running import CancelRequest, StopRequest
 from moevolve.search.requests.searches import ContrastRequest, ParetoRequest, PlotRequest
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
-from moevolve.search.server.starting import steer_starting
 from moevolve.search.service.service import LocalService
 from moevolve.search.service.use_cases import USE_CASES, UseCase
 from moevolve.store.errors import NotFoundError, NotRunningError
-from moevolve.store.records import DesiredState
+from moevolve.store.records import Control, DesiredState
 
 _IMAGE_TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
 _HTML = "text/html; charset=utf-8"
@@ -52,27 +52,33 @@ def request_routes() -> APIRouter:
     return routes
 
 
-_ASKS: dict[type[Request[Any]], DesiredState] = {
-    PauseRequest: "paused",
-    StopRequest: "stopped",
-    CancelRequest: "cancelled",
-}
-"""What is asked of a search's driver by the requests that also a search without a driver can be asked for."""
-
-
 def _answer(server: ServerState, request: Request[Any]) -> Any:
     service = LocalService(server.writer, keep_open=True)
     if isinstance(request, ContrastRequest | ParetoRequest):  # they read much, and charts ask for them with each page
-        return server.listings.cached(repr(request), lambda: service.ask(request))
+        return server.listings.cached(repr(request), partial(service.ask, request))
     try:
         return service.ask(request)
     except (NotFoundError, NotRunningError):
-        if not isinstance(request, PauseRequest | StopRequest | CancelRequest):
+        ended = _end_start(server, request) if isinstance(request, StopRequest | CancelRequest) else None
+        if ended is None:
             raise
-        control = steer_starting(server, request.search, _ASKS[type(request)])
-        if control is None:
-            raise
-        return control
+        return ended
+
+
+def _end_start(server: ServerState, request: StopRequest | CancelRequest) -> Control | None:
+    """End the process that starts a search; None if this server is starting no such search.
+
+    A search is stored only once its model and tasks are known, and a resumed one has no driver until then either.
+    """
+    try:
+        name = server.store.search(request.search).name
+    except NotFoundError:
+        name = request.search
+    job = server.processes.end(name)
+    if job is None:
+        return None
+    asked: DesiredState = "stopped" if isinstance(request, StopRequest) else "cancelled"
+    return Control(f"process {job.process} of the server", 0, True, asked, None, 0, "starting")
 
 
 def _endpoint(kind: type[Request[Any]], case: UseCase, path: str) -> Callable[..., Any]:
@@ -124,3 +130,23 @@ def model_of(kind: type[Request[Any]], names: Sequence[str]) -> type[BaseModel]:
     schema: Any = {"anyOf": one_of} if one_of else None
     config = ConfigDict(extra="forbid", json_schema_extra=schema)
     return create_model(kind.__name__, __config__=config, **chosen)
+
+
+def options_of(kind: type[Request[Any]], asked: object, names: Sequence[str]) -> list[str]:
+    """Options of the command line for those of a request's parameters that don't have their defaults.
+
+    Args:
+        kind: Record of the request.
+        asked: The request, or a model of some of its parameters.
+        names: Names of the parameters.
+    """
+    words: list[str] = []
+    for name in names:
+        field, value = fields_of(kind)[name], getattr(asked, name)
+        option = option_names(name, field)[0]
+        if value is True:
+            words.append(option)
+        elif value != default_of(field, None):
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words += [option, str(each)]
+    return words

@@ -11,9 +11,9 @@ from pydantic import Field
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.run import SearchName
-from moevolve.search.requests.record import default_of, fields_of, one_line_errors, option_names
+from moevolve.search.requests.record import fields_of, one_line_errors
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.server.api.requests import model_of
+from moevolve.search.server.api.requests import model_of, options_of
 from moevolve.search.server.dependencies import CHANGES, ServerDep
 from moevolve.search.server.planning import look_up
 from moevolve.search.server.problems import WRITES
@@ -72,20 +72,5 @@ def arguments_of(asked: RemoteShrinkRequest, settings: ServerSettings) -> list[s
         raise UserError("data or tasks: name at least one that the checkpoint is for")
     budget_of(request)
     address = () if settings.address is None else ("--set", f"workers.address={settings.address}")
-    return ["shrink", *_options(request), *address, "--", request.model]
-
-
-def _options(request: ShrinkRequest) -> list[str]:
-    """The command's options for the parameters that aren't the defaults."""
-    words: list[str] = []
-    for name, field in fields_of(ShrinkRequest).items():
-        value = getattr(request, name)
-        if name == "model" or value == default_of(field, None):
-            continue
-        option = option_names(name, field)[0]
-        if value is True:
-            words.append(option)
-            continue
-        for each in value if isinstance(value, list | tuple) else [value]:
-            words += [option, str(each)]
-    return words
+    options = [name for name in fields_of(ShrinkRequest) if name != "model"]
+    return ["shrink", *options_of(ShrinkRequest, request, options), *address, "--", request.model]

@@ -1,25 +1,28 @@
-"""The page that compares two individuals: their scores with paired tests, and what they keep."""
+"""Pages that compare individuals, with paired tests, and searches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, get_args
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import SCORED
+from moevolve.search.analysis.contrast import contrast
 from moevolve.search.compare.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.loop.final_table import Score, score_of
 from moevolve.search.loop.scores import outcomes_of
 from moevolve.search.operations.queries import genome
-from moevolve.search.requests.searches import GenomeRequest
-from moevolve.search.server.dependencies import ServerDep
+from moevolve.search.requests.record import one_line_errors
+from moevolve.search.requests.searches import ContrastRequest, GenomeRequest
+from moevolve.search.server.dependencies import NameQuery, RefQuery, ServerDep
 from moevolve.search.server.pages.individuals import outlined, size_words
 from moevolve.search.server.pages.rendering import render
-from moevolve.store.records import SPLITS, EvaluationRecord, IndividualDetail, Split
-
-RefQuery = Annotated[str, Query(max_length=220)]
+from moevolve.store.records import SPLITS, CourseAxis, EvaluationRecord, IndividualDetail, Split
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -29,7 +32,7 @@ class PairedScores:
     """Scores of two individuals on one task split.
 
     Attributes:
-        first, second: The scores; None for an individual that wasn't evaluated.
+        first, second: None for an individual that wasn't evaluated.
         difference: Second score minus first, in [-1, 1]; None unless both have a score.
         test: Paired test over the examples; None unless both have stored outcomes on the same examples.
         first_better, second_better: Number of examples on which one scored more than the other.
@@ -70,6 +73,34 @@ def show_genomes(request: Request, server: ServerDep, a: RefQuery, b: RefQuery) 
     except UserError as error:
         note = f"They can't be shown: {' '.join(str(error).split())}"
     return render(request, "genomes.jinja", note=note, **outlined((a.strip(), b.strip()), outlines))
+
+
+@routes.get("/contrast")
+def show_contrast(
+    request: Request,
+    server: ServerDep,
+    searches: Annotated[list[NameQuery], Query()] = [],  # noqa: B006
+    by: CourseAxis = "evaluations",
+) -> HTMLResponse:
+    """Searches beside each other, or what to do to see some."""
+    names = [name.strip() for each in searches for name in each.split(",") if name.strip()]
+    found, link = None, ""
+    if names:
+        with one_line_errors():
+            asked = ContrastRequest(names, by=by)
+        found = server.listings.cached(repr(asked), partial(contrast, server.store, asked))
+        link = urlencode({"searches": names}, doseq=True)
+    return render(
+        request,
+        "contrast.jinja",
+        found=found,
+        names=names,
+        by=by,
+        axes=get_args(CourseAxis),
+        link=link,
+        splits=SCORED,
+        records={} if found is None else {one.name: server.store.search(one.name) for one in found.searches},
+    )
 
 
 def paired(first: IndividualDetail, second: IndividualDetail) -> list[PairedScores]:

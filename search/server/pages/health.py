@@ -32,7 +32,7 @@ def show_health(request: Request, server: ServerDep) -> HTMLResponse:
     seconds = time.perf_counter() - before
     views = [
         view_of_summary(one, controls[one.search.id])
-        for one in server.listings.summaries(controls)
+        for one in server.listings.summaries()
         if one.search.id in controls
     ]
     alive = [view for view in views if view.control.alive]

@@ -1,4 +1,4 @@
-"""The page of one individual: scores, genome, lineage and exports.
+"""The page of one individual: scores, genome, lineage, exports, and on which rows it is right.
 
 Figures are documents of their own that pages show as images, so that they are drawn only when somebody looks at them.
 """
@@ -6,6 +6,7 @@ Figures are documents of their own that pages show as images, so that they are d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,19 +20,25 @@ from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows
 from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import score_of
+from moevolve.search.operations.answers import outcomes
 from moevolve.search.operations.subject import Subject, find_subject, start_of
+from moevolve.search.report.rendering import handle
+from moevolve.search.requests.models import OutcomesRequest
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
-from moevolve.search.server.pages.rendering import render
+from moevolve.search.server.pages.forms import form_link, from_form
+from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.processes import Job
 from moevolve.search.settings.phases import START
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
+from moevolve.store.records import FULL_MODEL, IndividualDetail, IndividualRecord, LineageGraph
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
 
+_PREFERRED = ("test", "dev", "search")
+"""Splits in the order in which one is shown if none was chosen."""
 _CHILDREN, _LINE = 25, 40
 """Rows of the tables of children and of the main line of ancestors."""
 _STYLE = (
@@ -50,6 +57,7 @@ def show_individual(request: Request, server: ServerDep, ref: RefPath) -> HTMLRe
         request,
         "individual.jinja",
         detail=detail,
+        here=_path(detail),
         words=size_words(detail),
         scores=[(one, score_of(one)) for one in detail.evaluations],
         exports=server.settings.exports is not None,
@@ -61,7 +69,34 @@ def show_individual(request: Request, server: ServerDep, ref: RefPath) -> HTMLRe
 def show_exports(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
     """Exports of an individual, and the state of the latest export started from here."""
     detail = server.store.individual(ref)
-    return render(request, "exports.jinja", detail=detail, job=_export_job(server, detail))
+    return _part(request, detail, "exports", "Exports of", job=_export_job(server, detail))
+
+
+@routes.get("/individuals/{individual}/answers")
+def show_answers(request: Request, server: ServerDep, individual: RefPath) -> HTMLResponse:
+    """On which rows an individual and another model are right."""
+    detail = server.store.individual(individual)
+    asked = _asked(request, server.store, detail)
+    if asked is None:
+        return _part(request, detail, "answers", "Answers of", asked=None)
+    found, note = None, ""
+    try:
+        found = outcomes(server.store, asked)
+    except UserError as error:
+        note = str(error)
+    scored = [each for each in detail.evaluations if each.outcomes]
+    return _part(
+        request,
+        detail,
+        "answers",
+        "Answers of",
+        asked=asked,
+        found=found,
+        note=note,
+        tasks=sorted({each.task for each in scored}),
+        splits=sorted({each.split for each in scored}, key=_PREFERRED.index),
+        link=partial(form_link, f"{_path(detail)}/answers", asked, individual=None),  # which is in the path
+    )
 
 
 @routes.get("/individuals/{ref}/genome")
@@ -78,7 +113,7 @@ def show_genome(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespon
     except UserError as error:
         note = f"It can't be drawn: {' '.join(str(error).split())}"
     shown = outlined([detail.ref], outlines)
-    return render(request, "genome.jinja", detail=detail, caption=caption, note=note, matrices=matrices, **shown)
+    return _part(request, detail, "genome", "Genome of", caption=caption, note=note, matrices=matrices, **shown)
 
 
 @routes.get("/individuals/{ref}/genome.svg")
@@ -96,10 +131,11 @@ def show_lineage(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
     line = [nodes[index] for index in main_line(graph)]
     born = [node for node in server.store.descendants(ref, 1).nodes if node.index != graph.root]
     born.sort(key=lambda node: (-(node.fitness or 0.0), node.index))
-    return render(
+    return _part(
         request,
-        "lineage.jinja",
-        detail=detail,
+        detail,
+        "lineage",
+        "Lineage of",
         ancestors=len(graph.nodes) - 1,
         scored=_can_be_drawn(graph),
         line=line[-_LINE:],
@@ -130,6 +166,29 @@ def outlined(refs: Sequence[str], outlines: Sequence[GenomeOutline]) -> dict[str
         "experts": max((each.experts for each in outlines), default=0),
         "sizes": max((each.sizes for each in outlines), key=len, default=()),
     }
+
+
+def _path(detail: IndividualDetail) -> str:
+    return f"/individuals/{handle(detail.search)}:{detail.individual.index}"
+
+
+def _part(request: Request, detail: IndividualDetail, name: str, what: str, **context: Any) -> HTMLResponse:
+    """A part of the page of an individual as a page of its own."""
+    return render_part(request, name, what, detail.ref, _path(detail), detail=detail, **context)
+
+
+def _asked(request: Request, store: StoreReader, detail: IndividualDetail) -> OutcomesRequest | None:
+    """What a page's query asks for, or else the first split with outcomes of both; None without any outcomes."""
+    scored = [each for each in detail.evaluations if each.outcomes]
+    if not scored:
+        return None
+    if {"task", "split"} <= request.query_params.keys():
+        return from_form(OutcomesRequest)(request)
+    search, splits = detail.search, [each.task_fingerprint for each in scored]
+    full = store.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, splits)
+    both = {each.task_fingerprint for each in full if each.outcomes}
+    first = min(scored, key=lambda each: (each.task_fingerprint not in both, _PREFERRED.index(each.split)))
+    return from_form(OutcomesRequest, task=first.task, split=first.split)(request)
 
 
 def _export_job(server: ServerState, detail: IndividualDetail) -> Job | None:
@@ -181,12 +240,7 @@ def _lineage_figure(store: StoreReader, ref: str) -> Response:
 
 
 def _svg_document(figure: Figure, description: str) -> Response:
-    """An SVG document that follows the reader's light or dark colour scheme.
-
-    Args:
-        figure: The figure.
-        description: Text alternative for screen readers.
-    """
+    """An SVG document that follows the reader's light or dark colour scheme; screen readers read the description."""
     text = to_svg(figure, "figure", description)
     opening, rest = text.split(">", 1)
     return Response(

@@ -31,7 +31,7 @@ from moevolve.search.server.planning import (
     plan_launch,
     request_like,
     resolve,
-    stored_status,
+    start_launch,
 )
 from moevolve.search.server.processes import Job
 from moevolve.store.errors import NotFoundError
@@ -50,10 +50,7 @@ class TypedLaunch(BaseModel):
     """Contents of the form as it is sent. Extra fields are settings, named by their dotted paths.
 
     Attributes:
-        configuration: Name of the form's run file.
-        name: Name of the search.
-        model: Name of one of the server's checkpoints; empty for the run file's.
-        tasks: Names of tasks; empty for the run file's.
+        model, tasks: Names; empty for the run file's.
         further: Further settings as lines `KEY = VALUE`.
         check: Present if the form was sent by the button that only checks.
     """
@@ -84,7 +81,6 @@ class FormField:
         setting: Dotted path of the setting.
         given: Value in the run file.
         value: Initial value of the field.
-        hint: Short explanation beside the field.
         minimum: Smallest allowed value of an integer field; None for a field of another type.
     """
 
@@ -107,9 +103,8 @@ class StartedSearch:
     def state(self) -> str:
         """The state in one or a few words."""
         if self.job.running:
-            asked = {"paused": ", pauses then", None: ""}.get(self.job.asked, ", asked to end")
-            return ("starting" if self.search is None or self.job.asked else "runs") + asked
-        if self.job.asked in ("stopped", "cancelled"):
+            return "asked to end" if self.job.ended else "starting" if self.search is None else "runs"
+        if self.job.ended:
             return "stopped while it started"
         return "finished" if self.job.exit_code == 0 else f"failed with code {self.job.exit_code}"
 
@@ -118,7 +113,7 @@ class StartedSearch:
         """CSS class of the state."""
         if self.job.running:
             return "live"
-        if self.job.asked in ("stopped", "cancelled"):
+        if self.job.ended:
             return "quiet"
         return "good" if self.job.exit_code == 0 else "bad"
 
@@ -136,7 +131,7 @@ def show_launch(
     if asked is None:
         files = [_read(name, path) for name, path in sorted(server.settings.run_files().items())]
         return render(request, "launch.jinja", files=files, like=record, started=started)
-    given = resolve(RemoteLaunchRequest(configuration=asked.configuration), server.settings).config
+    given, _ = resolve(RemoteLaunchRequest(configuration=asked.configuration), server.settings)
     taken = {one.search.name for one in server.listings.summaries()}
     fields = list(_fields(given, asked))
     own = {field.setting for field in fields}
@@ -165,14 +160,7 @@ async def take_form(request: Request, server: ServerDep, typed: TypedLaunch) -> 
     asked = await run_in_threadpool(_asked, typed, server)
     if typed.check is not None:
         return render(request, "launch_plan.jinja", plan=await plan_launch(asked, server))
-
-    def start() -> Job:
-        launching = resolve(asked, server.settings)
-        stored_status(server.store, launching.config)
-        return server.processes.start(launching.config.name, launching.arguments)
-
-    job = await run_in_threadpool(start)
-    return _arrival(request, server, job)
+    return _arrival(request, server, await run_in_threadpool(start_launch, asked, server))
 
 
 @routes.get("/launch/arrival")
@@ -228,10 +216,12 @@ def _asked(typed: TypedLaunch, server: ServerState) -> RemoteLaunchRequest:
         UserError: a line of the further settings is malformed, or a value isn't valid.
     """
     unchanged = RemoteLaunchRequest(configuration=typed.configuration)
-    fields = list(_fields(resolve(unchanged, server.settings).config, unchanged))
-    values = {field.setting: str((typed.model_extra or {}).get(field.setting, field.given)).strip() for field in fields}
-    given = {field.setting: field.given for field in fields}
-    overrides = {key: _plain(value) for key, value in values.items() if value != given[key]}
+    config, _ = resolve(unchanged, server.settings)
+    overrides = {}
+    for field in _fields(config, unchanged):
+        value = str((typed.model_extra or {}).get(field.setting, field.given)).strip()
+        if value != field.given:
+            overrides[field.setting] = _plain(value)
     tasks = [typed.tasks] if isinstance(typed.tasks, str) else typed.tasks
     with one_line_errors():
         return RemoteLaunchRequest.model_validate(

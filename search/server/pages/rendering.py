@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.search.report.rendering import environment
@@ -14,6 +14,8 @@ from moevolve.search.server.guard import COOKIE
 FOLDER = Path(__file__).parent
 _TEMPLATES = FOLDER / "templates"
 
+routes = APIRouter(include_in_schema=False)
+
 
 def render(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
     """Render a page, or for `?part=1` only its contents, to be inserted into another page.
@@ -21,7 +23,6 @@ def render(request: Request, template: str, status: int = 200, **context: Any) -
     Args:
         request: The request, on whose token it depends which buttons are enabled.
         template: Name of a file in `templates/`.
-        status: Status code of the response.
         context: Variables of the template.
     """
     layout = "part.jinja" if "part" in request.query_params else "page.jinja"
@@ -39,18 +40,25 @@ def render(request: Request, template: str, status: int = 200, **context: Any) -
     return HTMLResponse(text, status)
 
 
-def sign_in(wrong: bool, next_path: str) -> str:
-    """The sign-in page.
+def render_part(request: Request, part: str, what: str, subject: str, here: str, **context: Any) -> HTMLResponse:
+    """Render `PART_part.jinja` under a heading of a few words that end with a link to the page of its subject."""
+    name = f"{part}_part.jinja"
+    return render(request, "part_page.jinja", part=name, what=what, subject=subject, here=here, **context)
 
-    Args:
-        wrong: True after a wrong token was entered.
-        next_path: Path to open after signing in.
-    """
+
+def sign_in(wrong: bool, next_path: str) -> str:
+    """The sign-in page, also after a wrong token was entered, which leads to a path."""
     return (
         environment(_TEMPLATES)
         .get_template("sign_in.jinja")
         .render(layout="page.jinja", path="/login", may_write=False, signed_in=False, wrong=wrong, next=next_path)
     )
+
+
+@routes.get("/login")
+def ask_for_token() -> HTMLResponse:
+    """The sign-in page; the guard handles its form."""
+    return HTMLResponse(sign_in(False, "/"))
 
 
 def problem_page(request: Request, status: int, title: str, detail: str) -> HTMLResponse:

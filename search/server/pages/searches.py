@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
+from moevolve.search.analysis.effects import effects
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.operations.queries import selected
 from moevolve.search.report.contents import settings_text
-from moevolve.search.requests.searches import SearchesRequest, SearchOrder
+from moevolve.search.report.rendering import handle
+from moevolve.search.requests.searches import EffectsRequest, SearchesRequest, SearchOrder
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep
+from moevolve.search.server.fitness_curves import fitness_curve
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
-from moevolve.search.server.pages.rendering import render
+from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.pages.views import (
     config_of,
     improvements,
@@ -25,10 +28,12 @@ from moevolve.search.server.pages.views import (
     view_of_summary,
     workers_of,
 )
-from moevolve.store.records import SEARCH_STATUSES, Order
+from moevolve.store.records import SEARCH_STATUSES, Order, SearchRecord
 
 _SEARCHES, _ROWS, _EVENTS, _MANY_EVENTS = 50, 25, 10, 500
 """Rows per page: searches, individuals, events on a page with other things, events on a page of their own."""
+_OPTIONS, _FEW_OPTIONS = 25, 8
+"""Options among the effects on a page of their own, and where they are part of another one."""
 _MAX_INDIVIDUALS = 20_000
 """Largest search for which parts that read all individuals are loaded without a click."""
 
@@ -44,7 +49,7 @@ def show_searches(
 ) -> HTMLResponse:
     """The searches that were asked for, and the latest events."""
     controls = server.listings.controls()
-    every = server.listings.summaries(controls)
+    every = server.listings.summaries()
     found = [one for one in selected(every, asked) if one.search.id in controls]
     return render(
         request,
@@ -60,7 +65,7 @@ def show_searches(
         link=partial(form_link, "/", asked),
         file=form_link("/searches.csv", asked),
         tags=sorted({tag for one in every for tag in one.search.tags}),
-        tasks=server.listings.tasks(controls),
+        tasks=server.listings.tasks(),
         statuses=SEARCH_STATUSES,
         orders=get_args(SearchOrder),
     )
@@ -102,7 +107,7 @@ def show_now(request: Request, server: ServerDep, search: SearchPath) -> HTMLRes
     """State and progress of a search."""
     record = server.store.search(search)
     view = view_of_search(server.store, record, server.store.control(record.id))
-    return render(request, "now.jinja", view=view)
+    return _part(request, record, "now", "State of", view=view)
 
 
 @routes.get("/searches/{search}/events")
@@ -110,7 +115,7 @@ def show_events(request: Request, server: ServerDep, search: SearchPath) -> HTML
     """Events of a search."""
     record = server.store.search(search)
     limit = _EVENTS if "part" in request.query_params else _MANY_EVENTS
-    return render(request, "events.jinja", search=record, events=server.store.latest_events(record.id, limit))
+    return _part(request, record, "events", "Events of", events=server.store.latest_events(record.id, limit))
 
 
 @routes.get("/searches/{search}/individuals")
@@ -120,15 +125,24 @@ def show_individuals(
     """Individuals of a search, page by page."""
     record = server.store.search(search)
     rows = server.store.page(record.id, order, after, _ROWS)
-    return render(request, "individuals.jinja", search=record, rows=rows, limit=_ROWS, order=order, after=after)
+    return _part(request, record, "individuals", "Individuals of", rows=rows, limit=_ROWS, order=order, after=after)
 
 
 @routes.get("/searches/{search}/course")
 def show_course(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """Individuals that were better than all before them."""
     record = server.store.search(search)
-    steps = improvements(server.curves.curve(record.id), spans_of(config_of(record)))
-    return render(request, "course.jinja", search=record, steps=steps)
+    steps = improvements(fitness_curve(server.store, record.id), spans_of(config_of(record)))
+    return _part(request, record, "course", "Fitness of", steps=steps)
+
+
+@routes.get("/searches/{search}/effects")
+def show_effects(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
+    """What moved the score in a search."""
+    record = server.store.search(search)
+    asked = EffectsRequest(record.id, limit=_FEW_OPTIONS if "part" in request.query_params else _OPTIONS)
+    found = server.listings.cached(repr(asked), partial(effects, server.store, asked))
+    return _part(request, record, "effects", "What mattered in", found=found)
 
 
 @routes.get("/searches/{search}/standings")
@@ -137,31 +151,37 @@ def show_standings(request: Request, server: ServerDep, search: SearchPath) -> H
     record = server.store.search(search)
     config = parse_stored_config(record.config)  # may fail, so it comes before reading all individuals
     found = build_final_table(server.store, record, config, server.store.history(record.id))
-    return render(request, "standings.jinja", search=record, found=found, splits=SCORED)
+    return _part(request, record, "standings", "Final table of", found=found, splits=SCORED)
 
 
 @routes.get("/searches/{search}/costs")
 def show_costs(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """Costs of a search's evaluations."""
     record = server.store.search(search)
-    return render(request, "costs.jinja", search=record, costs=server.listings.costs(record))
+    return _part(request, record, "costs", "Costs of", costs=server.listings.costs(record))
 
 
 @routes.get("/searches/{search}/workers")
 def show_workers(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """Workers that evaluated a search's latest individuals."""
     record = server.store.search(search)
-    return render(request, "workers.jinja", search=record, workers=workers_of(server.store, record))
+    return _part(request, record, "workers", "Workers of", workers=workers_of(server.store, record))
 
 
 @routes.get("/searches/{search}/labels")
 def show_labels(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """Tags and note of a search, to be changed."""
-    return render(request, "labels.jinja", search=server.store.search(search))
+    return _part(request, server.store.search(search), "labels", "Tags and note of")
 
 
 @routes.get("/searches/{search}/settings")
 def show_settings(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """Configuration of a search as YAML."""
     record = server.store.search(search)
-    return render(request, "settings.jinja", search=record, settings=settings_text(record.config))
+    return _part(request, record, "settings", "Settings of", settings=settings_text(record.config))
+
+
+def _part(request: Request, search: SearchRecord, name: str, what: str, **context: Any) -> HTMLResponse:
+    """A part of the page of a search as a page of its own."""
+    here = f"/searches/{handle(search)}"
+    return render_part(request, name, what, search.name, here, search=search, **context)

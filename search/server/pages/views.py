@@ -28,7 +28,6 @@ class SearchView:
     """One search as pages show it.
 
     Attributes:
-        search: Record of the search.
         control: Driver, progress and desired state.
         tasks: Names of the tasks in its fitness.
         individuals: Number of individuals recorded.
@@ -209,8 +208,6 @@ class WorkerView:
     """A worker's share in evaluating a search's latest individuals.
 
     Attributes:
-        name: Name of the worker as stored with evaluations.
-        evaluations: Number of evaluations.
         seconds: Total time of these evaluations.
         last: Time in UTC at which the latest of them was stored.
     """

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from search_lab import UnrulyPool, drive, run_config, start
 from search_samples import few
 from starlette.testclient import TestClient
 
-from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
+from moevolve.search.server.fitness_curves import down_sampled
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
 from moevolve.store.records import Event
@@ -113,14 +111,11 @@ def test_a_search_is_controlled(client: TestClient, lab_store: Store) -> None:
     ]
 
 
-fitnesses = st.lists(st.one_of(st.just(float("nan")), st.floats(0, 1, width=32)), max_size=60)
-
-
 @few
-@given(fitnesses, st.integers(1, 20))
-def test_down_sampling_keeps_extremes(values: list[float], points: int) -> None:
-    course = down_sampled(np.array(values, dtype=np.float32), points)
-    known = [(index, value) for index, value in enumerate(values) if value == value]
+@given(st.lists(st.none() | st.floats(0, 1), max_size=60), st.integers(1, 20))
+def test_down_sampling_keeps_extremes(values: list[float | None], points: int) -> None:
+    known = [(index, value) for index, value in enumerate(values) if value is not None]
+    course = down_sampled(known, points)
     assert len(course.first) <= points
     buckets: dict[int, list[tuple[int, float]]] = {}
     for index, value in known:
@@ -134,19 +129,7 @@ def test_down_sampling_keeps_extremes(values: list[float], points: int) -> None:
     ]
 
 
-def test_curves_follow_a_search_and_a_retry(lab_store: Store) -> None:
-    setup = start(lab_store, run_config(name="live"), "live-1")
-    curves = FitnessCurves(lab_store)
-    assert curves.curve("live-1").individuals == 0
-    drive(lab_store, setup, UnrulyPool(seed=3))
-
-    def straight() -> list[tuple[int, float]]:
-        return [(one.index, np.float32(one.fitness)) for one in lab_store.history("live-1") if one.status == "ok"]
-
-    def plotted() -> list[tuple[int, float]]:
-        found = curves.curve("live-1")
-        return list(zip(found.at, (np.float32(value) for value in found.high), strict=True))
-
-    assert plotted() == straight() and len(straight()) > 40
-    lab_store.retry("live-1", 30)
-    assert plotted() == straight() and len(straight()) < 30
+def test_a_curve_has_every_fitness(client: TestClient, lab_store: Store) -> None:
+    course = client.get("/api/searches/lab/course").json()
+    expected = [(one.index, one.fitness) for one in lab_store.history("lab-1") if one.status == "ok"]
+    assert list(zip(course["at"], course["high"], strict=True)) == expected and len(expected) > 40

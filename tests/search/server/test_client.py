@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from search_lab import reranked_search, run_config
+from served_here import in_thread
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 from store_samples import search
 
 import moevolve
-from moevolve.search.requests.running import PauseRequest, ResumeRequest
+from moevolve.search.requests.running import ResumeRequest
 from moevolve.search.requests.searches import SearchesRequest
 from moevolve.search.server import client as client_module
 from moevolve.search.server.client import RemoteService
@@ -106,30 +104,14 @@ def test_following_a_search_reports_a_lost_driver(
         client.follow("left", 0, moevolve.Observer())
 
 
-def test_a_reading_request_outlives_a_connection_that_the_server_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server may close an idle connection just when the next request is on its way."""
-    monkeypatch.setenv("MOEVOLVE_TOKEN", WRITE)
-    asked: list[bytes] = []
+def test_no_request_meets_a_connection_that_the_server_closes() -> None:
+    clients: list[tuple[str, int]] = []
 
-    def serve(listener: socket.socket) -> None:
-        """Answer the first request of every connection, and close it after the second one."""
-        for _ in range(2):
-            connection, _ = listener.accept()
-            with connection:
-                asked.append(connection.recv(4096).split()[0])
-                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n[]")
-                asked.append(connection.recv(4096).split()[0])
-        listener.settimeout(0.3)
-        with suppress(TimeoutError):
-            listener.accept()[0].close()
-            asked.append(b"and once more")
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        clients.append(scope["client"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"[]"})
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = threading.Thread(target=serve, args=(listener,))
-        server.start()
-        with RemoteService(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
-            assert client.ask(SearchesRequest()) == client.ask(SearchesRequest()) == []
-            with pytest.raises(moevolve.StoreError, match="can't be reached"):
-                client.ask(PauseRequest("calm"))
-        server.join()
-    assert asked == [b"GET", b"GET", b"GET", b"POST"], "what changes something is sent once"
+    with in_thread(app, lifespan="off") as (port, _), RemoteService(f"http://127.0.0.1:{port}") as client:
+        assert client.ask(SearchesRequest()) == client.ask(SearchesRequest()) == []
+    assert clients[0] != clients[1], "each has a connection of its own"

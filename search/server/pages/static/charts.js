@@ -29,6 +29,23 @@ export function axis(label, options = {}) {
   };
 }
 
+/** The JSON at a URL, or null if it can't be had. */
+export async function read(url) {
+  const answer = await fetch(url).catch(() => null);
+  return answer?.ok ? answer.json() : null;
+}
+
+/** Paint on a uPlot chart, within its axes. */
+export function within(plot, paint) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  paint(ctx, (x) => plot.valToPos(x, "x", true), (y) => plot.valToPos(y, "y", true));
+  ctx.restore();
+}
+
 /**
  * Draw a chart that follows the page's width, and is drawn again when the colour scheme changes.
  * @param {HTMLElement} place element that the chart is put into

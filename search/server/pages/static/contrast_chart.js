@@ -1,14 +1,14 @@
 // Chart of several searches' courses: per group the mean of the best so far, and a band between the lowest and the highest.
-import { axis, chart, phaseColour } from "./charts.js";
+import { axis, chart, phaseColour, read } from "./charts.js";
 
 /** @param {HTMLElement} figure with `data-contrast`, the URL of the courses */
 export async function draw(figure) {
   const place = figure.querySelector(".plot");
   place.setAttribute("aria-busy", "true");
-  const answer = await fetch(figure.dataset.contrast).catch(() => null);
+  const found = await read(figure.dataset.contrast);
   place.removeAttribute("aria-busy");
-  if (!answer?.ok) return;
-  const { x, by, groups } = await answer.json();
+  if (!found) return;
+  const { x, by, groups } = found;
   const percent = (values) => values.map((value) => (value === null ? null : 100 * value));
   const stepped = uPlot.paths.stepped({ align: 1 });
   const edge = (label, colour) => ({ label, class: "edge", stroke: colour, width: 0, paths: stepped, points: { show: false } });

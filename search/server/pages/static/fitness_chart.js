@@ -1,5 +1,5 @@
 // Chart of a search: the best score so far, and the individuals, in buckets and coloured by phase.
-import { WHOLE, axis, chart, colour, phaseColour } from "./charts.js";
+import { WHOLE, axis, chart, colour, phaseColour, read, within } from "./charts.js";
 
 const POINTS = 1000;
 
@@ -31,21 +31,16 @@ export function draw(figure) {
   // A bar from the highest score of each bucket to its lowest.
   const bars = (plot) => {
     if (curve.width === 1) return;
-    const { ctx, bbox } = plot;
-    ctx.save();
-    ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-    ctx.clip();
-    ctx.globalAlpha = 0.35;
-    curve.at.forEach((index, at) => {
-      const x = plot.valToPos(index, "x", true);
-      ctx.strokeStyle = phaseColour(group(index));
-      ctx.beginPath();
-      ctx.moveTo(x, plot.valToPos(100 * curve.low[at], "y", true));
-      ctx.lineTo(x, plot.valToPos(100 * curve.high[at], "y", true));
-      ctx.stroke();
+    within(plot, (ctx, left, top) => {
+      ctx.globalAlpha = 0.35;
+      curve.at.forEach((index, at) => {
+        ctx.strokeStyle = phaseColour(group(index));
+        ctx.beginPath();
+        ctx.moveTo(left(index), top(100 * curve.low[at]));
+        ctx.lineTo(left(index), top(100 * curve.high[at]));
+        ctx.stroke();
+      });
     });
-    ctx.restore();
   };
 
   const operators = new Map();
@@ -63,10 +58,9 @@ export function draw(figure) {
     if (operators.has(index)) return;
     await new Promise((done) => setTimeout(done, 150)); // The pointer may be passing over it.
     if (current !== at) return;
-    const answer = await fetch(`/api${individuals}${index}`).catch(() => null);
-    if (!answer?.ok) return;
-    const { individual } = await answer.json();
-    operators.set(index, `${individual.phase}: ${individual.operator}`);
+    const found = await read(`/api${individuals}${index}`);
+    if (!found) return;
+    operators.set(index, `${found.individual.phase}: ${found.individual.operator}`);
     if (current === at) readout.textContent = text();
   };
 
@@ -108,9 +102,9 @@ export function draw(figure) {
   });
 
   const load = async () => {
-    const answer = await fetch(`${url}?points=${POINTS}`).catch(() => null);
-    if (!answer?.ok) return;
-    curve = await answer.json();
+    const found = await read(`${url}?points=${POINTS}`);
+    if (!found) return;
+    curve = found;
     const shown = plot();
     const { min, max } = shown.scales.x;
     const zoomed = shown.data[0].length > 0 && (min > shown.data[0][0] || max < shown.data[0].at(-1));

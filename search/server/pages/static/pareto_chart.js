@@ -1,5 +1,5 @@
 // Chart of score against size: the front as a line, all candidates as cells, and models that were not searched as marks.
-import { axis, chart, colour, phaseColour } from "./charts.js";
+import { axis, chart, colour, phaseColour, read, within } from "./charts.js";
 
 const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 const short = (value) => {
@@ -27,17 +27,9 @@ export function draw(figure) {
     const margin = 0.06 * (high - low) || 0.05 * Math.abs(high) || 1;
     return [Math.max(floor, low - margin), high + margin];
   };
-  const within = (plot, paint) => {
-    const { ctx, bbox } = plot;
-    ctx.save();
-    ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-    ctx.clip();
-    paint(ctx, (x) => plot.valToPos(x, "x", true), (y) => plot.valToPos(y, "y", true), devicePixelRatio);
-    ctx.restore();
-  };
   const drawCells = (plot) =>
-    within(plot, (ctx, left, top, scale) => {
+    within(plot, (ctx, left, top) => {
+      const scale = devicePixelRatio;
       const most = Math.max(1, ...cells.map(({ count }) => count));
       ctx.fillStyle = colour("--soft");
       for (const { x, y, count } of cells) {
@@ -46,7 +38,8 @@ export function draw(figure) {
       }
     });
   const drawMarks = (plot) =>
-    within(plot, (ctx, left, top, scale) => {
+    within(plot, (ctx, left, top) => {
+      const scale = devicePixelRatio;
       for (const { kind, x, y } of marks) {
         ctx.strokeStyle = ctx.fillStyle = kind === "full" ? colour("--ink") : phaseColour(kind === "random" ? 1 : 2);
         if (kind === "full") {
@@ -101,9 +94,8 @@ export function draw(figure) {
   });
 
   const load = async () => {
-    const answer = await fetch(url).catch(() => null);
-    if (!answer?.ok) return;
-    const found = await answer.json();
+    const found = await read(url);
+    if (!found) return;
     cells = found.candidates.map(({ size, score, candidates }) => ({ x: size * found.each, y: 100 * score, count: candidates }));
     plot().setData(data);
     figure.dataset.drawn = String(cells.length);
