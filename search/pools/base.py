@@ -37,19 +37,16 @@ class Pool(Protocol):
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """Calibrate on one of the workers; see `EvaluationWorker.calibrate`.
+        """Calibrate on one of the workers, and return a safetensors file; see `EvaluationWorker.calibrate`.
 
         Args:
             recipe: The statistics to measure.
             splits: The splits whose prompts are run.
             check: Called about once a second during the wait; its errors end the calibration.
 
-        Returns:
-            The calibration as a safetensors file.
-
         Raises:
             NoRoomError: The model doesn't fit on any worker.
-            UserError: The model can't be loaded, or the recipe isn't for it.
+            UserError: The recipe isn't for the model.
             PoolError: No worker is available, or calibrating fails, kills its workers or takes too long.
         """
         ...
@@ -80,11 +77,7 @@ class StopRequested(KeyboardInterrupt):
 
 
 def check_not_ended(control: Control) -> Control:
-    """Return the control of a search that may go on.
-
-    Raises:
-        StopRequested: The desired state is `stopped` or `cancelled`.
-    """
+    """Return the control of a search that may go on; StopRequested if it is to be stopped or cancelled."""
     if control.desired_state in ("stopped", "cancelled"):
         raise StopRequested("interrupted" if control.desired_state == "stopped" else "cancelled")
     return control
@@ -125,7 +118,6 @@ class ControlledPool:
 
         Raises:
             StopRequested: The desired state is to stop or cancel the search.
-            StoreError: Another driver has taken the search over.
         """
         control = check_not_ended(self._control())
         paused = control.desired_state == "paused"
@@ -144,12 +136,7 @@ class ControlledPool:
         splits: tuple[PreparedSplit, ...],
         check: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """Calibrate with the inner pool; a pause reduces it to one worker, and begins after the calibration.
-
-        Raises:
-            StopRequested: The desired state is to stop or cancel the search.
-            StoreError: Another driver has taken the search over.
-        """
+        """Calibrate with the inner pool; a pause reduces it to one worker, and begins after the calibration."""
 
         def check_control() -> None:
             check()

@@ -41,11 +41,7 @@ class LocalPool:
         self._queue.append(request)
 
     def poll(self, timeout: float) -> list[EvaluationReply]:
-        """Evaluate the next request.
-
-        Raises:
-            PoolError: The evaluator is at fault, and this process has no other.
-        """
+        """Evaluate the next request; PoolError if the evaluator is at fault, since this process has no other."""
         if not self._queue:
             return []
         request = self._queue.popleft()

@@ -26,7 +26,6 @@ from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_cluster import start_ray
 from moevolve.workers.checkpoints.files import local_directory
-from moevolve.workers.contract.capacity import NoRoomError
 from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
 
@@ -112,12 +111,7 @@ class FirstWorker:
         kill(self.take())
 
     def call(self, function: Callable[..., R], config: RunConfig, *args: Any) -> R:
-        """Call a function of a configuration where torch may be imported.
-
-        Args:
-            function: A function of a module, which the other process imports.
-            config: The configuration; its `workers` choose the process.
-            args: Further arguments.
+        """Call a function of a configuration, with further arguments, where torch may be imported.
 
         Raises:
             UserError: The function has raised it, or the model isn't where the configuration says.
@@ -139,11 +133,7 @@ class FirstWorker:
             return function(config, *args)
 
     def gpus(self, config: RunConfig) -> int:
-        """Number of GPUs that workers of a configuration can have: those of this machine, or of the cluster it joins.
-
-        Raises:
-            PoolError: Ray can't be started, or the cluster can't be reached.
-        """
+        """Number of GPUs that workers of a configuration can have on this machine, or on the cluster that it joins."""
         torch = sys.modules.get("torch")
         if torch is not None and config.workers.address is None:
             return int(torch.cuda.device_count())
@@ -170,12 +160,6 @@ def kill(actor: Any) -> None:
     """End an actor's process, if there is one."""
     if actor is not None:
         ray.kill(actor)
-
-
-def no_room(error: Exception) -> NoRoomError | None:
-    """The error of a worker that has found too little memory; None for other errors."""
-    cause = error.cause if isinstance(error, RayTaskError) else None
-    return cause if isinstance(cause, NoRoomError) else None
 
 
 def out_of_reach(error: Exception) -> bool:

@@ -91,7 +91,9 @@ def _init_ray(workers: WorkersSection) -> None:
         said = str(error).strip().split("\n", 1)[0]
         raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {said}{_HINT}") from error
     finally:
-        _restore_handler(signal.SIGTERM, before)
+        # Python sets signal handlers in the main thread only; in other threads Ray has changed none.
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def cluster_name() -> str | None:
@@ -110,11 +112,7 @@ def cluster_nodes() -> list[Node] | None:
 
 
 def _check_listens(address: str) -> None:
-    """Check that something listens at HOST:PORT, since Ray would try to connect for minutes.
-
-    Raises:
-        PoolError: Nothing listens there, or the address has another form.
-    """
+    """Refuse an address at which nothing listens, since Ray would try to connect for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
@@ -126,9 +124,3 @@ def _job_has_working_dir() -> bool:
     """True in a Ray job that has a working directory, which Ray doesn't let a driver replace."""
     job = json.loads(os.environ.get(RAY_JOB_CONFIG_JSON_ENV_VAR) or "{}")
     return "working_dir" in (job.get("runtime_env") or {})
-
-
-def _restore_handler(number: signal.Signals, handler: Any) -> None:
-    # Python sets signal handlers in the main thread only; in other threads Ray has changed none.
-    if threading.current_thread() is threading.main_thread() and handler is not None:
-        signal.signal(number, handler)

@@ -19,7 +19,6 @@ from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_actor import (
     FirstWorker,
     kill,
-    no_room,
     node_alive,
     out_of_reach,
     reason_of,
@@ -241,13 +240,7 @@ class RayPool:
             seat.wait_for(seat.actor.evaluate_refs.remote(request, references))
 
     def _collect(self, seat: _Seat) -> list[EvaluationReply]:
-        """Take the result of a seat's finished call, or replace its worker if the call failed.
-
-        Raises:
-            UserError: The model can't be calibrated.
-            PoolError: The calibration failed, or no worker can start.
-            NoRoomError: See `RayPool`.
-        """
+        """Take the result of a seat's finished call, or replace its worker if the call failed."""
         try:
             value = ray.get(seat.pending)
         except RayError as error:
@@ -299,7 +292,8 @@ class RayPool:
         """
         lost = out_of_reach(error) or (seat.node != "" and not node_alive(seat.node))
         seat.failed_starts += not lost
-        seat.no_room = no_room(error)
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        seat.no_room = cause if isinstance(cause, NoRoomError) else None
         if seat.no_room is not None and not self.ready and all(each.no_room for each in self._seats if each.node):
             raise NoRoomError(str(seat.no_room)) from error
         if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._seats):
@@ -344,15 +338,14 @@ class RayPool:
         return self._deaths.pop(ticket, 0) + self._losses.pop(ticket, 0)
 
     def _check_time_limits(self) -> None:
-        """Replace workers whose evaluation or start exceeds its time limit.
-
-        Raises:
-            PoolError: No worker is ready in time, or the calibration takes too long.
-        """
+        """Replace workers whose evaluation or start exceeds its time limit; PoolError if none is ready in time."""
         now, limit = time.monotonic(), self._workers.start_timeout_s
         late = [seat for seat in self._seats if seat.info is None and now - seat.since > limit]
         if late and len(late) == len(self._seats):
-            raise PoolError(_none_ready(self._workers, any(seat.node for seat in late)))
+            workers, why = self._workers, "the model loads slowly"
+            if not any(seat.node for seat in late):
+                why = f"the cluster has no room for num_cpus={workers.num_cpus:g}, num_gpus={workers.num_gpus:g}"
+            raise PoolError(f"no worker was ready after {limit:g} s (workers.start_timeout_s): {why}")
         for seat in late:
             if seat.node:
                 self._replace_lost(
@@ -367,10 +360,3 @@ class RayPool:
         for seat in self._seats:
             if seat.request is not None and now - seat.since > limit:
                 self._replace_lost(seat, TimeoutError(f"evaluation took longer than workers.timeout_s = {limit:g}"))
-
-
-def _none_ready(workers: WorkersSection, placed: bool) -> str:
-    why = "the model loads slowly"
-    if not placed:
-        why = f"the cluster has no room for num_cpus={workers.num_cpus:g}, num_gpus={workers.num_gpus:g}"
-    return f"no worker was ready after {workers.start_timeout_s:g} s (workers.start_timeout_s): {why}"

@@ -67,12 +67,7 @@ class ClusterShare:
         return ResourceRequest(cluster, workers.least, workers.most(self._useful), workers.num_cpus, workers.num_gpus)
 
     def workers_due(self, heartbeat: LeaseHeartbeat, control: Control) -> int:
-        """The number of workers that the search should have now.
-
-        Args:
-            heartbeat: Source of the other searches' requests.
-            control: Control of this search.
-        """
+        """The number of workers that the search, of this control, should have now."""
         if control.workers is not None:
             return control.workers
         now = time.monotonic()
@@ -199,19 +194,19 @@ def _run(
         if stage != _PAUSED:
             last = stage
         log.info(stage)
-        heartbeat.publish_stage(stage)
+        heartbeat.stage = stage
         observer.on_stage(stage)
 
     def on_progress(progress: Progress) -> None:
-        heartbeat.publish_progress(progress)
+        heartbeat.progress = progress
         observer.on_progress(progress)
 
     def on_pause(paused: bool) -> None:
         on_stage(_PAUSED if paused else last)
         store.set_status(heartbeat.lease, "paused" if paused else "running")
 
-    make = partial(make_pool, setup)
-    pool = ControlledPool(make, partial(share.workers_due, heartbeat), lambda: heartbeat.control, on_pause)
+    workers_due = partial(share.workers_due, heartbeat)
+    pool = ControlledPool(partial(make_pool, setup), workers_due, lambda: heartbeat.control, on_pause)
 
     def measure(recipe: CalibrationRecipe, splits: tuple[PreparedSplit, ...]) -> bytes:
         on_stage("calibrating")

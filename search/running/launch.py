@@ -39,7 +39,7 @@ def launch(
     only_this: bool = False,
     first: FirstWorker | None = None,
 ) -> FinalTable:
-    """Record a new search and run it to its end.
+    """Record a new search and run it to its end; see `execute`.
 
     Args:
         setup: The search, see `set_up_new`.
@@ -52,9 +52,6 @@ def launch(
 
     Raises:
         UserError: The name is taken; with `or_resume`, by a search with other settings.
-        CancelledError: With `or_resume`, the search was cancelled.
-        PoolError: No worker is available; the search stays resumable.
-        KeyboardInterrupt: The user stopped the search, which stays resumable.
     """
     if or_resume:
         try:
@@ -68,11 +65,7 @@ def launch(
 
 
 def register(setup: SearchSetup, store: Store) -> None:
-    """Record a new search.
-
-    Raises:
-        UserError: The name is taken.
-    """
+    """Record a new search; UserError if its name is taken."""
     try:
         _record(setup, store)
     except NameTakenError:

@@ -40,6 +40,12 @@ class LeaseHeartbeat:
         priority: New priority of the search.
         claim: Returns the cluster resources that the search could use; called before every renewal.
 
+    Attributes:
+        lease: The lease.
+        running_searches: The controls of all running searches, including this one, by id; None before this one joins a
+            cluster.
+        stage, progress: State of the driver, to be published with the next renewal.
+
     Raises:
         LeaseHeldError: On entry, if another driver runs the search.
         StoreError: On entry, if a driver on another machine writes to the same SQLite file.
@@ -55,11 +61,11 @@ class LeaseHeartbeat:
     ) -> None:
         self._store, self._search_id, self._seconds = store, search_id, seconds
         self._priority, self._claim = priority, claim
-        self._running: dict[str, Control] | None = None
+        self.running_searches: dict[str, Control] | None = None
         self._ended = threading.Event()
         self._lost: StoreError | None = None
-        self._stage: str | None = None
-        self._progress: Progress | None = None
+        self.stage: str | None = None
+        self.progress: Progress | None = None
         self._thread = threading.Thread(target=self._beat, name=f"lease of {search_id}", daemon=True)
         self.lease: Lease
 
@@ -76,13 +82,12 @@ class LeaseHeartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._store.retry_timeout_s = (
-            _LEAVING_S if self._store.is_file else self._seconds
-        )  # also for a renewal in progress
+        # Also for a renewal in progress.
+        self._store.retry_timeout_s = _LEAVING_S if self._store.is_file else self._seconds
         try:
             self._thread.join()
             if self._lost is None:
-                self._store.renew(self.lease, self._seconds, self._stage, self._progress)
+                self._store.renew(self.lease, self._seconds, self.stage, self.progress)
             self._store.release(self.lease)
         except StoreError as lost:
             log.warning("the lease of search %s was not given back, and will run out: %s", self._search_id, lost)
@@ -101,28 +106,15 @@ class LeaseHeartbeat:
             raise self._lost
         return self._control
 
-    @property
-    def running_searches(self) -> dict[str, Control] | None:
-        """The controls of all running searches, including this one, by id; None before this one joins a cluster."""
-        return self._running
-
-    def publish_stage(self, stage: str) -> None:
-        """Publish the driver's current stage with the next renewal."""
-        self._stage = stage
-
-    def publish_progress(self, progress: Progress) -> None:
-        """Publish the search's progress with the next renewal."""
-        self._progress = progress
-
     def _beat(self) -> None:
         renewed = time.monotonic()
         while not self._ended.wait(min(_BEAT_S, self._seconds / 3)):
             try:
                 claim = self._claim()
-                self._control = self._store.renew(self.lease, self._seconds, self._stage, self._progress, claim)
+                self._control = self._store.renew(self.lease, self._seconds, self.stage, self.progress, claim)
                 renewed = time.monotonic()
                 if claim is not None:
-                    self._running = self._store.running()
+                    self.running_searches = self._store.running()
             except LeaseLostError as error:
                 self._lost = error
                 return
@@ -135,11 +127,7 @@ class LeaseHeartbeat:
 
 @contextmanager
 def brief_lease(store: Store, search_id: str) -> Iterator[Lease]:
-    """A search's lease for a few quick writes.
-
-    Raises:
-        LeaseHeldError: A driver runs the search.
-    """
+    """A search's lease for a few quick writes; LeaseHeldError if a driver runs the search."""
     lease = _acquire(store, search_id, _BRIEF_S)
     try:
         yield lease

@@ -22,11 +22,7 @@ from moevolve.store.repository import Store
 
 
 def resume(store: Store, request: ResumeRequest, observer: Observer) -> FinalTable | None:
-    """See `ResumeRequest`.
-
-    Raises:
-        KeyboardInterrupt: The user stopped the search, which stays resumable.
-    """
+    """See `ResumeRequest`."""
     if unpause(store, request.search):
         return None
     with FirstWorker() as first:
@@ -36,12 +32,7 @@ def resume(store: Store, request: ResumeRequest, observer: Observer) -> FinalTab
 
 
 def changed_setup(store: StoreReader, request: ResumeRequest, call: Call) -> SearchSetup:
-    """The setup of a stored search with the overrides of a request.
-
-    Raises:
-        UserError: The same errors as `set_up_stored`, or an override isn't `KEY=VALUE`.
-        StoreError: There is no such search.
-    """
+    """The setup of a stored search with the overrides of a request; see `set_up_stored`."""
     # The store's URL may be another than at launch.
     changes = [*override_lines({"store": store.url}), *override_lines(request.overrides)]
     if request.address:
@@ -67,7 +58,6 @@ def set_up_stored(
     Raises:
         UserError: The model, the tasks or other settings have changed since the launch.
         CancelledError: The search was cancelled.
-        StoreError: There is no such search.
     """
     record = store.search(name)
     stored = parse_stored_config(record.config)
@@ -115,10 +105,6 @@ def take_back_failures(setup: SearchSetup, store: Store) -> tuple[int, int]:
 
     Returns:
         The numbers of reset failures and of later individuals to make again.
-
-    Raises:
-        CancelledError: The search was cancelled.
-        LeaseHeldError: Another driver runs the search.
     """
     with brief_lease(store, setup.search_id) as lease:
         check_not_cancelled(store, lease)

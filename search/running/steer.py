@@ -30,11 +30,6 @@ def steer(store: Store, search: str, desired_state: DesiredState) -> Control:
 
     A search that no driver runs can also be cancelled.
 
-    Args:
-        store: Store of the search.
-        search: Name or id of the search.
-        desired_state: New desired state.
-
     Raises:
         StoreError: There is no such search, or no driver runs it.
         UserError: The search is finished or cancelled.

@@ -19,14 +19,11 @@ _FACTS = TypeAdapter(ModelFacts)
 
 
 def describe_any(model: ModelConfig) -> ModelFacts:
-    """Facts of a checkpoint, or of a config.json without weights, whose fingerprint is `config:` and a hash of them.
-
-    Raises:
-        UserError: The config can't be read, or the family isn't supported.
-    """
+    """Facts of a checkpoint, or of a config.json without weights, whose fingerprint is `config:` and a hash of them."""
+    from moevolve.workers.checkpoints.loading import has_weights
     from moevolve.workers.model.describe import describe_config, describe_model, meta_model
 
-    if _has_weights(model):
+    if has_weights(model):
         return describe_model(model)
     facts = describe_config(meta_model(model), model)
     return replace(facts, fingerprint=_unbound(facts))
@@ -38,11 +35,7 @@ def facts_text(facts: ModelFacts) -> str:
 
 
 def stored_facts(store: StoreReader, search: SearchRecord) -> ModelFacts:
-    """Facts of a search's model as they were when it was stored. The model needn't be there any more.
-
-    Raises:
-        UserError: The search was stored without them.
-    """
+    """Facts of a search's model as they were when it was stored. The model needn't be there any more."""
     text = store.model_facts(search.id)
     if text is None:
         raise UserError(f"search {search.name} was stored without the facts of its model, so its genomes can't be read")
@@ -55,16 +48,10 @@ def resolved_model_path(path: str) -> str:
 
 
 def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
-    """Facts of a search's checkpoint.
+    """Facts of the checkpoint `model`; UserError if it has no weights, or isn't the search's."""
+    from moevolve.workers.checkpoints.loading import has_weights
 
-    Args:
-        search: Record of the search.
-        model: The checkpoint to use with it.
-
-    Raises:
-        UserError: There are no weights, or the checkpoint isn't the search's.
-    """
-    if not search.is_bound and not _has_weights(model):
+    if not search.is_bound and not has_weights(model):
         raise UserError(
             f"search {search.name} was imported with the config in {model.path} alone, and this needs the weights; "
             "say where they are with --model PATH"
@@ -82,11 +69,7 @@ def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
 
 
 def check_checkpoint(path: str, facts: ModelFacts, search: SearchRecord) -> None:
-    """Check that a model is the one that a search ran on.
-
-    Raises:
-        UserError: Its fingerprint differs.
-    """
+    """Refuse a model that isn't the one that a search ran on."""
     if facts.fingerprint != search.model_fingerprint:
         raise UserError(
             f"model {path}: not the checkpoint that search {search.name} ran on: its weights, tokenizer or "
@@ -98,9 +81,3 @@ def _unbound(facts: ModelFacts) -> str:
     """A fingerprint that stands for all weights of these shapes."""
     content = asdict(replace(facts, fingerprint="", dtype="", notes=()))
     return UNBOUND + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _has_weights(config: ModelConfig) -> bool:
-    from moevolve.workers.checkpoints.loading import has_weights
-
-    return has_weights(config)
