@@ -15,10 +15,9 @@ from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.expert_memory import ExpertMemory
-from moevolve.workers.methods.eep.experts import LayerExperts
+from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold, skipping_thresholds
-from moevolve.workers.methods.eep.shared_expert import SharedExpert
 
 
 class EepApplicator:
