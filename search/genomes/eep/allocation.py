@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import ArrayGenome, Genome, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import divided, layer_crossover, rounded
 from moevolve.search.genomes.eep.genome import EepGenome
@@ -75,16 +74,9 @@ class AllocationGenome(ArrayGenome):
     exponents: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        layers = self.space.layers if len(self.capacities) else 0
-        sizes = {
-            "capacities": layers,
-            "activity": _activity_count(self.space),
-            "halvings": _halving_count(self.space),
-            "tasks": len(self.tasks),
-            "exponents": 3,
-        }
-        for name, size in sizes.items():
-            self._set_array(name, np.array(getattr(self, name), dtype=np.float32), (size,))
+        for name in ("capacities", "activity", "halvings", "tasks", "exponents"):
+            array = np.array(getattr(self, name), dtype=np.float32)
+            self._set_array(name, array, array.shape)
 
     def to_bytes(self) -> bytes:
         """Return a header and the arrays as little-endian float32.
@@ -170,12 +162,8 @@ def expert_importance(sums: NDArray[np.floating], exponents: NDArray[np.floating
     Between the exponents of `GRID` the logarithms of sums are interpolated linearly, which is exact if g and |f| are
     the same for all tokens.
 
-    Args:
-        sums: Sums over tokens [layers, n, a, b] for the exponents of `GRID`.
-        exponents: a, b and c.
-
-    Returns:
-        float64 [layers, n]; 0 for experts that no token chose.
+    From sums over tokens [layers, n, a, b] for the exponents of `GRID`, and a, b and c: float64 [layers, n], 0 for
+    experts that no token chose.
     """
     a, b, c = (float(each) for each in np.clip(exponents, GRID[0], GRID[-1]))
     logs = np.log(np.maximum(sums.astype(np.float64), np.finfo(np.float32).tiny))
@@ -211,38 +199,22 @@ class WidthBudget:
 
         Without `genome.neuron_share` the mean width is exactly that of an original expert. With it, the total is the
         largest number of steps within the share.
-
-        Raises:
-            UserError: The share is less than one step for every kept expert.
         """
-        neurons = space.facts.expert_neurons
-        step, total = cls._step_and_total(space)
-        widest = space.experts * neurons // (space.retained * step)
-        total = min(total, space.layers * widest)
-        if total < space.layers:
-            raise UserError(
-                f"genome.neuron_share: {space.neuron_share} of the neurons are less than {step} for each of "
-                f"{space.retained} kept experts per layer; give a larger share, or keep fewer experts"
-            )
-        even = total / space.layers
-        most = max(min(widest, int(_WIDEST * even)), math.ceil(even))
-        return cls(step, max(1, int(_NARROWEST * even)), most, space.layers, total)
-
-    @classmethod
-    def fits(cls, space: EepSpace) -> bool:
-        """Say whether the share of neurons is at least one step for every kept expert."""
-        _, total = cls._step_and_total(space)
-        return total >= space.layers
-
-    @staticmethod
-    def _step_and_total(space: EepSpace) -> tuple[int, int]:
-        """Return the step, and the largest sum of the layers' widths in steps."""
         neurons = space.facts.expert_neurons
         # The quotient may fall short of a whole number by a rounding error.
         mean = space.share * space.experts * neurons / space.retained + _EPS
         powers = (1, 2, 4, 8, 16, 32, 64)
         step = max(each for each in powers if neurons % each == 0 and (each <= 8 or 8 * each <= mean))
-        return step, int(space.layers * mean) // step
+        widest = space.experts * neurons // (space.retained * step)
+        total = min(int(space.layers * mean) // step, space.layers * widest)
+        even = total / space.layers
+        most = max(min(widest, int(_WIDEST * even)), math.ceil(even))
+        return cls(step, max(1, int(_NARROWEST * even)), most, space.layers, total)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the share of neurons is at least one step for every kept expert."""
+        return self.total >= self.layers
 
     @property
     def neurons(self) -> int:

@@ -199,8 +199,12 @@ class EepSpace:
         if section.experts is None:
             counts = _searched_counts(space, section)
             return replace(space.keeping(counts[0]), counts=counts)
-        if section.neuron_share is not None:
-            WidthBudget.of(space)  # raises if the share is too small
+        budget = WidthBudget.of(space)
+        if not budget.fits:
+            raise UserError(
+                f"genome.neuron_share: {section.neuron_share} of the neurons are less than {budget.step} for each of "
+                f"{retained} kept experts per layer; give a larger share, or keep fewer experts"
+            )
         return space
 
     def keeping(self, retained: int) -> EepSpace:
@@ -422,7 +426,7 @@ def _searched_counts(space: EepSpace, section: EepSection) -> tuple[int, ...]:
     counts = tuple(
         each.retained
         for each in routable
-        if not rule.active_fault(each.retained, _asked_active(section) or each.active) and WidthBudget.fits(each)
+        if not rule.active_fault(each.retained, _asked_active(section) or each.active) and WidthBudget.of(each).fits
     )
     if not counts:
         raise UserError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
@@ -15,10 +14,9 @@ from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.expert_memory import ExpertMemory
-from moevolve.workers.methods.eep.experts import LayerExperts
+from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
 from moevolve.workers.methods.eep.outputs import ExpertOutputs
 from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan, fold, skipping_thresholds
-from moevolve.workers.methods.eep.shared_expert import SharedExpert
 
 
 class EepApplicator:
@@ -51,8 +49,8 @@ class EepApplicator:
 
     def apply(self, edit: Edit) -> None:
         assert isinstance(edit, EepEdit)
-        self.check(edit)
-        plans = self.plans(edit)
+        self._check(edit)
+        plans = self._plans(edit)
         merging = host_tensor(edit.expert_merging)
         for layer, (router, experts, plan) in enumerate(zip(self.routers, self.experts, plans, strict=True)):
             if not edit.one_hot_merging[layer]:
@@ -85,24 +83,25 @@ class EepApplicator:
     def original_experts(self, ordinal: int) -> Mapping[str, Tensor]:
         return self.experts[ordinal].originals
 
-    def plans(self, edit: EepEdit) -> list[RoutingPlan]:
-        """Routing of every layer, with one transfer per device and kind of matrix for all layers together."""
-        logits_space = edit.router_space == "logits"
-        mappings = _per_layer(host_tensor(edit.router_mapping), self._layers)
-        selected = _per_layer(host_tensor(edit.router_mapping.argmax(axis=2)), self._layers)
-        positions = _per_layer(host_tensor(edit.expert_merging.argmax(axis=2)), self._layers)
-        plans, active = [], edit.active_by_layer
+    def _plans(self, edit: EepEdit) -> list[RoutingPlan]:
+        """Routing of every layer."""
+        logits_space, active = edit.router_space == "logits", edit.active_by_layer
+        mappings = host_tensor(edit.router_mapping)
+        selected = host_tensor(edit.router_mapping.argmax(axis=2))
+        positions = host_tensor(edit.expert_merging.argmax(axis=2))
+        plans = []
         for i, (layer, experts) in enumerate(zip(self._layers, self.experts, strict=True)):
-            own = positions[i] if edit.one_hot_merging[i] and not experts.on_host else None
+            device = layer.router_weight.device
             if edit.one_hot_mapping[i]:
-                plan = _one_hot_plan(layer, active[i], selected[i], logits_space)
+                plan = _one_hot_plan(layer, active[i], selected[i].to(device), logits_space)
             else:
-                plan = _mapped_plan(layer, active[i], mappings[i], logits_space)
-            plans.append(replace(plan, positions=own))
+                plan = _mapped_plan(layer, active[i], mappings[i].to(device), logits_space)
+            if edit.one_hot_merging[i] and not experts.on_host:
+                plan = replace(plan, positions=positions[i].to(device))
+            plans.append(plan)
         return plans
 
-    def check(self, edit: EepEdit) -> None:
-        """Raise what `apply` raises if the model can't have an edit."""
+    def _check(self, edit: EepEdit) -> None:
         count = self._layers[0].count
         if (edit.layers, edit.experts) != (len(self._layers), count):
             raise UserError(
@@ -150,13 +149,3 @@ def _mapped_plan(layer: MoELayer, active: int, mapping: Tensor, logits_space: bo
         factors=None if layer.factors is None else fold(mapping, layer.factors),
         logits_space=True,
     )
-
-
-def _per_layer(stacked: Tensor, layers: tuple[MoELayer, ...]) -> list[Tensor]:
-    """Split a host tensor [layers, ...] and move each slice to its layer's device."""
-    moved: dict[torch.device, tuple[Tensor, ...]] = {}
-    for layer in layers:
-        device = layer.router_weight.device
-        if device not in moved:
-            moved[device] = stacked.to(device, non_blocking=True).unbind(0)
-    return [moved[layer.router_weight.device][i] for i, layer in enumerate(layers)]

@@ -24,11 +24,10 @@ from torch import Tensor
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.eep.edit import EepEdit
-from moevolve.workers.methods.eep.experts import LayerExperts
+from moevolve.workers.methods.eep.experts import LayerExperts, SharedExpert
 from moevolve.workers.methods.eep.neuron_pruning import prune_neurons
 from moevolve.workers.methods.eep.neurons import ExpertNeurons, choose_neurons
 from moevolve.workers.methods.eep.router import EditableRouter, RatioHistogram, Routing
-from moevolve.workers.methods.eep.shared_expert import SharedExpert
 from moevolve.workers.methods.shared.outputs import FeatureBlock, NeuronSelection, Recorded, recording
 
 _LEAST_MASS = 1e-6

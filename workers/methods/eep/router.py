@@ -74,13 +74,7 @@ class EditableRouter(nn.Module):
 
     def __init__(self, layer: MoELayer) -> None:
         super().__init__()
-        self.inner = layer.router
-        self.weight_name = layer.family.weight
-        self.prepare = layer.family.prepare
-        self.gives_probabilities = layer.family.gives_probabilities
-        self.rule = layer.rule
-        self.casts_weights = layer.family.casts_weights
-        self.float32 = layer.family.float32_router
+        self.inner, self.family, self.rule = layer.router, layer.family, layer.rule
         self.plan: RoutingPlan | None = None
         self.before_forward: Callable[[bool], None] | None = None
 
@@ -95,14 +89,14 @@ class EditableRouter(nn.Module):
             return self.route(self.plan, hidden_states)
         routed: Routing = self.inner(hidden_states, *correction)
         # Logarithms of probabilities are logits, up to a constant per token that no rule depends on.
-        return (routed[0].log(), *routed[1:]) if self.gives_probabilities else routed
+        return (routed[0].log(), *routed[1:]) if self.family.gives_probabilities else routed
 
     def route(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
         """Route tokens by a plan to positions in the layer's expert tensors."""
         logits, weights, chosen = self.route_to_kept(plan, hidden_states)
         if plan.positions is not None:
             chosen = plan.positions[chosen]
-        return logits, weights.to(hidden_states.dtype) if self.casts_weights else weights, chosen
+        return logits, weights.to(hidden_states.dtype) if self.family.casts_weights else weights, chosen
 
     def route_to_kept(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
         """Route tokens by a plan to kept experts 0 to n' - 1, with routing weights in float32."""
@@ -121,11 +115,11 @@ class EditableRouter(nn.Module):
         """Logits of all n experts, or of the n' kept ones if the mapping is folded in: [tokens, n or n']."""
         weight, bias = plan.folded, plan.folded_bias
         if weight is None:
-            weight, bias = self.inner.get_parameter(self.weight_name), getattr(self.inner, "bias", None)
+            weight, bias = self.inner.get_parameter(self.family.weight), getattr(self.inner, "bias", None)
         hidden = hidden_states.reshape(-1, weight.shape[1])
-        if self.prepare is not None:
-            hidden = self.prepare(self.inner, hidden)
-        if self.float32:
+        if self.family.prepare is not None:
+            hidden = self.family.prepare(self.inner, hidden)
+        if self.family.float32_router:
             hidden, weight = hidden.float(), weight.float()
         return linear(hidden, weight, bias)
 
@@ -178,7 +172,7 @@ def skipping_thresholds(
     Raises:
         CandidateError: A routing weight is not finite.
     """
-    histograms = [RatioHistogram(router.inner.get_parameter(router.weight_name).device) for router in routers]
+    histograms = [RatioHistogram(router.inner.get_parameter(router.family.weight).device) for router in routers]
     _observe_weights(model, routers, sequences, [each.add for each in histograms])
     return [each.median() for each in histograms]
 

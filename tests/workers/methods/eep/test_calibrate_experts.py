@@ -128,7 +128,7 @@ def test_measuring_leaves_the_model_as_it_was(resident: Any) -> None:
 
 
 def test_a_sample_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch, resident: Any) -> None:
-    monkeypatch.setattr("moevolve.workers.methods.eep.expert_subsets.MEMORY", 3 * 36 * 4 * 20)
+    monkeypatch.setattr("moevolve.workers.methods.eep.calibrate_experts.MEMORY", 3 * 36 * 4 * 20)
     with pytest.raises(UserError, match=r"genome.naee_tokens: .*; use 20 at most"):
         measured(resident("mixtral"), subset_recipe(3))
     measured(resident("mixtral"), subset_recipe(3, sample=20))
