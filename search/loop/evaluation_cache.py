@@ -53,10 +53,6 @@ class EvaluationCache:
         self._unsaved: list[EvaluationRecord] = []
         self._tickets = 0
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
-
     def request(self, requests: Sequence[EvaluationRequest]) -> list[Settled]:
         """Submit requests, and return those whose outcome is known.
 
