@@ -53,10 +53,6 @@ class EvaluationCache:
         self._unsaved: list[EvaluationRecord] = []
         self._tickets = 0
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
-
     def request(self, requests: Sequence[EvaluationRequest]) -> list[Settled]:
         """Submit requests, and return those whose outcome is known.
 
@@ -80,7 +76,7 @@ class EvaluationCache:
         """Wait up to `timeout` seconds for the pool, and return the requests that are settled."""
         return [item for reply in self._pool.poll(timeout) for item in self._complete(reply)]
 
-    def settle(self, requests: Sequence[EvaluationRequest], timeout: float = 1.0) -> list[Settled]:
+    def settle(self, requests: Sequence[EvaluationRequest]) -> list[Settled]:
         """Settle all requests, in any order; what has arrived is recorded even if an error ends the wait."""
         missing = {request.key: request for request in requests}
         settled = []
@@ -90,7 +86,7 @@ class EvaluationCache:
                 settled += [item for item in arrived if missing.pop(item.request.key, None) is not None]
                 if not missing:
                     return settled
-                arrived = self.poll(timeout)
+                arrived = self.poll(timeout=1.0)
         finally:
             self.record()
 

@@ -188,19 +188,16 @@ class SearchLoop:
         for item in settled:
             phenotype = item.request.edit.phenotype_hash
             if phenotype == FULL_MODEL:
-                self._take_full(item)
+                if item.failure is not None:
+                    path = self._setup.config.model.path
+                    raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
+                self._full, _ = ranking_of(self._setup.config, self._setup.weights, item.evaluations)
             waiting = self._waiting.pop(phenotype, [])
             self._evaluated += not item.reused
             # Several individuals may wait for one evaluation, which is counted for one of them.
             self._reused += len(waiting) if item.reused else max(0, len(waiting) - 1)
             for index in waiting:
                 self._settle(index, item)
-
-    def _take_full(self, item: Settled) -> None:
-        if item.failure is not None:
-            path = self._setup.config.model.path
-            raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
-        self._full, _ = ranking_of(self._setup.config, self._setup.weights, item.evaluations)
 
     def _settle(self, index: int, item: Settled) -> None:
         """Complete one individual with the outcome of its phenotype."""

@@ -116,10 +116,5 @@ class SearchSetup:
 def request_of(edit: Edit, description: Description, splits: tuple[SplitRef, ...]) -> EvaluationRequest:
     """The request to score an edit on some splits."""
     return EvaluationRequest(
-        edit,
-        splits,
-        description.experts,
-        description.active,
-        description.parameters,
-        description.active_parameters,
+        edit, splits, description.experts, description.active, description.parameters, description.active_parameters
     )

@@ -10,7 +10,7 @@ from functools import partial
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.final_table import Finaliser, FinalTable, build_final_table, winner_of
+from moevolve.search.loop.final_table import FinalTable, build_final_table, evaluate_final_table, winner_of
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import ControlledPool, Pool, StopRequested
@@ -224,6 +224,6 @@ def _run(
             on_stage("evaluating")
             SearchLoop(setup, strategy, store, cache, on_progress, observer.on_note).run()
         on_stage("re-ranking and final scores")
-        Finaliser(setup, store, cache).run()
+        evaluate_final_table(setup, store, cache)
     finally:
         pool.close()

@@ -29,9 +29,7 @@ def rank_key(one: IndividualRecord) -> RankKey:
 
 
 def eligible(
-    ranked: list[IndividualRecord],
-    rule: TopKParents | ThresholdParents,
-    operator: Literal["crossover", "mutation"],
+    ranked: list[IndividualRecord], rule: TopKParents | ThresholdParents, operator: Literal["crossover", "mutation"]
 ) -> list[IndividualRecord]:
     """Return the individuals of `ranked`, best first, that may become parents of an operator under a rule."""
     if isinstance(rule, TopKParents):

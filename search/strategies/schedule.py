@@ -42,11 +42,7 @@ class Schedule:
 
     @classmethod
     def of(
-        cls,
-        phases: Sequence[tuple[str, int, int]],
-        window: int,
-        generation: int | None = None,
-        separate: bool = False,
+        cls, phases: Sequence[tuple[str, int, int]], window: int, generation: int | None = None, separate: bool = False
     ) -> Schedule:
         """Build a schedule from (kind, evaluations, initial) triples."""
         stops = list(accumulate(evaluations for _, evaluations, _ in phases))

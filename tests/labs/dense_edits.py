@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 from moevolve.workers.methods.tomoe.edit import HeadMasks, ToMoeEdit
 from moevolve.workers.model.resident import ResidentModel
 
 LAYERS, HIDDEN, WIDTH, HEAD_DIM = 3, 32, 48, 8
+SEQUENCES: list[Tokens] = [
+    tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(24)
+]
 
 
 def divided(
@@ -45,6 +51,15 @@ def masked(
     rng = np.random.default_rng(seed)
     kept = np.stack([[rng.permutation(WIDTH) < width for _ in range(experts)] for width in widths])
     return ToMoeEdit(kept, rng.standard_normal((LAYERS, experts, 5)), rng.standard_normal((LAYERS, 5, HIDDEN)), heads)
+
+
+def replace_network(layer: Any, make: Callable[..., nn.Module]) -> None:
+    """Replace a decoder layer's network by what `make` gives for its up, gate and down projections and activation."""
+    if hasattr(layer, "fc1"):
+        layer.fc1 = make(layer.fc1, None, layer.fc2, layer.activation_fn)
+        layer.activation_fn = layer.fc2 = nn.Identity()
+    else:
+        layer.mlp = make(layer.mlp.up_proj, layer.mlp.gate_proj, layer.mlp.down_proj, layer.mlp.act_fn)
 
 
 @torch.inference_mode()

@@ -39,10 +39,6 @@ def cmoe(space: FactorLlmSpace) -> Offspring[FactorLlmGenome]:
     return Offspring(space.from_partition(space.statistics["cmoe_experts"], "cmoe"), "cmoe", (), note)
 
 
-def _moefication_recipe(space: FactorLlmSpace) -> CalibrationRecipe:
-    return MoeficationRecipe(space.experts, space.section.calibration_tokens)
-
-
 def _cmoe_recipe(space: FactorLlmSpace) -> CalibrationRecipe:
     section, firing = space.section, min(_FIRING, space.dense.width)
     return CmoeRecipe(space.experts, space.active // 2, firing, section.ridge, section.calibration_tokens)
@@ -67,7 +63,9 @@ class FactorLlmBaseline(Baseline):
 
 
 BASELINES = {
-    "moefication": FactorLlmBaseline(moefication, ("tune",), _moefication_recipe),
+    "moefication": FactorLlmBaseline(
+        moefication, ("tune",), lambda space: MoeficationRecipe(space.experts, space.section.calibration_tokens)
+    ),
     "cmoe": FactorLlmBaseline(cmoe, ("tune",), _cmoe_recipe, shared_experts=True),
 }
 

@@ -245,16 +245,12 @@ class ToMoeSpace:
         still = np.zeros(len(widths), dtype=np.bool_) if static is None else static
         unused = (np.array(self.budget.full_widths) - widths) * np.array(self.budget.unit_costs)
         unused[:, 2:] *= still[:, None]
-        return self.facts.parameters + self._router_parameters(widths, still) - int(unused.sum())
-
-    def _router_parameters(self, widths: NDArray[np.int64], static: NDArray[np.bool_]) -> int:
-        """Parameters of the routers of masked networks and heads."""
-        _, experts, _, components, kinds = self.sizes
-        networks = int((widths[:, 0] < self.dense.width).sum()) * experts * self.dense.hidden
-        if kinds == 1:
-            return networks
-        scores = components * self.dense.hidden + self.dense.head_dim * (components + 1)
-        return networks + int(((widths[:, 2] < self.dense.head_dim) & ~static).sum()) * scores
+        dense, section = self.dense, self.section
+        routers = int((widths[:, 0] < dense.width).sum()) * section.experts * dense.hidden
+        if section.attention:
+            scores = section.components * dense.hidden + dense.head_dim * (section.components + 1)
+            routers += int(((widths[:, 2] < dense.head_dim) & ~still).sum()) * scores
+        return self.facts.parameters + routers - int(unused.sum())
 
 
 def _spread_out(components: int) -> Iterator[NDArray[np.float64]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from search_samples import decided, eep_space
-from strategy_lab import Score, asked_and_told
+from strategy_lab import Score, asked_and_told, by_hash
 
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.operators import generator
@@ -25,12 +24,6 @@ PHASES: tuple[PhaseConfig, ...] = (
     PrunePhase(evaluations=30, initial=10, parents=TopKParents(k=4)),
     MergePhase(evaluations=30, parents=TopKParents(k=4)),
 )
-
-
-def by_hash(proposal: IndividualRecord) -> tuple[float, float] | None:
-    """Coarse, so that there are ties; one in five fails."""
-    digest = hashlib.sha256(proposal.content_hash.encode()).digest()
-    return None if digest[0] % 5 == 0 else (digest[1] % 8 / 8, -float(digest[2] % 4))
 
 
 def schedule_of(phases: Sequence[PhaseConfig], window: int) -> Schedule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from repair_samples import rows_of
 from scripted_pool import Stopped
 from search_lab import UnrulyPool, drive, make_lab_setup, population, run_config, smooth
-from strategy_lab import Score, asked_and_told
+from strategy_lab import Score, asked_and_told, by_hash
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome
@@ -31,12 +30,6 @@ CALIBRATION = Calibration(
 PRUNE = {"kind": "prune", "evaluations": 20, "initial": 8}
 MERGE = {"kind": "merge", "evaluations": 10}
 REPAIR = {"kind": "repair", "evaluations": 16, "initial": 4, "repair": {"ridge_lambdas": [0.01], "tokens": 64}}
-
-
-def by_hash(one: IndividualRecord) -> tuple[float, float] | None:
-    """Coarse, so that there are ties; one in five fails."""
-    digest = hashlib.sha256(one.content_hash.encode()).digest()
-    return None if digest[0] % 5 == 0 else (digest[1] % 8 / 8, -float(digest[2] % 4))
 
 
 def lab(*phases: dict[str, Any], **changes: Any) -> SearchSetup:

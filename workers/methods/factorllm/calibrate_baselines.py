@@ -29,12 +29,7 @@ from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.methods import Resident
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import balanced_kmeans, optimal_assignment
-from moevolve.workers.methods.factorllm.calibrate import (
-    activation_weights,
-    layer_rng,
-    logit_scale,
-    unit_rows,
-)
+from moevolve.workers.methods.factorllm.calibrate import activation_weights, layer_rng, logit_scale, unit_rows
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
 from moevolve.workers.methods.shared.input_statistics import InputMoments, InputStatistics, memory_batches
 from moevolve.workers.methods.shared.passes import Watch, run_watched, watch_networks
@@ -164,10 +159,7 @@ def _distances(
 
 
 def _cmoe_routers(
-    resident: Resident,
-    sequences: Sequence[Tokens],
-    recipe: CmoeRecipe,
-    representatives: Sequence[NDArray[np.int64]],
+    resident: Resident, sequences: Sequence[Tokens], recipe: CmoeRecipe, representatives: Sequence[NDArray[np.int64]]
 ) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
     """Weights [N, hidden] and biases [N] of every network's router."""
     weights: list[NDArray[np.float64]] = []

@@ -59,11 +59,16 @@ class NanoMoeExporter:
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:
         assert isinstance(edit, NanoMoeEdit)
         title = family_of(resident.model.config, resident.config.path).title
+        before = loaded_parameters(resident)
+        for module in resident.model.modules():
+            if isinstance(module, BlockMixedLinear):
+                outputs, inputs = module.u.shape[:2].numel(), len(module.v) * module.v.shape[2]
+                before += outputs * inputs - edit.form.parameters(outputs, inputs)
         what = "low-rank" if edit.form.variant == "low_rank" else "block-mixed"
         return ExportSummary(
             experts=edit.form.blocks,
             active=edit.form.blocks,
-            parameters_before=_parameters_before(resident, edit),
+            parameters_before=before,
             lead=f"{title} with {len(edit.layers)} of its linear layers made {what} ones of rank {edit.form.rank}",
             method="NanoMoE (a mixture of experts within single layers)",
             tag="low-rank",
@@ -102,15 +107,6 @@ class NanoMoeExporter:
                     yield experts_prefix(source) + name, tensor
 
         return Blueprint(empty_model(model_class, config, source.dtype), layer)
-
-
-def _parameters_before(resident: Resident, edit: NanoMoeEdit) -> int:
-    before = loaded_parameters(resident)
-    for module in resident.model.modules():
-        if isinstance(module, BlockMixedLinear):
-            outputs, inputs = module.u.shape[:2].numel(), len(module.v) * module.v.shape[2]
-            before += outputs * inputs - edit.form.parameters(outputs, inputs)
-    return before
 
 
 def block_mixed_linear_use(module: Any, config: Any) -> ModuleUse:

@@ -176,12 +176,7 @@ def _fit(design: Tensor, target: Tensor, before: Tensor) -> Tensor:
 
 
 def fit_layer(
-    weight: Tensor,
-    rank: int,
-    blocks: int,
-    start: Tensor,
-    rounds: int,
-    metric: Metric | None = None,
+    weight: Tensor, rank: int, blocks: int, start: Tensor, rounds: int, metric: Metric | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Fit U, V and M of a layer together by alternating least squares.
 

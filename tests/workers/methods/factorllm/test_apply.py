@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense_edits import LAYERS, divided
+from dense_edits import LAYERS, divided, replace_network
 from edit_checks import assert_close, logits
 from torch import Tensor, nn
 
@@ -62,12 +62,7 @@ def plain_logits(directory: Path, edit: FactorLlmEdit, ids: Tensor) -> Tensor:
 
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     for i, layer in enumerate(model.get_decoder().layers):
-        if hasattr(layer, "fc1"):
-            layer.fc1 = PlainFactored(layer.fc1, None, layer.fc2, layer.activation_fn, edit, i)
-            layer.activation_fn = layer.fc2 = nn.Identity()
-        else:
-            mlp = layer.mlp
-            layer.mlp = PlainFactored(mlp.up_proj, mlp.gate_proj, mlp.down_proj, mlp.act_fn, edit, i)
+        replace_network(layer, lambda *parts, i=i: PlainFactored(*parts, edit, i))
     return model(ids).logits
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense_edits import HIDDEN, LAYERS, seen_by_network
+from dense_edits import HIDDEN, LAYERS, SEQUENCES, seen_by_network
 from numpy.typing import NDArray
 
-from moevolve.workers.contract.edits import Calibration, Tokens
+from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.families.layers import DenseLayer
 from moevolve.workers.methods.factorllm.balanced_clusters import number_by_first
 from moevolve.workers.methods.factorllm.calibrate import calibrate_factorllm
@@ -28,9 +28,6 @@ RECIPE = FactorLlmRecipe(
     ridge=1e-3,
     tokens=512,
 )
-SEQUENCES: list[Tokens] = [
-    tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(24)
-]
 
 
 def plain_labels(

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dense_edits import HIDDEN, LAYERS, WIDTH, seen_by_network
+from dense_edits import HIDDEN, LAYERS, SEQUENCES, WIDTH, seen_by_network
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.methods.factorllm.calibrate_baselines import (
     SHARED_BIAS,
     calibrate_cmoe,
@@ -20,9 +19,6 @@ from moevolve.workers.methods.factorllm.calibrate_baselines import (
 )
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
 
-SEQUENCES: list[Tokens] = [
-    tuple(int(token) for token in np.random.default_rng(row).integers(3, 97, 4 + row % 9)) for row in range(24)
-]
 MOEFICATION = MoeficationRecipe(experts=6, tokens=512)
 CMOE = CmoeRecipe(experts=6, shared=2, firing=7, ridge=1e-3, tokens=512)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense_edits import HEAD_DIM, HIDDEN, LAYERS, WIDTH, head_masks, masked
+from dense_edits import HEAD_DIM, HIDDEN, LAYERS, WIDTH, head_masks, masked, replace_network
 from edit_checks import assert_close, logits
 from torch import Tensor, nn
 
@@ -104,12 +104,7 @@ def sliced_logits(directory: Path, edit: ToMoeEdit, ids: Tensor) -> Tensor:
     for i, layer in enumerate(model.get_decoder().layers):
         if edit.heads is not None:
             layer.self_attn = SlicedAttention(layer.self_attn, model.model.rotary_emb, edit.heads, i)
-        if hasattr(layer, "fc1"):
-            layer.fc1 = SlicedNetwork(layer.fc1, None, layer.fc2, layer.activation_fn, edit, i)
-            layer.activation_fn = layer.fc2 = nn.Identity()
-        else:
-            mlp = layer.mlp
-            layer.mlp = SlicedNetwork(mlp.up_proj, mlp.gate_proj, mlp.down_proj, mlp.act_fn, edit, i)
+        replace_network(layer, lambda *parts, i=i: SlicedNetwork(*parts, edit, i))
     return model(ids).logits
 
 
