@@ -43,14 +43,14 @@ NATIVE_PREFIX = "moevolve_"
 """Prefix of native model types, followed by the family's model type."""
 
 
-def native_names(config: PretrainedConfig, model: PreTrainedModel) -> tuple[str, str, str]:
+def native_names(model: PreTrainedModel) -> tuple[str, str, str]:
     """Return the names of the native config class, model class and model type for a family's model."""
     # The model type differs from the family's, so that loading without `trust_remote_code` fails instead of silently
     # dropping the router mapping.
     return (
-        f"Moevolve{type(config).__name__}",
+        f"Moevolve{type(model.config).__name__}",
         f"Moevolve{type(model).__name__}",
-        f"{NATIVE_PREFIX}{config.model_type}",
+        f"{NATIVE_PREFIX}{model.config.model_type}",
     )
 
 
@@ -60,7 +60,7 @@ def native_config(source: PreTrainedModel, model_class: type[PreTrainedModel]) -
     own = ("model_type", "architectures", "auto_map", "quantization_config")
     settings = {name: value for name, value in source.config.to_dict().items() if name not in own}
     config = model_class.config_class(**copy.deepcopy(settings))
-    config_name, class_name, _ = native_names(source.config, source)
+    config_name, class_name, _ = native_names(source)
     config.auto_map = {"AutoConfig": f"{MODULE}.{config_name}", "AutoModelForCausalLM": f"{MODULE}.{class_name}"}
     return config
 
@@ -77,16 +77,16 @@ def write_native(
         title: Name of the family for users.
         settings: Further values for the template, besides names and versions.
     """
-    names = native_names(model.config, model)
+    config_name, class_name, type_name = native_names(model)
     text = render(
         template,
         title=title,
         version=version("moevolve"),
         config_class=type(model.config).__name__,
         model_class=type(model).__name__,
-        native_config=names[0],
-        native_class=names[1],
-        native_type=names[2],
+        native_config=config_name,
+        native_class=class_name,
+        native_type=type_name,
         **settings,
     )
     (directory / f"{MODULE}.py").write_text(text, encoding="utf-8")

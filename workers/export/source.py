@@ -51,21 +51,16 @@ class SourceExport:
     """An export in the source checkpoint's format that has been checked, but not written.
 
     Attributes:
-        folder: Folder of the source checkpoint.
-        facts: Facts about the source model.
         selection: Experts to keep.
         kept: Tensors to write.
         settings: Contents of JSON files to write, by name.
-        gguf: GGUF file of the source; None for safetensors.
-        changes: New numbers in its metadata, by key.
+        changes: New numbers in the metadata of a GGUF file, by key.
     """
 
-    folder: Path
-    facts: ModelFacts
+    source: SourceCheckpoint
     selection: ExpertSelection
     kept: Sequence[KeptTensor]
     settings: Mapping[str, Any]
-    gguf: Path | None = None
     changes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -98,6 +93,10 @@ class SourceCheckpoint:
         assert isinstance(family, ExpertFamily)
         self.family = family
         self.layers = int(self.config.num_hidden_layers)
+
+    def stored(self, folder: Path) -> dict[str, StoredTensor]:
+        """Return the tensors of the files in its folder, or in that of an export."""
+        return stored_tensors(folder) if self.gguf is None else stored_gguf(open_parts(folder / self.gguf.name))
 
     def pruning(
         self, stored: Mapping[str, StoredTensor], selection: ExpertSelection, mtp: MtpLayers = "drop"
@@ -171,7 +170,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
     if file is not None:
         kept, changes = kept_gguf(file, facts, selection, source.layers, mtp)
         check_masked(kept, selection)
-        return SourceExport(folder, facts, selection, kept, settings, file, changes)
+        return SourceExport(source, selection, kept, settings, changes)
     pruning = source.pruning(stored_tensors(folder), selection, mtp)
     kept = pruning.kept()
     check_masked(kept, selection)
@@ -182,7 +181,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
         content["quantization_config"] = pruning.renamed(content["quantization_config"])
     if (folder / "hf_quant_config.json").is_file():
         settings["hf_quant_config.json"] = pruning.renamed(read_json(folder / "hf_quant_config.json"))
-    return SourceExport(folder, facts, selection, kept, settings)
+    return SourceExport(source, selection, kept, settings)
 
 
 def export_source(
@@ -204,7 +203,7 @@ def export_source(
     """
     with new_checkpoint(directory, card.title) as part:
         check_room(part, sum(tensor.nbytes for tensor in plan.kept))
-        _copy_files(plan.folder, part)
+        _copy_files(plan.source.folder, part)
         for name, content in plan.settings.items():
             (part / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         scratch, found = part / ".anew", Rewritten()
@@ -213,11 +212,10 @@ def export_source(
             check_room(part, sum(tensor.nbytes for tensor in plan.kept))
         checksums = _write_tensors(plan, part)
         scratch.unlink(missing_ok=True)
-        written = stored_tensors(part) if plan.gguf is None else stored_gguf(open_parts(part / plan.gguf.name))
-        compare_bytes(written, plan.kept, checksums)
-        summary = pruning_exporter(edit).selection_summary(underlying(edit), plan.facts, _note(plan))
+        compare_bytes(plan.source.stored(part), plan.kept, checksums)
+        summary = pruning_exporter(edit).selection_summary(underlying(edit), plan.source.facts, _note(plan))
         summary = replace(summary, rows=(*summary.rows, *found.rows()))
-        parameters = parameters_after(plan.facts, plan.selection.retained)
+        parameters = parameters_after(plan.source.facts, plan.selection.retained)
         write_card(part, card, CardFacts(summary, "source", parameters, edit.phenotype_hash))
     anew = sum(each.anew is not None for each in plan.kept)
     report = ExportReport(
@@ -244,7 +242,7 @@ def _rewritten(
     with scratch.open("wb") as stream, resident.edited(edit):
         blueprint = exporter.build(resident, base, "stock", scratch.parent)
         rewriter: Rewriter
-        if plan.gguf is None:
+        if plan.source.gguf is None:
             settings = plan.settings["config.json"].get("quantization_config")
             packed = None if settings is None else packed_format(str(settings["quant_method"]), settings, model.path)
             rewriter = PackedRewriter(plan.kept, packed, stream, requantise)
@@ -257,12 +255,12 @@ def _rewritten(
 
 
 def _note(plan: SourceExport) -> str:
-    if plan.gguf is not None:
+    if plan.source.gguf is not None:
         kinds = Counter(tensor.dtype for tensor in plan.kept if tensor.rows is not None)
         values = f"in GGUF ({', '.join(sorted(kinds))})" if kinds else "in GGUF"
     else:
         packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
-        values = f"quantised ({packed})" if packed else f"in {plan.facts.dtype}"
+        values = f"quantised ({packed})" if packed else f"in {plan.source.facts.dtype}"
     but = " except for those named above" if any(tensor.anew is not None for tensor in plan.kept) else ""
     added = len(plan.selection.masked[0]) if plan.selection.masked else 0
     padding = f" {added} experts of every layer only make their number round, and are never chosen." if added else ""
@@ -304,8 +302,8 @@ def _copy_files(source: Path, part: Path) -> None:
 
 def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:
     """Write all tensors, divided into files as in the source; returns the checksums of the source's bytes by name."""
-    if plan.gguf is not None:
-        return write_gguf(plan.gguf, part, plan.kept, plan.changes)
+    if plan.source.gguf is not None:
+        return write_gguf(plan.source.gguf, part, plan.kept, plan.changes)
     checksums: dict[str, int] = {}
     places: dict[str, str] = {}
     by_file = sorted(plan.kept, key=lambda kept: kept.source.file.name)
@@ -313,7 +311,7 @@ def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:
         tensors = list(group)
         checksums |= _write_file(file, part / file.name, tensors)
         places |= {tensor.name: file.name for tensor in tensors}
-    index = plan.folder / INDEX_FILE
+    index = plan.source.folder / INDEX_FILE
     if index.is_file():
         content = read_json(index)
         content.setdefault("metadata", {})["total_size"] = sum(tensor.nbytes for tensor in plan.kept)

@@ -220,11 +220,6 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
         if not (hasattr(block, family.router) and hasattr(block, "experts")):
             continue
         router = getattr(block, family.router)
-        if not all(hasattr(block.experts, tensor) for tensor in family.tensors):
-            raise UserError(
-                f"model {name}: the experts of layer {index} are packed ({type(block.experts).__name__}), and only "
-                "plain numbers can be pruned and merged; load it dequantised"
-            )
         rule = family.rule(router, model.config)
         layers.append(MoELayer(index, block, router, block.experts, rule, family, scale, obstacle))
     if not layers:
@@ -260,17 +255,9 @@ def find_dense_layers(model: PreTrainedModel) -> tuple[DenseLayer, ...]:
     layers = []
     for index, decoder_layer in enumerate(model.get_decoder().layers):
         holder = decoder_layer if family.inline else decoder_layer.mlp
-        layers.append(
-            DenseLayer(
-                index=index,
-                decoder_layer=decoder_layer,
-                up=getattr(holder, family.up),
-                gate=None if family.gate is None else getattr(holder, family.gate),
-                down=getattr(holder, family.down),
-                activation=getattr(holder, family.activation),
-                family=family,
-            )
-        )
+        up, down, activation = (getattr(holder, name) for name in (family.up, family.down, family.activation))
+        gate = None if family.gate is None else getattr(holder, family.gate)
+        layers.append(DenseLayer(index, decoder_layer, up, gate, down, activation, family))
     return tuple(layers)
 
 

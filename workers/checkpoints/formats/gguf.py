@@ -116,18 +116,12 @@ def metadata(reader: GGUFReader, key: str) -> Any:
 
 def stored_gguf(readers: Mapping[Path, GGUFReader]) -> dict[str, StoredTensor]:
     """Return the tensors of a model as they are stored, by llama.cpp's names; dtypes are those of GGUF."""
-    return {
-        tensor.name: StoredTensor(
-            tensor.name,
-            part,
-            tensor.tensor_type.name,
-            tuple(tensor.shape.tolist()[::-1]),
-            tensor.data_offset,
-            tensor.n_bytes,
-        )
-        for part, reader in readers.items()
-        for tensor in reader.tensors
-    }
+    found = {}
+    for part, reader in readers.items():
+        for each in reader.tensors:
+            kind, shape = each.tensor_type.name, tuple(each.shape.tolist()[::-1])
+            found[each.name] = StoredTensor(each.name, part, kind, shape, each.data_offset, each.n_bytes)
+    return found
 
 
 def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> dict[str, GgufTensor]:
@@ -167,8 +161,8 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
         sources = [stored[source] for source in found]
         arrange = _arrangement(name, architecture, settings)
         tensors[name] = GgufTensor(tuple(tensor.shape), dtype, sources, experts, arrange)
-        size = sum(math.prod(each.shape.tolist()) // (1 if experts is None else each.shape[-1]) for each in sources)
-        if size * (1 if experts is None else len(experts)) != tensor.numel():
+        sizes = [math.prod(each.shape.tolist()[: None if experts is None else -1]) for each in sources]
+        if sum(sizes) * (1 if experts is None else len(experts)) != tensor.numel():
             shapes = ", ".join(str(each.shape.tolist()[::-1]) for each in sources)
             raise UserError(
                 f"{file}: tensor {found[0]} is of shape {shapes}, and by the config {name} is of shape "
