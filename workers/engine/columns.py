@@ -109,6 +109,52 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StepGroup:
+    """Rows of a decoding step whose new tokens lie in the same block of positions.
+
+    Attributes:
+        rows: Indices of the rows, int64 [n].
+        columns: Columns of each row's tokens in the cache, ending with the new one and padded with arbitrary ones,
+            int64 [n, end].
+        offsets: Position of each new token within the block, int64 [n].
+        first, end: Range of positions of the block.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    offsets: Tensor
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Attention of a decoding step, whose results equal those of a pass over the whole sequences on a CPU.
+
+    Attributes:
+        output_index: Index of every row's output among those of all groups, int64 [rows].
+    """
+
+    groups: tuple[StepGroup, ...]
+    output_index: Tensor
+    masks: Masks
+
+    @classmethod
+    def of(cls, mask: Tensor, masks: Masks) -> Step:
+        """Derive a step from the mask of cached and new columns, int64 [rows, cached + 1], 1 for tokens of the row."""
+        positions = mask.sum(dim=1) - 1
+        order = mask.argsort(dim=1, descending=True, stable=True)
+        blocks = positions // BLOCK
+        groups = []
+        for block in blocks.unique().tolist():
+            rows = (blocks == block).nonzero().squeeze(1)
+            end = (block + 1) * BLOCK
+            columns = torch.nn.functional.pad(order[rows, :end], (0, max(0, end - order.shape[1])))
+            groups.append(StepGroup(rows, columns, positions[rows] % BLOCK, block * BLOCK, end))
+        return cls(tuple(groups), torch.cat([group.rows for group in groups]).argsort(), masks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """The layout of sequences in a forward pass.
 
@@ -118,14 +164,15 @@ class Columns:
         mask: 1 for tokens and 0 for padding, int64 [rows, columns]; None if nothing is padded.
         places: Place of every token of every sequence, int64 [sequences, longest] on the host. A place is an index into
             the flattened [rows, columns]. Beyond the end of a sequence its last place is repeated.
-        attention: Attention between the columns of packed sequences; None if sequences are padded.
+        attention: Attention between the columns of packed sequences, or of a decoding step after them; None if
+            sequences are padded.
     """
 
     ids: Tensor
     positions: Tensor
     mask: Tensor | None
     places: NDArray[np.int64]
-    attention: Attention | None = None
+    attention: Attention | Step | None = None
 
 
 def lay_out(sequences: Sequence[Tokens], layout: Layout, most: int, device: torch.device) -> Columns:

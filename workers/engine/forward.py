@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from transformers.cache_utils import DynamicLayer
 from moevolve.evaluators.errors import CandidateError
 from moevolve.kernels.products import logsumexp
 from moevolve.workers.engine.batches import Batcher
-from moevolve.workers.engine.columns import Attention, Columns, Layout, Masks
-from moevolve.workers.engine.packed_attention import Step, packed, packs
+from moevolve.workers.engine.columns import Columns, Layout, Masks, Step
+from moevolve.workers.engine.packed_attention import packed, packs
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.families.decoder import decoder_layers, skipped
 
@@ -27,31 +26,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 22
 """Number of logits converted to float32 at once, to limit the memory of normalising over a large vocabulary."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pass:
-    """The inputs of one forward pass.
-
-    Attributes:
-        ids, positions: Token ids and positions, int64 [rows, columns].
-        mask: 1 for tokens and 0 for padding, int64 [rows, cached + columns]; None if nothing is padded.
-        places: Places whose outputs are read, int64 [places]; see `Columns.places`.
-        attention: Attention between packed columns, or of a decoding step after them; None for padded sequences.
-        cache: KV cache, extended in place; None to keep none.
-        recurs: True if other candidates will run the same pass and the cache is empty. Then leading layers may be
-            skipped, which also leaves them out of the cache (see `Forward.complete`).
-        hidden: Read the inputs of the output head instead of logits.
-    """
-
-    ids: Tensor
-    mask: Tensor | None
-    positions: Tensor
-    places: Tensor
-    attention: Attention | Step | None = None
-    cache: DynamicCache | None = None
-    recurs: bool = False
-    hidden: bool = False
 
 
 class _NoCopyLayer(DynamicLayer):
@@ -112,11 +86,11 @@ class Forward:
         Returns:
             Logits [places, vocabulary] in the model's dtype.
         """
-        return self._read(self._pass_over(columns, places, cache))
+        return self._read(columns, places, cache)
 
     def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
         """Run a batch as `logits` does, but return the inputs of the output head, [places, hidden], unchecked."""
-        return self._run(self._pass_over(columns, places, None, hidden=True))
+        return self._run(columns, places, None, hidden=True)
 
     def output_head(self, hidden: Tensor) -> Tensor:
         """Compute the unchecked logits [positions, vocabulary] of inputs of the output head, [positions, hidden]."""
@@ -142,9 +116,9 @@ class Forward:
         Returns:
             Logits of the last column, [rows, vocabulary].
         """
-        places = torch.arange(1, len(ids) + 1, device=self.device) * ids.shape[1] - 1
         attention = None if self._steps is None or ids.shape[1] > 1 else Step.of(mask, self._steps)
-        return self._read(_Pass(ids, mask, positions, places, attention, cache))
+        places = np.arange(ids.numel()).reshape(ids.shape)
+        return self._read(Columns(ids, positions, mask, places, attention), places[:, -1], cache, recurs=False)
 
     @property
     def vocabulary(self) -> int:
@@ -157,7 +131,7 @@ class Forward:
         missing = filled.index(True)
         if missing:
             with skipped(decoder_layers(self._model)[missing:]):
-                self._run(replace(self._pass_over(columns, [0], cache), recurs=False))
+                self._run(columns, [0], cache, recurs=False)
 
     def rows_of(self, cache: DynamicCache, paths: ArrayLike) -> DynamicCache:
         """Gather a pass's complete KV cache into one row per path of places, int64 [new rows, new columns]."""
@@ -168,8 +142,8 @@ class Forward:
             rows.update(_rows(layer.keys, index), _rows(layer.values, index), number)
         return rows
 
-    def _read(self, one: _Pass) -> Tensor:
-        logits = self._run(one)
+    def _read(self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, recurs: bool = True) -> Tensor:
+        logits = self._run(columns, places, cache, recurs)
         # A sum is finite only if its terms are, and summing is far cheaper than testing every term.
         finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
         if not finite.all():
@@ -177,43 +151,51 @@ class Forward:
             raise CandidateError(f"non-finite logits at {bad} of {len(finite)} positions read in a batch")
         return logits
 
-    def _run(self, one: _Pass) -> Tensor:
-        """Logits or hidden states of the places of a pass, [places, ...], unchecked."""
-        ids, cache = one.ids, one.cache
+    def _run(
+        self,
+        columns: Columns,
+        places: ArrayLike,
+        cache: DynamicCache | None,
+        recurs: bool = True,
+        hidden: bool = False,
+    ) -> Tensor:
+        """Run one pass; returns the logits of some places, [places, vocabulary], unchecked.
+
+        Args:
+            columns: Inputs of the pass. Their mask also covers the cached columns.
+            places: Places to read.
+            cache: KV cache, extended in place; None to keep none.
+            recurs: True if other candidates will run the same pass and the cache is empty. Then leading layers may be
+                skipped, which also leaves them out of the cache (see `complete`).
+            hidden: Return the inputs of the output head, [places, hidden], instead of logits.
+        """
         with ExitStack() as stack:
-            if one.attention is not None:
-                stack.enter_context(packed(self._model, one.attention))
+            if columns.attention is not None:
+                stack.enter_context(packed(self._model, columns.attention))
             # Caches that can't rewind hold more than keys and values, which `complete` couldn't restore.
-            if self._reuse is not None and one.recurs and (cache is None or self.rewinds):
-                stack.enter_context(self._reuse.over(ids, one.mask, one.positions))
-            read = stack.enter_context(self._reading(one))
+            if self._reuse is not None and recurs and (cache is None or self.rewinds):
+                stack.enter_context(self._reuse.over(columns.ids, columns.mask, columns.positions))
+            read = stack.enter_context(self._reading(places, hidden))
             logits: Tensor = self._model(
-                input_ids=ids,
-                attention_mask=one.mask,
-                position_ids=one.positions,
+                input_ids=columns.ids,
+                attention_mask=columns.mask,
+                position_ids=columns.positions,
                 past_key_values=cache,
                 use_cache=cache is not None,
             ).logits
-        return read[0] if one.hidden else logits[0]
-
-    def _pass_over(
-        self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, hidden: bool = False
-    ) -> _Pass:
-        index = torch.as_tensor(np.asarray(places, dtype=np.int64), device=self.device)
-        return _Pass(
-            columns.ids, columns.mask, columns.positions, index, columns.attention, cache, recurs=True, hidden=hidden
-        )
+        return read[0] if hidden else logits[0]
 
     @contextmanager
-    def _reading(self, one: _Pass) -> Iterator[list[Tensor]]:
-        """Context manager that passes only the places to read to the output head, and collects these hidden states."""
+    def _reading(self, places: ArrayLike, hidden: bool) -> Iterator[list[Tensor]]:
+        """Context manager that passes only some places to the output head, and collects their hidden states."""
+        index = torch.as_tensor(np.asarray(places, dtype=np.int64), device=self.device)
         read: list[Tensor] = []
 
         def select(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            hidden = args[0].reshape(-1, args[0].shape[-1])
-            read.append(hidden.index_select(0, one.places.to(hidden.device)))
+            states = args[0].reshape(-1, args[0].shape[-1])
+            read.append(states.index_select(0, index.to(states.device)))
             # When hidden states are read, the logits aren't: one place is enough.
-            return ((read[0][:1] if one.hidden else read[0]).unsqueeze(0), *args[1:])
+            return ((read[0][:1] if hidden else read[0]).unsqueeze(0), *args[1:])
 
         handle = self._model.get_output_embeddings().register_forward_pre_hook(select)
         try:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from moevolve.workers.engine.columns import BLOCK, Attention, AttentionPart, Masks
+from moevolve.workers.engine.columns import Attention, AttentionPart, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,52 +79,6 @@ def _configs(model: PreTrainedModel) -> list[Any]:
 def _eager(kind: type) -> Callable[..., Any] | None:
     """The eager attention function in the modelling file of a module's class."""
     return getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepGroup:
-    """Rows of a decoding step whose new tokens lie in the same block of positions.
-
-    Attributes:
-        rows: Indices of the rows, int64 [n].
-        columns: Columns of each row's tokens in the cache, ending with the new one and padded with arbitrary ones,
-            int64 [n, end].
-        offsets: Position of each new token within the block, int64 [n].
-        first, end: Range of positions of the block.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    offsets: Tensor
-    first: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """Attention of a decoding step, whose results equal those of a pass over the whole sequences on a CPU.
-
-    Attributes:
-        output_index: Index of every row's output among those of all groups, int64 [rows].
-    """
-
-    groups: tuple[StepGroup, ...]
-    output_index: Tensor
-    masks: Masks
-
-    @classmethod
-    def of(cls, mask: Tensor, masks: Masks) -> Step:
-        """Derive a step from the mask of cached and new columns, int64 [rows, cached + 1], 1 for tokens of the row."""
-        positions = mask.sum(dim=1) - 1
-        order = mask.argsort(dim=1, descending=True, stable=True)
-        blocks = positions // BLOCK
-        groups = []
-        for block in blocks.unique().tolist():
-            rows = (blocks == block).nonzero().squeeze(1)
-            end = (block + 1) * BLOCK
-            columns = nn.functional.pad(order[rows, :end], (0, max(0, end - order.shape[1])))
-            groups.append(StepGroup(rows, columns, positions[rows] % BLOCK, block * BLOCK, end))
-        return cls(tuple(groups), torch.cat([group.rows for group in groups]).argsort(), masks)
 
 
 def _attend(
