@@ -14,7 +14,6 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import UNBOUND, SearchRecord
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.model.describe import describe_config, describe_model, meta_model
 
 _FACTS = TypeAdapter(ModelFacts)
 
@@ -25,6 +24,8 @@ def describe_any(model: ModelConfig) -> ModelFacts:
     Raises:
         UserError: The config can't be read, or the family isn't supported.
     """
+    from moevolve.workers.model.describe import describe_config, describe_model, meta_model
+
     if _has_weights(model):
         return describe_model(model)
     facts = describe_config(meta_model(model), model)
@@ -68,6 +69,8 @@ def facts_for(search: SearchRecord, model: ModelConfig) -> ModelFacts:
             f"search {search.name} was imported with the config in {model.path} alone, and this needs the weights; "
             "say where they are with --model PATH"
         )
+    from moevolve.workers.model.describe import describe_model
+
     facts = describe_model(model)
     if search.is_bound:
         check_checkpoint(model.path, facts, search)

@@ -1,22 +1,23 @@
-"""Facts about a model, derived from its config without loading weights.
-
-torch and transformers are imported inside functions, so that commands that don't need them start fast.
-"""
+"""Facts about a model, derived from its config without loading weights."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint
+from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packing
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.families.layers import MoELayer, find_dense_layers, find_linears, find_moe_layers
+from moevolve.workers.families.registry import family_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-    from moevolve.workers.families.layers import MoELayer
 
 
 def describe_model(config: ModelConfig) -> ModelFacts:
@@ -34,12 +35,6 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
     Raises:
         UserError: The config can't be read, or the family isn't supported.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packing
-    from moevolve.workers.families.registry import family_of
-
     settings = load_config(config)
     family_of(settings, config.path)
     packing(config, settings)
@@ -51,10 +46,6 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
 
 def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
     """Derive the facts about `meta_model(config)`; the fingerprint, which needs the checkpoint's files, is empty."""
-    from moevolve.workers.checkpoints.loading import dtype_of, packing
-    from moevolve.workers.families.layers import find_linears, find_moe_layers
-    from moevolve.workers.families.registry import family_of
-
     settings = model.config
     family = family_of(settings, config.path)
     packed = packing(config, settings)
@@ -65,7 +56,7 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
         fingerprint="",
         moe_layers=tuple(layer.index for layer in layers),
         experts=first.count if first else 0,
-        active=_active(settings, config) if first else 0,
+        active=_active(first, settings, config.path) if first else 0,
         renormalise=first.renormalise if first else False,
         # `parameters()` yields a tied tensor once.
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -87,14 +78,10 @@ def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
     )
 
 
-def _active(settings: PretrainedConfig, config: ModelConfig) -> int:
-    from moevolve.workers.families.registry import expert_family
-
-    family = expert_family(settings.model_type)
-    assert family is not None
-    active = getattr(settings, family.active_field)
+def _active(layer: MoELayer, settings: PretrainedConfig, path: str) -> int:
+    active = getattr(settings, layer.family.active_field)
     if active is None:
-        raise UserError(f"model {config.path}: its config doesn't say {family.active_field}; add it to config.json")
+        raise UserError(f"model {path}: its config doesn't say {layer.family.active_field}; add it to config.json")
     return int(active)
 
 
@@ -139,8 +126,6 @@ def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, .
 
 
 def _dense_facts(model: PreTrainedModel, settings: PretrainedConfig) -> DenseFacts | None:
-    from moevolve.workers.families.layers import find_dense_layers
-
     layers = find_dense_layers(model)
     if not layers:
         return None
