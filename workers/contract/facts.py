@@ -34,7 +34,6 @@ class DenseFacts:
 
     @property
     def matrices(self) -> int:
-        """Number of weight matrices of a network."""
         return 3 if self.gated else 2
 
     @property

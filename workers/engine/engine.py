@@ -26,7 +26,6 @@ from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logpro
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.engine.texts import (
-    Scored,
     TextScorer,
     compared_spans,
     divergence,
@@ -137,13 +136,7 @@ class GenerationEngine:
         return tuple(sums / [len(choice) for choice in choices] for (sums, _), choices in pairs)
 
     @torch.inference_mode()
-    def continuations(self, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
-        """See `moevolve.workers.engine.texts.score_choices`."""
-        return score_choices(self.forward, prompts, choices)
-
-    @torch.inference_mode()
     def judged(self, split: PreparedSplit) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Let lm-evaluation-harness judge the answers."""
         harness_version()  # raises an error that says what to install
         from moevolve.workers.engine.harness import ResidentLM
 
@@ -153,7 +146,6 @@ class GenerationEngine:
 
     @torch.inference_mode()
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Score whole texts."""
         return self._scorer.logprobs(whole_texts(split, self.tokens_of(split)))
 
     @torch.inference_mode()
@@ -185,11 +177,9 @@ class GenerationEngine:
         return [(*tokenized.prompts[row], *answer) for row, answer in answers.items()]
 
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Compare with the remembered predictions by KL divergence."""
         return self._compared(split, divergence)
 
     def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Compare with the remembered predictions by overlap."""
         return self._compared(split, overlap)
 
     @torch.inference_mode()
@@ -217,7 +207,6 @@ class GenerationEngine:
         return self._tokenized[split.fingerprint]
 
     def token_text(self, token: int) -> str:
-        """Decode a single token."""
         return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
     def _decoded(self, tokens: Tokens) -> str:

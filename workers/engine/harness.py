@@ -13,6 +13,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness.judge import HarnessJudge
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.engine.texts import score_choices
 from moevolve.workers.engine.tokenizing import encode_text, truncate
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class ResidentLM(TemplateLM):
         return self._tokens[key]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Return every continuation's summed log-probability, and whether it is the greedy one, without a bar."""
+        """Return every continuation's summed log-probability, and whether it is the greedy one."""
         scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return scored
 
@@ -84,7 +85,7 @@ class ResidentLM(TemplateLM):
             contexts.setdefault(tokens, []).append(place)
         choices = [[tuple(requests[place][2]) for place in places] for places in contexts.values()]
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-        scored = self._engine.continuations(list(contexts), choices)
+        scored = score_choices(self._engine.forward, list(contexts), choices)
         for places, (sums, greedy) in zip(contexts.values(), scored, strict=True):
             for place, total, same in zip(places, sums, greedy, strict=True):
                 answers[place] = (float(total), bool(same))

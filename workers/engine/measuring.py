@@ -122,7 +122,6 @@ class _Row(NamedTuple):
 
 
 def _rows(engine: GenerationEngine, splits: Sequence[PreparedSplit], limit: int) -> list[_Row]:
-    """See `token_sequences`."""
     prompts = [engine.tokens_of(split).prompts for split in splits]
     # With answers even fewer prompts reach the limit, so no others need greedy answers.
     needed = Counter(number for number, _ in _in_turn(prompts, limit))
@@ -201,7 +200,6 @@ class _Words:
         self.indices = torch.empty(0, dtype=torch.int64)
 
     def set_row(self, row: Sequence[Tokens]) -> None:
-        """Find the tokens of the row that is run next."""
         self.indices = torch.tensor([self._index.get(token, len(self.ids)) for tokens in row for token in tokens])
 
 
@@ -215,7 +213,6 @@ class _Counter:
         self._together = torch.empty(0)
 
     def observe(self, reader: RoutingReader, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Add the tokens of one pass over a routing module."""
         chosen, weights = reader(module, args, output)
         if self._weights is None:
             experts = chosen.shape[1]

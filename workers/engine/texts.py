@@ -59,7 +59,6 @@ def score_choices(forward: Forward, prompts: Sequence[Tokens], choices: Sequence
 
 
 def _score_pairs(forward: Forward, batch: Batch, pairs: Sequence[tuple[Tokens, Tokens]]) -> Scored:
-    """Score pairs of a prompt and a continuation."""
     paths = [batch.path((*prompt, *choice[:-1]))[len(prompt) - 1 :] for prompt, choice in pairs]
     tokens = [token for _, choice in pairs for token in choice]
     counts = [len(choice) for _, choice in pairs]

@@ -127,7 +127,6 @@ class PromptMeter:
         return split.chat and chat_template(self._tokenizer, self._engine) is not None
 
     def tokens(self, split: PreparedSplit) -> SplitTokens:
-        """Tokenise a split."""
         tokenized = self._tokenized(split)
         answers = self._answers(split, tokenized.golds)
         return SplitTokens(split.fitness, tokenized.prompts, answers, tokenized.choices, split.max_new_tokens)

@@ -150,7 +150,6 @@ class _PeakMemory:
         self._baseline = _process_bytes("VmRSS")
 
     def start(self) -> None:
-        """Start a measurement."""
         for index in self._devices:
             torch.cuda.reset_peak_memory_stats(index)
         try:

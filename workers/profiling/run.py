@@ -141,7 +141,6 @@ class _Process:
         return self.loaded
 
     def measure(self, batch_size: int) -> MeasureReply:
-        """Run a batch once."""
         reply: MeasureReply = self._ask(batch_size)
         return reply
 
