@@ -60,7 +60,6 @@ class EvaluationWorker:
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
     def info(self, node: str = "") -> WorkerInfo:
-        """Return the location of this worker."""
         return WorkerInfo(self._name, node, str(self.resident.device))
 
     def evaluate(self, request: EvaluationRequest, splits: tuple[PreparedSplit, ...]) -> EvaluationReply:
@@ -126,12 +125,7 @@ class EvaluationWorker:
         return analyse_usage(self.resident, edit, sequences, self._engine.token_text)
 
     def answer(self, edit: Edit, *splits: PreparedSplit) -> tuple[tuple[Answer, ...], ...]:
-        """Return the complete answers to each split's prompts under an edit, and revert.
-
-        Raises:
-            UserError: The edit doesn't fit this model.
-            CandidateError: The edit has invalid values.
-        """
+        """Return the complete answers to each split's prompts under an edit, and revert. For errors see `analyse`."""
         self._remember(splits)
         with self.resident.edited(edit):
             return tuple(transcribe(self._engine, split) for split in splits)

@@ -52,7 +52,7 @@ class ChatTemplate:
 
     Thinking is turned off where the template allows it, and a thinking block that the template opens is closed at once.
     Text that the template puts between its prompt and an answer (GPT-OSS: the marks of the final channel) becomes part
-    of the prompt.
+    of the prompt. Methods raise UserError if the template refuses a conversation.
 
     Args:
         tokenizer: Tokenizer that provides the special tokens.
@@ -73,9 +73,6 @@ class ChatTemplate:
         before an answer is read from the conversation rendered with an answer, if that begins like the prompt.
         Otherwise the prompt is used as it is: some templates render given answers differently, for example without the
         thinking block that they open for new ones.
-
-        Raises:
-            UserError: The template refuses the conversation.
         """
         prompt, before, _ = self._around_answer(turns)
         opening = before.removeprefix(prompt) if before.startswith(prompt) else ""
@@ -96,7 +93,7 @@ class ChatTemplate:
             The prompt, and the answer as the model writes it, without the token that ends it.
 
         Raises:
-            UserError: The template refuses the conversation, or begins a given answer in another way than a new one.
+            UserError: The template begins a given answer in another way than a new one.
         """
         prompt = self._render(messages, generates=True, tools=tools)
         if answer is None:
@@ -112,11 +109,7 @@ class ChatTemplate:
         return _without_thoughts(prompt), whole[len(prompt) :].removesuffix(after).strip()
 
     def end_token(self) -> int | None:
-        """Return the special token that the template puts after an answer; None if there is none.
-
-        Raises:
-            UserError: The template refuses the conversation.
-        """
+        """Return the special token that the template puts after an answer; None if there is none."""
         _, _, after = self._around_answer((("user", "question"),))
         tokens = self._tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
         return tokens[0] if tokens and tokens[0] in self._tokenizer.all_special_ids else None

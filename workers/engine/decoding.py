@@ -26,8 +26,6 @@ class Answers:
         count: Number of examples.
         limit: Maximum number of tokens per answer.
         ends: Token ids that end an answer.
-        decided: See `moevolve.evaluators.fitness.engine.Decided`.
-        text: Decodes tokens.
 
     Attributes:
         tokens: Tokens of every answer so far, without end token.
@@ -115,9 +113,6 @@ def decode(
         prompts: Prompts of all examples, finished or not.
         cache: KV cache of the pass over prompts and drafts; None to run the prompts again.
         answers: Answers, extended in place.
-
-    Raises:
-        CandidateError: A logit is not finite.
     """
     examples = list(unfinished)
     tokens = [answers.tokens[i] for i in examples]

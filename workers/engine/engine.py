@@ -25,14 +25,7 @@ from moevolve.workers.engine.decoding import Answers, decode, decoded_together, 
 from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logprobs
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.engine.texts import (
-    TextScorer,
-    compared_spans,
-    divergence,
-    overlap,
-    score_choices,
-    whole_texts,
-)
+from moevolve.workers.engine.texts import TextScorer, compared_spans, divergence, overlap, score_choices, whole_texts
 from moevolve.workers.engine.tokenizing import TokenizedSplit, end_tokens, missing_bos, tokenize_split
 
 if TYPE_CHECKING:
@@ -51,6 +44,7 @@ class GenerationEngine:
     decoded token by token, from the cached prompt.
 
     Results depend only on the model, the split and the config, because batches are planned from the split alone.
+    Methods raise CandidateError if logits are not finite, and UserError if a split's texts can't be tokenised.
 
     Args:
         model: Model in eval mode. Edits made to it later take effect.
@@ -86,10 +80,6 @@ class GenerationEngine:
         """Answers are decoded up to an end token, `max_new_tokens` or the token that decided the answer.
 
         Gold log-probabilities exclude the end token; they are 0 for examples without gold tokens.
-
-        Raises:
-            CandidateError: Logits are not finite.
-            UserError: The prompts can't be tokenised.
         """
         answers, logprobs = self._answers(split, decided)
         return Generation(answers.texts(), logprobs)
@@ -120,12 +110,6 @@ class GenerationEngine:
 
     @torch.inference_mode()
     def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
-        """Score the choices of every example.
-
-        Raises:
-            CandidateError: Logits are not finite.
-            UserError: A choice has no tokens, or the prompts can't be tokenised.
-        """
         tokenized = self.tokens_of(split)
         for i, choices in enumerate(tokenized.choices):
             if not all(choices):
@@ -160,10 +144,6 @@ class GenerationEngine:
         """Return the first `rows` prompts of a split with their gold answers, or else the model's greedy answers.
 
         Greedy answers end as they do in scoring, without the end token. Splits of whole texts get no answers.
-
-        Raises:
-            CandidateError: Logits are not finite.
-            UserError: The prompts can't be tokenised.
         """
         tokenized = self.tokens_of(split)
         answers = dict(enumerate(tokenized.golds[:rows]))

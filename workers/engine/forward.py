@@ -152,12 +152,7 @@ class Forward:
         return logits
 
     def _run(
-        self,
-        columns: Columns,
-        places: ArrayLike,
-        cache: DynamicCache | None,
-        recurs: bool = True,
-        hidden: bool = False,
+        self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, recurs: bool = True, hidden: bool = False
     ) -> Tensor:
         """Run one pass; returns the logits of some places, [places, vocabulary], unchecked.
 
@@ -212,15 +207,9 @@ def _rows(states: Tensor, index: Tensor) -> Tensor:
 
 
 def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float64]:
-    """Compute log-probabilities of tokens, normalised in float32.
+    """Compute log-probabilities of tokens in nats, float64 [tokens], normalised in float32.
 
-    Args:
-        logits: Logits [rows, vocabulary].
-        rows: Row of logits that predicts each token.
-        tokens: Token ids.
-
-    Returns:
-        Log-probabilities in nats, float64 [tokens].
+    `rows` are the rows of the logits [rows, vocabulary] that predict each token.
     """
     step = max(1, _CHUNK // logits.shape[1])
     norms = torch.cat([logsumexp(part.float()) for part in logits.split(step)])

@@ -35,12 +35,7 @@ def choice_sequences(prompt: Tokens, choices: Sequence[Tokens]) -> tuple[Tokens,
 
 
 def score_choices(forward: Forward, prompts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]) -> list[Scored]:
-    """Score the continuations of every prompt, which runs once if sequences are packed.
-
-    Args:
-        forward: Runs the model.
-        prompts: Non-empty prompts.
-        choices: Non-empty continuations of every prompt.
+    """Score non-empty continuations of every non-empty prompt, which runs once if sequences are packed.
 
     Raises:
         CandidateError: Logits are not finite.
@@ -77,6 +72,7 @@ class TextScorer:
     text's answer. A pass returns the inputs of the output head; logits are computed from them in chunks of positions
     and normalised in float32, so no tensor of tokens x vocabulary exists. Of the unedited model the same hidden states
     are kept on the host. Edits don't change the output head, so its logits can be recomputed from them, bit for bit.
+    Methods raise CandidateError if logits are not finite.
     """
 
     def __init__(self, forward: Forward) -> None:
@@ -84,13 +80,7 @@ class TextScorer:
         self._remembered: dict[str, tuple[Sequence[Span], list[Tensor]]] = {}
 
     def logprobs(self, texts: Sequence[Tokens]) -> NDArray[np.float64]:
-        """Compute the mean log-probability of every text's tokens after the first, in nats, float64 [texts].
-
-        Texts have at least two tokens.
-
-        Raises:
-            CandidateError: Logits are not finite.
-        """
+        """Compute the mean log-probability of every text's tokens after the first, in nats, float64 [texts]."""
         means = np.zeros(len(texts), dtype=np.float64)
         for batch, hidden in self._passes(_whole(texts)):
             targets = torch.tensor([token for i in batch for token in texts[i][1:]], device=hidden.device)
@@ -118,11 +108,7 @@ class TextScorer:
         self._remembered[key] = spans, kept
 
     def compare(self, key: str, compare: Callable[[Tensor, Tensor], Tensor]) -> NDArray[np.float64]:
-        """Average `divergence` or `overlap` with the stored predictions over every text's positions, float64 [texts].
-
-        Raises:
-            CandidateError: Logits are not finite.
-        """
+        """Average `divergence` or `overlap` with the stored predictions over each text's positions, float64 [texts]."""
         spans, remembered = self._remembered[key]
         means = np.zeros(len(spans), dtype=np.float64)
         for (batch, hidden), full in zip(self._passes(spans), remembered, strict=True):

@@ -51,7 +51,8 @@ def tokenize_split(
         bos: Token to put before every prompt if the tokenizer doesn't add it; unused with a chat template.
 
     Raises:
-        UserError: A prompt has no tokens, or the chat template is unknown or refuses a prompt.
+        UserError: A prompt has no tokens, the running text is too short for its windows, or the chat template is
+            unknown or refuses a prompt.
     """
     if split.window is not None:
         windows = _cut_windows(tokenizer, split, split.window, config, bos)
@@ -93,10 +94,7 @@ def _cut_windows(
     """Cut a split's running text into windows of equal length, as in GPTQ (arXiv 2210.17323), SparseGPT and ToMoE.
 
     The text is tokenised as a whole, so only the first window has a beginning-of-sequence token. An incomplete window
-    at the end is dropped. For arguments see `tokenize_split`.
-
-    Raises:
-        UserError: The text is shorter than a window, or windows would be truncated.
+    at the end is dropped.
     """
     where = f"task {split.task}, split {split.split}"
     if config.max_prompt_tokens is not None and window > config.max_prompt_tokens:
@@ -131,9 +129,6 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, confi
     """Return the tokens that end an answer: those of the generation config, else of the tokenizer.
 
     The special token that the chat template puts after an answer is one of them, too.
-
-    Raises:
-        UserError: The chat template is unknown.
     """
     ends = getattr(model.generation_config, "eos_token_id", None)
     if ends is None:

@@ -42,8 +42,8 @@ class ResidentModel:
         applied: The edit that is applied; `IdentityEdit` for the unedited model.
 
     Raises:
-        UserError: The family isn't supported, no layer holds experts, or the installed version of `transformers` has
-            routers with other outputs than expected.
+        UserError: The checkpoint can't be loaded, its family isn't supported, no layer holds experts, or the installed
+            version of `transformers` has routers with other outputs than expected.
     """
 
     def __init__(
@@ -75,11 +75,7 @@ class ResidentModel:
 
     @classmethod
     def load(cls, config: ModelConfig, pass_bytes: int | None = None) -> ResidentModel:
-        """Load a checkpoint; for `pass_bytes` see `ResidentModel`.
-
-        Raises:
-            UserError: The checkpoint can't be loaded or searched; see `load_model` and `find_moe_layers`.
-        """
+        """Load a checkpoint; for `pass_bytes` and errors see `ResidentModel`."""
         stored: ExpertFiles | None = None
         if config.originals == "disk" and expert_family(load_config(config).model_type) is not None:
             model, tokenizer, stored = load_without_experts(config)
@@ -159,7 +155,7 @@ class ResidentModel:
 
     @contextmanager
     def edited(self, edit: Edit) -> Iterator[ResidentModel]:
-        """Context manager that applies `edit` and reverts it at the end. Raises the errors of `apply`."""
+        """Context manager that applies `edit` and reverts it at the end."""
         self.apply(edit)
         try:
             yield self
