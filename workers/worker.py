@@ -52,7 +52,10 @@ class EvaluationWorker:
         # It overrides OMP_NUM_THREADS, which Ray sets to the number of CPUs that an actor reserves.
         torch.set_num_threads(engine.threads)
         if needed is not None:
-            _reserve(model, needed)
+            device = resolve_device(model)
+            if device.type == "cuda" and needed.gpus < 1:
+                torch.cuda.set_per_process_memory_fraction(needed.gpus, device)
+            check_room(needed, device)
         self.resident = ResidentModel.load(model, None if needed is None else needed.memory.beside)
         loaded, keys = self.resident.model, self.resident.layer_keys
         self._reuse = LayerReuse(loaded, keys, activation_cache_bytes) if activation_cache_bytes else None
@@ -83,12 +86,10 @@ class EvaluationWorker:
                     failed_on = (split.fingerprint,)
                     results[split.fingerprint] = self._score(split, split_started)
                     split_started = time.perf_counter()
-        except CandidateError as error:
-            failure = str(error)
         except Exception as error:  # noqa: BLE001 - a candidate's own fault never stops a search
+            failure = str(error) if isinstance(error, CandidateError) else f"{type(error).__name__}: {error}"
             if is_worker_fault(error):
-                raise WorkerFault(f"{type(error).__name__}: {error}") from None
-            failure = f"{type(error).__name__}: {error}"
+                raise WorkerFault(failure) from None
         return EvaluationReply(
             ticket=request.ticket,
             results=results,
@@ -144,14 +145,6 @@ class EvaluationWorker:
         result = run_split(self._engine, split)
         saved = 0.0 if self._reuse is None else self._reuse.saved / max(self._reuse.work, 1)
         return replace(result, seconds=time.perf_counter() - started, saved=saved)
-
-
-def _reserve(model: ModelConfig, needed: NeededMemory) -> None:
-    """Check the available memory, and limit this process to its share of the GPU."""
-    device = resolve_device(model)
-    if device.type == "cuda" and needed.gpus < 1:
-        torch.cuda.set_per_process_memory_fraction(needed.gpus, device)
-    check_room(needed, device)
 
 
 _DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")

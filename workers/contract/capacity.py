@@ -198,17 +198,14 @@ def _free_in_cgroup() -> int:
         try:
             limit = limit_file.read_text(encoding="ascii").strip()
             used = int(limit_file.with_name(usage_name).read_text(encoding="ascii"))
-        except (OSError, ValueError):
+            stat = limit_file.with_name("memory.stat").read_text(encoding="ascii").splitlines()
+        except OSError:
             continue
         if limit.isdigit():
-            return int(limit) - max(0, used - _page_cache(limit_file.with_name("memory.stat")))
+            # Cached pages of files count as used, but the kernel drops them when memory runs short.
+            cached = sum(int(line.split()[1]) for line in stat if line.startswith(("inactive_file ", "active_file ")))
+            return int(limit) - max(0, used - cached)
     return _UNLIMITED
-
-
-def _page_cache(stat: Path) -> int:
-    # Cached pages of files count as used, but the kernel drops them when memory runs short.
-    lines = stat.read_text(encoding="ascii").splitlines() if stat.is_file() else []
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
 
 
 def _device_limit() -> int:

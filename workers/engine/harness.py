@@ -71,7 +71,7 @@ class ResidentLM(TemplateLM):
         return self._tokens[key]
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Return every continuation's summed log-probability, and whether it is the greedy one."""
+        """Return every continuation's summed log-probability, and whether it is greedy, without a progress bar."""
         scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return scored
 

@@ -115,12 +115,6 @@ def test_packed_batches_hold_what_begins_alike_and_padded_ones_what_is_as_long()
     assert plan_batches(groups, "padded", 6) == [[0, 2], [1, 3]]
 
 
-def test_batches_are_planned_once() -> None:
-    batcher = Batcher("packed", 10, CPU)
-    groups = (((1, 2),), ((1, 3),))
-    assert batcher.batches(groups) is batcher.batches((((1, 2),), ((1, 3),)))
-
-
 def test_ids_and_positions_determine_attention() -> None:
     """Hidden states are cached by ids and positions, so passes that share these must compute the same sums."""
     whole, part = [(1, 2, 3, 4), (1, 2, 5), (6, 7)], [(1, 2), (6,), (1, 2, 3)]
