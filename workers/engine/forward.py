@@ -86,7 +86,7 @@ class Forward:
         Returns:
             Logits [places, vocabulary] in the model's dtype.
         """
-        return self._checked(columns, places, cache)
+        return self._read(columns, places, cache)
 
     def hidden_states(self, columns: Columns, places: ArrayLike) -> Tensor:
         """Run a batch as `logits` does, but return the inputs of the output head, [places, hidden], unchecked."""
@@ -118,7 +118,7 @@ class Forward:
         """
         attention = None if self._steps is None or ids.shape[1] > 1 else Step.of(mask, self._steps)
         places = np.arange(ids.numel()).reshape(ids.shape)
-        return self._checked(Columns(ids, positions, mask, places, attention), places[:, -1], cache, recurs=False)
+        return self._read(Columns(ids, positions, mask, places, attention), places[:, -1], cache, recurs=False)
 
     @property
     def vocabulary(self) -> int:
@@ -142,7 +142,7 @@ class Forward:
             rows.update(_rows(layer.keys, index), _rows(layer.values, index), number)
         return rows
 
-    def _checked(self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, recurs: bool = True) -> Tensor:
+    def _read(self, columns: Columns, places: ArrayLike, cache: DynamicCache | None, recurs: bool = True) -> Tensor:
         logits = self._run(columns, places, cache, recurs)
         # A sum is finite only if its terms are, and summing is far cheaper than testing every term.
         finite = logits.sum(dim=-1, dtype=torch.float32).isfinite()
