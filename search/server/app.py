@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server import metrics
-from moevolve.search.server.api import launching, reading, shrinking
+from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
 from moevolve.search.server.feed import Feed
@@ -75,7 +75,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     answer_errors(app, rendering.problem_page)
     app.add_middleware(GZipMiddleware, minimum_size=1024)
     app.include_router(request_routes(), prefix="/api", dependencies=[NEEDS_TOKEN])
-    for module in (reading, launching, shrinking):
+    for module in (reading, launching):
         app.include_router(module.routes, prefix="/api", dependencies=[NEEDS_TOKEN])
     app.include_router(metrics.routes)
     for pages in (searches, individuals, rankings, comparing, launch_pages, health, rendering):
