@@ -106,7 +106,7 @@ def _rebuild(harness: HarnessTask, document: dict[str, Any]) -> Any:
     path = resolve_path(harness.yaml)
     if task_identity(path) != harness.config:
         raise UserError(f"{PREFIX}{path}: isn't the same file as on the driver")
-    data = {"test": as_dataset([document])}
+    data = {"test": as_dataset([document], harness.yaml)}
     changes = {
         "custom_dataset": lambda **_: data,
         "dataset_kwargs": {},

@@ -72,9 +72,7 @@ def test_fields_that_only_answers_use_are_not_needed(write_task: Any, tmp_path: 
     task = load_task(write_task(**changes, **with_prompts(tmp_path, [{"text": "new"}])))
     assert texts(prepare_split(task, "calibration")) == ["new"]
     task = load_task(write_task(**changes, **with_prompts(tmp_path, [{"words": "new"}])))
-    with pytest.raises(
-        UserError, match=r"fields\.body looks for text, but .*my\.jsonl has no such column; it has: words"
-    ):
+    with pytest.raises(UserError, match=r"my\.jsonl:1: field fields\.body: the row has no text"):
         prepare_split(task, "calibration")
 
 
