@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError, first_line
 
+_UNKNOWN_KEY = "unknown key"
+
 
 class _TextKeyLoader(yaml.SafeLoader):
     """A safe loader that reads keys as text and rejects repeated keys.
@@ -59,22 +61,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-_UNKNOWN = "unknown key"
-
-
 def explain_validation(error: ValidationError, data: Any, known: Collection[str] = ()) -> str:
-    """Put pydantic's errors into one line that names every field once.
+    """Put pydantic's errors about plain data into one line that names every field once.
 
     Args:
         error: Error that pydantic raised.
         data: Plain data that it validated.
-        known: Known keys at the top level, for suggestions.
+        known: Known keys at the top level, of which the nearest is suggested for an unknown one.
     """
     findings: dict[str, list[str]] = {}
     for item in error.errors():
         message = _message(item["type"], item["msg"], item.get("ctx", {}))
         field = _field(item["loc"], data, missing=item["type"] == "missing")
-        if message == _UNKNOWN and len(field) == 1:
+        if message == _UNKNOWN_KEY and len(field) == 1:
             near = difflib.get_close_matches(field[0], known, n=1)
             message += f" (did you mean `{near[0]}`?)" if near else ""
         findings.setdefault(".".join(field), []).append(message)
@@ -103,7 +102,7 @@ def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:
     """Pydantic's message in YAML's terms: lists and mappings instead of tuples and models."""
     match kind:
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return _UNKNOWN
+            return _UNKNOWN_KEY
         case "tuple_type":
             return "expected a list, for example [a, b]"
         case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":

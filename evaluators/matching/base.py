@@ -54,7 +54,7 @@ class Matcher(ABC):
         self._stop = tuple(stop)
 
     def match(self, text: str, example: Example) -> float:
-        """Score the generated text, in [0, 1]."""
+        """Return the score of the generated text, in [0, 1]."""
         return _match(self, text, example)
 
     def decided(self, text: str, example: Example) -> bool:
