@@ -43,8 +43,7 @@ class Jobs:
         return self
 
     def submit(self, job: str, label: JobLabel, entrypoint: str, *_: Any) -> bool:
-        if any(each.id == job for each in self.known):
-            return False
+        assert all(each.id != job for each in self.known)
         self.known.append(ClusterJob(job, label, "PENDING", len(self.known)))
         self.commands.append(entrypoint)
         return True
