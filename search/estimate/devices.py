@@ -65,11 +65,7 @@ beyond that is left to the CUDA context and the allocator."""
 
 
 def gpus_for(config: RunConfig, names: str | None = None) -> tuple[Device, ...]:
-    """GPUs to estimate a run for: the named ones, or without names the default ones, or none for a run on the CPU.
-
-    Raises:
-        UserError: See `find_gpus`.
-    """
+    """GPUs to estimate a run for: the named ones, or without names the default ones, or none for a run on the CPU."""
     on_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not config.workers.num_gpus)
     if names is None and on_cpu:
         return ()
