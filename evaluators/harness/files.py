@@ -55,9 +55,9 @@ def find_yaml(name: str) -> Path:
         if not path.is_file():
             raise UserError(f"{PREFIX}{name}: no such file")
         return path
-    for folder in (*_further_folders(), _own_folder()):
+    for folder in (*map(Path, _further_folders()), _own_folder()):
         # Most files are named after their task; lm-eval's own index reads all 14,000 files, which takes seconds.
-        for path in sorted(Path(folder).rglob(f"{name}.yaml")):
+        for path in sorted(folder.rglob(f"{name}.yaml")):
             if read_raw(path).get("task") == name:
                 return path.absolute()
     if name not in _index():

@@ -77,7 +77,7 @@ def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes], seed
         The test, or None if no seed has results on both sides.
 
     Raises:
-        ValueError: the two sides have different numbers of examples or seeds.
+        ValueError: The two sides have different numbers of examples or seeds.
     """
     if [each.values.shape for each in one] != [each.values.shape for each in other]:
         raise ValueError("the two models were not scored on the same examples with the same seeds")
