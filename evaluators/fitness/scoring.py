@@ -30,7 +30,7 @@ def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:
     outcomes, gold = fitness.outcomes(engine, split)
     if split.window is None and not len(outcomes) == len(gold) == len(split.examples):
         raise ValueError(
-            f"the engine scored {len(outcomes)} of {len(split.examples)} examples of {split.task}/{split.split}"
+            f"{split.task}/{split.split}: the engine scored {len(outcomes)} of {len(split.examples)} examples"
         )
     wrong = np.flatnonzero(~np.isfinite(gold))
     if wrong.size:

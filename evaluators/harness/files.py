@@ -39,9 +39,7 @@ def harness_version() -> str:
         import evaluate
         import lm_eval  # noqa: F401
     except (PackageNotFoundError, ImportError) as error:
-        raise UserError(
-            f"lm_eval: tasks need lm-evaluation-harness ({error}): pip install 'moevolve[lm-eval]' on every node"
-        ) from None
+        raise UserError(f"lm_eval: tasks need `pip install 'moevolve[lm-eval]'` on every node: {error}") from None
     # lm-eval would load metrics that it doesn't know as code from the hub.
     evaluate.config.HF_EVALUATE_OFFLINE = True
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

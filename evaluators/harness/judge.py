@@ -91,9 +91,7 @@ def _rebuild(harness: HarnessTask, document: dict[str, Any]) -> Any:
     """Make lm-eval's task from its YAML on this machine; one document replaces its data and shows the fields."""
     own = harness_version()
     if own != harness.version:
-        raise UserError(
-            f"lm-eval is {own} on this worker, but {harness.version} on the driver; install the same version"
-        )
+        raise UserError(f"lm-eval is {own} on this worker, but {harness.version} on the driver; install that one")
     from lm_eval.api.task import ConfigurableTask
 
     path = resolve_path(harness.yaml)

@@ -96,9 +96,7 @@ def _find(name: str | Path) -> Path:
     if str(name) not in tasks:
         near = difflib.get_close_matches(str(name), tasks, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known tasks: {', '.join(tasks)}"
-        raise UserError(
-            f"unknown task `{name}`; {hint} (your own: give the path of its .yaml, or set {FOLDERS_VARIABLE})"
-        )
+        raise UserError(f"unknown task `{name}`; {hint} (your own: the path of its .yaml, or set {FOLDERS_VARIABLE})")
     return tasks[str(name)]
 
 

@@ -261,9 +261,7 @@ class TaskConfig(TaskFileSection):
                 raise ValueError(f"`{field}.from` is `{source}`, but `source.files` has: {', '.join(files)}")
             # The hub also takes slices, such as `train[:9]`, of which overlaps can't be noticed.
             if files is None and not re.fullmatch(r"[\w.-]+", source):
-                raise ValueError(
-                    f"`{field}.from` must be a plain split name, got `{source}`; choose rows with `offset` and `count`"
-                )
+                raise ValueError(f"`{field}.from` must be a plain split name, got `{source}`; use `offset` and `count`")
 
     @property
     def origin(self) -> str:
@@ -342,9 +340,7 @@ class TaskConfig(TaskFileSection):
             if split not in splits:
                 raise UserError(f"{self.origin}: there is no `{split}` split; it has: {', '.join(splits)}")
             if self.splits[split].indices is not None:
-                raise UserError(
-                    f"{self.origin}: the rows of `{split}` are listed by `indices`, so they can't be counted"
-                )
+                raise UserError(f"{self.origin}: the rows of `{split}` are listed by `indices`, not counted")
             splits[split]["count"] = count
         return self._changed(splits=splits)
 

@@ -79,10 +79,7 @@ def unshared_rows(prompts: Sequence[Hashable], elsewhere: Collection[Hashable], 
     first = {prompt: row for row, prompt in reversed(list(enumerate(prompts)))}
     kept = sorted(row for prompt, row in first.items() if prompt not in elsewhere)
     if not kept:
-        raise UserError(
-            f"{name}: all {len(prompts)} rows of `calibration` have prompts that also stand in other splits; "
-            "give it other rows"
-        )
+        raise UserError(f"{name}: all prompts of `calibration` also stand in other splits; give it other rows")
     if len(kept) < len(prompts):
         _LOG.info(
             "%s: %d of %d rows of `calibration` are left out: their prompts also stand in another split or before them",
@@ -123,7 +120,7 @@ def _slice(rows: list[int], selection: Selection, name: str) -> list[int]:
     if not taken or len(taken) < (selection.count or 0):
         wanted = "any" if selection.count is None else str(selection.count)
         raise UserError(
-            f"{name}: can't take {wanted} rows after the first {selection.offset}: only {len(rows)} rows are there"
+            f"{name}: can't take {wanted} rows after the first {selection.offset}: there are only {len(rows)}"
         )
     return taken
 

@@ -72,13 +72,11 @@ class ExampleTemplate:
         if not references and not self._task.fitness_kind.needs_references:
             return (), ()
         if not references or not references[0].strip():
-            raise UserError(f"{self._task.origin}: {place}: the gold answer is empty")
+            raise self._wrong(f"{place}: the gold answer is empty")
         choices = self._run("choices", self._choices, variables, place)
         if choices and references[0] not in choices:
             shown = ", ".join(map(repr, choices))
-            raise UserError(
-                f"{self._task.origin}: {place}: the gold answer {references[0]!r} is none of the choices {shown}"
-            )
+            raise self._wrong(f"{place}: the gold answer {references[0]!r} is none of the choices {shown}")
         return references, choices
 
     def _variables_of(self, row: Row, place: str) -> Row:
@@ -86,15 +84,12 @@ class ExampleTemplate:
         for name, paths in self._fields.items():
             found = [value for path in paths if (value := _follow(row, path)) is not None]
             if not found:
-                raise UserError(
-                    f"{self._task.origin}: {place}: field fields.{name}: the row has no {' or '.join(paths)}"
-                )
+                raise self._wrong(f"{place}: field fields.{name}: the row has no {' or '.join(paths)}")
             variables[name] = found[0]
         for column, table in self._labels.items():
             key = value_key(variables.get(column))
             if key not in table:
-                known = ", ".join(table)
-                raise UserError(f"{self._task.origin}: {place}: `{column}` is {key!r}, labels.{column} knows: {known}")
+                raise self._wrong(f"{place}: `{column}` is {key!r}, labels.{column} knows: {', '.join(table)}")
             variables[column] = table[key]
         return variables
 
@@ -104,15 +99,13 @@ class ExampleTemplate:
         except Exception as error:  # noqa: BLE001 - a template can fail in any way Python can
             absent = isinstance(error, jinja2.UndefinedError | KeyError)
             has = f"; the row has: {', '.join(variables)}" if absent else ""
-            raise UserError(f"{self._task.origin}: field {name}: {place}: {error}{has}") from None
+            raise self._wrong(f"field {name}: {place}: {error}{has}") from None
 
     def _text(self, name: str, source: str) -> _Render:
         try:
             template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise UserError(
-                f"{self._task.origin}: field {name}: line {error.lineno} of the template: {error.message}"
-            ) from None
+            raise self._wrong(f"field {name}: line {error.lineno} of the template: {error.message}") from None
         return template.render
 
     def _list(self, name: str, source: str | tuple[str, ...]) -> _Render:
@@ -122,8 +115,11 @@ class ExampleTemplate:
         try:
             expression = _ENVIRONMENT.compile_expression(source, undefined_to_none=False)
         except jinja2.TemplateSyntaxError as error:
-            raise UserError(f"{self._task.origin}: field {name}: not a Jinja2 expression: {error.message}") from None
+            raise self._wrong(f"field {name}: not a Jinja2 expression: {error.message}") from None
         return lambda variables: _as_texts(expression(variables))
+
+    def _wrong(self, what: str) -> UserError:
+        return UserError(f"{self._task.origin}: {what}")
 
 
 def _follow(row: Row, path: str) -> Any:
@@ -139,9 +135,7 @@ def _as_turns(value: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
     system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
     asked, answered = turns[::2], turns[1::2]
     if {role for role, _ in asked} - {"user"} or {role for role, _ in answered} - {"assistant"} or len(turns) % 2:
-        raise UserError(
-            "expected turns of `user` and `assistant` in alternation, with an optional `system` before them"
-        )
+        raise UserError("expected turns of `user` and `assistant` in alternation, after an optional `system`")
     return system, tuple((question, answer) for (_, question), (_, answer) in zip(asked, answered, strict=True))
 
 

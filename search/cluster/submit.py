@@ -69,10 +69,7 @@ def submit(
     jobs = server.jobs(label.search)
     for job in jobs:
         if job.label != label:
-            name = job.label.name
-            raise UserError(
-                f"the id {label.search} is that of search {name} on this cluster, which has another configuration"
-            )
+            raise UserError(f"the id {label.search} is that of another search on this cluster: {job.label.name}")
     alive = next((job for job in jobs if not job.ended), None)
     if alive is not None or not needed:
         return Submitted(label.search, label.name, server.url, alive.id if alive else None, False, status)
@@ -137,9 +134,7 @@ def _stored_state(config: RunConfig, label: JobLabel) -> tuple[str | None, bool]
         )
     assert found is not None
     if (found.name, parse_stored_config(found.config).config_hash) != (label.name, label.config_hash):
-        raise UserError(
-            f"the id {label.search} is that of search {found.name} in {where}, which has another configuration"
-        )
+        raise UserError(f"the id {label.search} is that of search {found.name} in {where}, with other settings")
     return found.status, not driven and found.status not in ("finished", "cancelled")
 
 

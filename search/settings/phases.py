@@ -292,9 +292,7 @@ class RepairPhase(PhaseBase):
     @model_validator(mode="after")
     def _has_no_baselines(self) -> Self:
         if self.named or self.strategy is not None or self.repeats:
-            raise ValueError(
-                "a repair phase has no `init`, `strategy` or `repeats`: it starts from the phases before it"
-            )
+            raise ValueError("a repair phase has no `init`, `strategy` or `repeats`: it starts from earlier phases")
         return self
 
 

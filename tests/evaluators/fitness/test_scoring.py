@@ -92,7 +92,7 @@ def test_texts_score_the_exponential_of_their_mean(fitness: str) -> None:
     assert result.gold_logprob == -1.5
     assert run_split(ScriptedEngine(texts=(-0.0,) * 4), split).score == 1.0
     assert run_split(ScriptedEngine(texts=(-2000.0,) * 4), split).score == 0.0
-    with pytest.raises(ValueError, match="scored 3 of 4 examples of t/search"):
+    with pytest.raises(ValueError, match="t/search: the engine scored 3 of 4 examples"):
         run_split(ScriptedEngine(texts=(-1.0,) * 3), split)
 
 
