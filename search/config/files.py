@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -20,6 +19,7 @@ from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import DEFAULT
 from moevolve.search.settings.phases import Section
+from moevolve.store.lineage import suggestion
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
@@ -229,8 +229,7 @@ def find_model(name: str, option: str = "--model") -> str:
         return name
     if name in shipped:
         return shipped[name]
-    near = difflib.get_close_matches(name, shipped, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(shipped)}"
+    hint = suggestion(name, shipped)
     raise UserError(f"{option} {name}: no such folder, and no config of this name comes with moevolve; {hint}")
 
 
