@@ -193,9 +193,7 @@ class TaskConfig(TaskFileSection):
         turns: Column with the turns of a row's conversation before the prompt: a list of `{role, content}`, a `system`
             turn first if there is one, then `user` and `assistant` in turn. They follow the shots.
         chat: Put prompts into the model's chat template, if it has one.
-        window: Tokens per window of running text, for a fitness that reads whole texts: the rows of a split, separated
-            by empty lines, are tokenised as one text and cut into windows; an incomplete last window is dropped. None
-            reads each row's text by itself.
+        window: See `PreparedSplit`; an incomplete last window is dropped.
     """
 
     name: str = Field(min_length=1)
@@ -233,10 +231,9 @@ class TaskConfig(TaskFileSection):
             raise ValueError("give `answer` (a template) or `references` (a list), or both")
         if self.resolved_positions == "answer" and not self.labelled:
             raise ValueError("positions `answer` needs `answer` or `references`; without them say `greedy` or `text`")
-        if kind.reads == "choices" and not self.choices:
-            raise ValueError(f"fitness `{self.fitness}` compares the likelihood of choices: give `choices`")
-        if MATCHERS[self.matching.kind].needs_choices and kind.uses_matching and not self.choices:
-            raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
+        matcher = MATCHERS[self.matching.kind]
+        if (kind.reads == "choices" or (kind.uses_matching and matcher.needs_choices)) and not self.choices:
+            raise ValueError(f"fitness `{self.fitness}` with matching `{self.matching.kind}` needs `choices`")
         if self.turns is not None and self.reads_whole_texts:
             raise ValueError("`turns` are a conversation's, and texts that are scored as a whole have none")
         if self.shots and not self.labelled:
