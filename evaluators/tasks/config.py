@@ -231,9 +231,10 @@ class TaskConfig(TaskFileSection):
             raise ValueError("give `answer` (a template) or `references` (a list), or both")
         if self.resolved_positions == "answer" and not self.labelled:
             raise ValueError("positions `answer` needs `answer` or `references`; without them say `greedy` or `text`")
-        matcher = MATCHERS[self.matching.kind]
-        if (kind.reads == "choices" or (kind.uses_matching and matcher.needs_choices)) and not self.choices:
-            raise ValueError(f"fitness `{self.fitness}` with matching `{self.matching.kind}` needs `choices`")
+        if kind.reads == "choices" and not self.choices:
+            raise ValueError(f"fitness `{self.fitness}` compares the likelihood of choices: give `choices`")
+        if MATCHERS[self.matching.kind].needs_choices and kind.uses_matching and not self.choices:
+            raise ValueError(f"matching kind `{self.matching.kind}` looks for one of the choices: give `choices`")
         if self.turns is not None and self.reads_whole_texts:
             raise ValueError("`turns` are a conversation's, and texts that are scored as a whole have none")
         if self.shots and not self.labelled:

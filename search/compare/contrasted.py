@@ -117,11 +117,11 @@ class Contrast:
     models: tuple[ContrastedModel, ...] = field(repr=False)
     comparable: bool = True
 
-    def points(self) -> list[tuple[float, list[tuple[float, float, float] | None]]]:
-        """At most ten evenly spread places of the axis, with `ContrastedGroup.at` of every group, for tables."""
+    def points(self, count: int = 10) -> list[tuple[float, list[tuple[float, float, float] | None]]]:
+        """At most `count` evenly spread places of the axis, with `ContrastedGroup.at` of every group, for tables."""
         if not self.x:
             return []
-        places = sorted({bisect_right(self.x, self.x[-1] * part / 10) - 1 for part in range(1, 11)} - {-1})
+        places = sorted({bisect_right(self.x, self.x[-1] * part / count) - 1 for part in range(1, count + 1)} - {-1})
         return [(self.x[place], [group.at(place) for group in self.groups]) for place in places]
 
     @property

@@ -30,11 +30,8 @@ WriteTask = Callable[..., Path]
         ),
         ({"metric": "bleu"}, "metric: unknown metric `bleu`; known: accuracy, geometric_mean, mean"),
         ({"answer": None}, "give `answer`"),
-        ({"choices": None}, "with matching `option` needs `choices`"),
-        (
-            {"choices": None, "fitness": "rank", "matching": None},
-            "fitness `rank` with matching `exact` needs `choices`",
-        ),
+        ({"choices": None}, "`option` looks for one of the choices"),
+        ({"choices": None, "fitness": "rank", "matching": None}, "give `choices`"),
         ({"source": {"hub": "a/b", "files": {"all": "rows.jsonl"}}}, "source: give either `hub` or `files`"),
         ({"source": {"files": {"all": "rows.jsonl", "more": "./rows.jsonl"}}}, "stands under both `all` and `more`"),
         (
