@@ -9,9 +9,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from moevolve.evaluators.errors import UserError
-
 Metric = Callable[[NDArray[np.float64]], float]
+
+_LEVEL = 0.95
+_RESAMPLES = 2000
 
 
 def mean(outcomes: NDArray[np.float64]) -> float:
@@ -28,70 +29,36 @@ METRICS: dict[str, Metric] = {"accuracy": mean, "geometric_mean": geometric_mean
 """Metrics by name. `accuracy` and `mean` are the same function, for right-or-wrong and graded (F1) outcomes."""
 
 
-def known_metric(name: str) -> str:
-    """Return `name` if there is such a metric.
-
-    Raises:
-        ValueError: There is none; the message lists the known ones.
-    """
-    if name not in METRICS:
-        raise ValueError(f"unknown metric `{name}`; known: {', '.join(sorted(METRICS))}")
-    return name
-
-
 def score(metric: str, outcomes: ArrayLike) -> float:
-    """Apply a metric to the outcomes of all examples.
-
-    Args:
-        metric: Name in `METRICS`.
-        outcomes: Outcomes in [0, 1], shape [examples].
+    """Apply a metric, by its name in `METRICS`, to the outcomes of all examples, in [0, 1].
 
     Raises:
-        UserError: The metric is unknown.
         ValueError: There are no outcomes, or not all are finite.
     """
-    values = _checked(outcomes)
-    if metric not in METRICS:
-        raise UserError(f"unknown metric `{metric}`; known: {', '.join(sorted(METRICS))}")
-    return METRICS[metric](values)
+    return METRICS[metric](_checked(outcomes))
 
 
-def confidence_interval(
-    outcomes: ArrayLike | Sequence[float],
-    level: float = 0.95,
-    *,
-    metric: str = "mean",
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Return a two-sided confidence interval `(low, high)` for a score; equal arguments give equal numbers.
+def confidence_interval(outcomes: ArrayLike, *, metric: str = "mean") -> tuple[float, float]:
+    """Return a score's two-sided 95 % confidence interval `(low, high)`; equal arguments give equal numbers.
 
     For the mean of right-or-wrong outcomes it is the Wilson score interval, which stays inside [0, 1] and has the right
     coverage near its ends and for few examples. Otherwise it is a percentile bootstrap over examples.
 
     Args:
         outcomes: Outcomes in [0, 1], shape [examples].
-        level: Coverage, in (0, 1).
         metric: Name of the score's metric.
-        resamples: Number of bootstrap resamples.
-        seed: Seed of the bootstrap.
 
     Raises:
-        ValueError: There are no outcomes, `level` is outside (0, 1), or the metric is unknown.
+        ValueError: There are no outcomes, or not all are finite.
     """
     values = _checked(outcomes)
-    if not 0 < level < 1:
-        raise ValueError(f"confidence level must lie in (0, 1), got {level}")
-    geometric = METRICS[known_metric(metric)] is geometric_mean
+    geometric = METRICS[metric] is geometric_mean
     if not geometric and np.isin(values, (0.0, 1.0)).all():
-        return wilson(int(values.sum()), values.size, level)
-    rng = np.random.default_rng(seed)
-    if geometric:
-        with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf, and its exponential 0 again
-            means = np.exp(_bootstrap_means(np.log(values), resamples, rng))
-    else:
-        means = _bootstrap_means(values, resamples, rng)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+        return wilson(int(values.sum()), values.size)
+    with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf, and its exponential 0 again
+        means = _bootstrap_means(np.log(values) if geometric else values)
+    means = np.exp(means) if geometric else means
+    low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -100,15 +67,9 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(weight * value for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
-def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Return the Wilson score interval of a proportion (E. B. Wilson, JASA 22, 1927).
-
-    Args:
-        successes: Number of successful trials.
-        n: Number of trials, at least 1.
-        level: Coverage, in (0, 1).
-    """
-    z = NormalDist().inv_cdf((1 + level) / 2)
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of `successes` in `n` trials, at least 1 (E. B. Wilson, JASA 22, 1927)."""
+    z = NormalDist().inv_cdf((1 + _LEVEL) / 2)
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -118,16 +79,17 @@ def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
     return low, high
 
 
-def _bootstrap_means(values: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    means = np.empty(resamples)
+def _bootstrap_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    rng = np.random.default_rng(0)
+    means = np.empty(_RESAMPLES)
     block = max(1, 1_000_000 // values.size)  # limits the index matrix to about 8 MB
-    for start in range(0, resamples, block):
-        stop = min(resamples, start + block)
+    for start in range(0, _RESAMPLES, block):
+        stop = min(_RESAMPLES, start + block)
         means[start:stop] = values[rng.integers(values.size, size=(stop - start, values.size))].mean(axis=1)
     return means
 
 
-def _checked(outcomes: ArrayLike | Sequence[float]) -> NDArray[np.float64]:
+def _checked(outcomes: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(outcomes, dtype=np.float64).ravel()
     if values.size == 0:
         raise ValueError("no outcomes to score")

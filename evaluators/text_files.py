@@ -12,11 +12,7 @@ from moevolve.evaluators.errors import UserError
 
 
 def read_lines(path: Path, missing: str = "") -> list[str]:
-    """Read the lines of a UTF-8 file.
-
-    Args:
-        path: The file.
-        missing: What to say in addition if there is no such file.
+    """Read the lines of a UTF-8 file; `missing` is added to the message if there is no such file.
 
     Raises:
         UserError: It is missing, not UTF-8, or can't be read.
@@ -34,11 +30,7 @@ def read_lines(path: Path, missing: str = "") -> list[str]:
 
 
 def parse_line(line: str, place: str) -> dict[str, Any]:
-    """Read a JSON object from a line.
-
-    Args:
-        line: The line.
-        place: `file:line`, for error messages.
+    """Read a JSON object from a line; `place` is its `file:line` for messages.
 
     Raises:
         UserError: It isn't JSON, or no object.

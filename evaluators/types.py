@@ -7,12 +7,11 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-T = TypeVar("T")
 Split = Literal["calibration", "search", "dev", "test"]
 Positions = Literal["text", "answer", "greedy"]
 SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
@@ -93,19 +92,16 @@ class PreparedSplit:
     """One split of one task, rendered: everything that a worker needs to score a candidate on it.
 
     Attributes:
-        task: Name of the task.
         split: `calibration` (for measurements; answers may be absent, and no fitness reads it), `search` (fitness),
             `dev` (re-ranking) or `test` (reported, never searched on).
         fitness: Name of the fitness; see `moevolve.evaluators.fitness`.
         metric: Name of the metric that turns per-example outcomes into the score.
-        matching: Comparison of answers with the references.
         max_new_tokens: Largest number of tokens in an answer.
         answer_prefix: Text between prompt and answer when an answer is teacher-forced (usually one space).
         examples: Prompts in their fixed order.
         positions: Predictions that a fitness compares with the unedited model's: those of the whole `text`, of the gold
             `answer`, or of the unedited model's own `greedy` answer, which replaces the gold one.
         harness: The task in lm-evaluation-harness for a fitness that it judges; else None.
-        system: System prompt; may be empty.
         chat: True if prompts become turns of a conversation when the model has a chat template.
         window: Tokens per window of `running_text`, for a fitness that reads whole texts; outcomes then belong to
             windows instead of examples. None reads each example by itself.
@@ -137,10 +133,7 @@ class PreparedSplit:
         return "\n\n".join((*filter(None, (example.system or self.system,)), *shots, example.prompt))
 
     def turns(self, example: Example) -> tuple[tuple[str, str], ...]:
-        """Return the input of a model with a chat template: `(role, content)` of every turn, the prompt last.
-
-        Roles are `system`, `user` and `assistant`.
-        """
+        """Return the input of a model with a chat template: `(role, content)` of every turn, the prompt last."""
         # Leading white space of `answer_prefix` separates words of running text; a turn doesn't need it.
         lead = self.answer_prefix.lstrip()
         system = example.system or self.system
@@ -151,23 +144,18 @@ class PreparedSplit:
 
     @property
     def ref(self) -> SplitRef:
-        """Reference to the split, without its prompts."""
         return SplitRef(self.task, self.split, self.fingerprint, self.metric)
 
     def head(self, rows: int) -> PreparedSplit:
-        """Return a split of the first `rows` examples."""
         return self.only(range(min(rows, len(self.examples))))
 
     def only(self, rows: Iterable[int]) -> PreparedSplit:
-        """Return a split of the examples at some places, in the order of the places."""
-
-        def chosen(values: tuple[T, ...]) -> tuple[T, ...]:
-            return tuple(values[row] for row in places)
-
+        """Return a split of the examples with these numbers, in their order."""
         places, judged = tuple(rows), self.harness
         if judged is not None:
-            judged = replace(judged, documents=chosen(judged.documents), contexts=chosen(judged.contexts))
-        return replace(self, examples=chosen(self.examples), harness=judged)
+            documents = tuple(judged.documents[row] for row in places)
+            judged = replace(judged, documents=documents, contexts=tuple(judged.contexts[row] for row in places))
+        return replace(self, examples=tuple(self.examples[row] for row in places), harness=judged)
 
     @cached_property
     def fingerprint(self) -> str:

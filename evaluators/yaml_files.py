@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,25 +58,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-_UNKNOWN = "unknown key"
-
-
-def explain_validation(error: ValidationError, data: Any, known: Collection[str] = ()) -> str:
-    """Put pydantic's errors into one line that names every field once.
-
-    Args:
-        error: Error that pydantic raised.
-        data: Plain data that it validated.
-        known: Known keys at the top level, for suggestions.
-    """
+def explain_validation(error: ValidationError, data: Any) -> str:
+    """Put pydantic's errors about plain data into one line that names every field once."""
     findings: dict[str, list[str]] = {}
     for item in error.errors():
-        message = _message(item["type"], item["msg"], item.get("ctx", {}))
         field = _field(item["loc"], data, missing=item["type"] == "missing")
-        if message == _UNKNOWN and len(field) == 1:
-            near = difflib.get_close_matches(field[0], known, n=1)
-            message += f" (did you mean `{near[0]}`?)" if near else ""
-        findings.setdefault(".".join(field), []).append(message)
+        findings.setdefault(".".join(field), []).append(_message(item["type"], item["msg"], item.get("ctx", {})))
     # A field of a union type has an error for every member of the union.
     return "; ".join(
         f"{field}: {' or '.join(dict.fromkeys(messages))}" if field else "; ".join(messages)
@@ -103,7 +89,7 @@ def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:
     """Pydantic's message in YAML's terms: lists and mappings instead of tuples and models."""
     match kind:
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return _UNKNOWN
+            return "unknown key"
         case "tuple_type":
             return "expected a list, for example [a, b]"
         case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":

@@ -60,7 +60,6 @@ class Fitness(ABC):
 
         Raises:
             CandidateError: The model's numbers are not finite.
-            ValueError: The engine did not answer every example.
         """
         ...
 
@@ -72,16 +71,3 @@ class Fitness(ABC):
     def problem(self, example: Example, matching: Matching) -> str | None:
         """Say why an example can't be scored; None if it can."""
         return None
-
-
-def check_text_count(values: Floats, split: PreparedSplit) -> Floats:
-    """Return `values` if there is one per example; windows of running text are as many as the tokenizer makes.
-
-    Raises:
-        ValueError: The engine gave fewer or more.
-    """
-    if split.window is None and values.shape != (len(split.examples),):
-        raise ValueError(
-            f"the engine scored {values.shape[0]} of {len(split.examples)} texts of {split.task}/{split.split}"
-        )
-    return values

@@ -29,33 +29,27 @@ class Generation:
 
 
 class Engine(Protocol):
-    """Runs the resident model with its current edit over the prompts of a split."""
+    """Runs the resident model with its current edit over the prompts of a split.
+
+    The text of an example is its prompt, followed by `answer_prefix` and the first reference if there is one. In a
+    split with a `window`, the texts are the windows of its running text. All tokens of a text but the first are
+    predicted.
+
+    All methods but `remember` raise `CandidateError` if the model's logits are not finite.
+    """
 
     def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
-        """Generate a greedy answer to every prompt.
-
-        Raises:
-            CandidateError: The model's logits are not finite.
-        """
+        """Generate a greedy answer to every prompt."""
         ...
 
     def rank(self, split: PreparedSplit) -> tuple[NDArray[np.float64], ...]:
-        """Return each choice's mean log-probability per token, in nats: per example float64 [choices].
-
-        Raises:
-            CandidateError: The model's logits are not finite.
-        """
+        """Return each choice's mean log-probability per token, in nats: per example float64 [choices]."""
         ...
 
     def text_logprobs(self, split: PreparedSplit) -> NDArray[np.float64]:
         """Return the mean log-probability per token of whole texts, in nats: float64 [texts].
 
-        An example's text is its prompt, followed by `answer_prefix` and the first reference if there is one. In a split
-        with a `window`, the texts are the windows of its running text. All tokens of a text but the first are
-        predicted.
-
         Raises:
-            CandidateError: The model's logits are not finite.
             UserError: A text has fewer than two tokens.
         """
         ...
@@ -72,24 +66,22 @@ class Engine(Protocol):
         ...
 
     def divergences(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Return the divergence from the remembered predictions: float64 [texts] (see `text_logprobs`), nats, >= 0.
+        """Return the divergence from the remembered predictions: float64 [texts], nats, >= 0.
 
         It is the mean of KL(remembered || current) over the positions that predict a token of the text, or only of the
         answer if the split's `positions` say so; over the whole vocabulary.
 
         Raises:
-            CandidateError: The model's logits are not finite.
             ValueError: The split was not remembered.
         """
         ...
 
     def agreements(self, split: PreparedSplit) -> NDArray[np.float64]:
-        """Return the overlap with the remembered predictions: float64 [texts] (see `text_logprobs`), in [0, 1].
+        """Return the overlap with the remembered predictions: float64 [texts], in [0, 1].
 
         It is the mean over the positions of `divergences` of sum_v min(remembered(v), current(v)) over the vocabulary.
 
         Raises:
-            CandidateError: The model's logits are not finite.
             ValueError: The split was not remembered.
         """
         ...
@@ -102,7 +94,6 @@ class Engine(Protocol):
             a gold answer; each float64 [examples].
 
         Raises:
-            CandidateError: The model's logits are not finite.
             UserError: lm-evaluation-harness isn't installed, or can't judge the answers.
         """
         ...

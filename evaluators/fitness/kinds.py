@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moevolve.evaluators.errors import CandidateError
-from moevolve.evaluators.fitness.base import Fitness, Floats, check_text_count
+from moevolve.evaluators.fitness.base import Fitness, Floats
 from moevolve.evaluators.fitness.engine import Decided, Engine
 from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
@@ -26,20 +26,13 @@ class Generate(Fitness):
     uses_matching = True
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """See `Fitness.outcomes`; an outcome is the matcher's score of the answer."""
-        examples = split.examples
         answers = engine.generate(split, self.decided(split))
-        if len(answers.texts) != len(examples) or answers.gold_logprobs.shape != (len(examples),):
-            raise ValueError(
-                f"the engine gave {len(answers.texts)} answers and {answers.gold_logprobs.shape[0]} log-probabilities "
-                f"for {len(examples)} examples of {split.task}/{split.split}"
-            )
         matcher = make_matcher(split.matching)
-        matches = [matcher.match(text, example) for text, example in zip(answers.texts, examples, strict=True)]
+        matches = [matcher.match(text, example) for text, example in zip(answers.texts, split.examples, strict=True)]
         return np.array(matches, dtype=np.float64), np.asarray(answers.gold_logprobs, dtype=np.float64)
 
     def decided(self, split: PreparedSplit) -> Decided:
-        """See `Fitness.decided`; decoding stops as soon as no continuation can change the match."""
+        """Decoding stops as soon as no continuation can change the match."""
         matcher, examples = make_matcher(split.matching), split.examples
         return lambda i, text: matcher.decided(text, examples[i])
 
@@ -58,10 +51,7 @@ class Rank(Fitness):
     reads = "choices"
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """See `Fitness.outcomes`; an outcome is 1 or 0."""
         ranked = engine.rank(split)
-        if [len(values) for values in ranked] != [len(example.choices) for example in split.examples]:
-            raise ValueError(f"the engine did not rank every choice of every example of {split.task}/{split.split}")
         outcomes = np.empty(len(ranked))
         gold = np.empty(len(ranked))
         for i, (values, example) in enumerate(zip(ranked, split.examples, strict=True)):
@@ -91,8 +81,8 @@ class Perplexity(Fitness):
     needs_references = False
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """See `Fitness.outcomes`; an outcome is exp(mean log-probability per token), its tie-breaker the logarithm."""
-        logprobs = check_text_count(engine.text_logprobs(split), split)
+        """An outcome is exp(mean log-probability per token), its tie-breaker the logarithm."""
+        logprobs = engine.text_logprobs(split)
         return np.exp(logprobs), logprobs
 
 
@@ -110,8 +100,8 @@ class Kl(Fitness):
     tie_break = "divergence"
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """See `Fitness.outcomes`; an outcome is exp(-mean divergence per token), its tie-breaker the logarithm."""
-        logs = check_text_count(0.0 - engine.divergences(split), split)
+        """An outcome is exp(-mean divergence per token), its tie-breaker the logarithm."""
+        logs = 0.0 - engine.divergences(split)  # not -divergences, which makes -0.0 of 0
         return np.exp(logs), logs
 
 
@@ -131,8 +121,8 @@ class Agreement(Fitness):
     tie_break = "agreement"
 
     def outcomes(self, engine: Engine, split: PreparedSplit) -> tuple[Floats, Floats]:
-        """See `Fitness.outcomes`; an outcome is the overlap, its tie-breaker the logarithm."""
-        overlaps = check_text_count(engine.agreements(split), split)
+        """An outcome is the overlap, its tie-breaker the logarithm."""
+        overlaps = engine.agreements(split)
         # No overlap at all is a bad score and no failure, so its logarithm has to stay finite.
         return overlaps, np.log(np.maximum(overlaps, _MIN_OVERLAP))
 
@@ -155,18 +145,6 @@ FITNESSES: dict[str, Fitness] = {
 
 DEFAULT_FITNESS = Generate.name
 """The fitness of a task that doesn't name one."""
-
-
-def known_fitness(name: object) -> str:
-    """Return `name` if there is such a fitness.
-
-    Raises:
-        ValueError: There is none; the message lists the known ones.
-    """
-    if not isinstance(name, str) or name not in FITNESSES:
-        *others, last = (f"'{known}'" for known in FITNESSES)
-        raise ValueError(f"input should be {', '.join(others)} or {last}")
-    return name
 
 
 def task_fitnesses() -> tuple[str, ...]:

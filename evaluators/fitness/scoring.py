@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,10 +24,14 @@ def run_split(engine: Engine, split: PreparedSplit) -> SplitResult:
 
     Raises:
         CandidateError: A log-probability is not finite, which is the candidate's fault.
-        ValueError: The engine did not answer every example.
+        ValueError: The engine did not answer every example, which is a defect.
     """
     fitness = FITNESSES[split.fitness]
     outcomes, gold = fitness.outcomes(engine, split)
+    if split.window is None and not len(outcomes) == len(gold) == len(split.examples):
+        raise ValueError(
+            f"{split.task}/{split.split}: the engine scored {len(outcomes)} of {len(split.examples)} examples"
+        )
     wrong = np.flatnonzero(~np.isfinite(gold))
     if wrong.size:
         raise CandidateError(
@@ -65,7 +70,7 @@ def transcribe(engine: Engine, split: PreparedSplit) -> tuple[Answer, ...]:
         CandidateError: The model's numbers are not finite.
     """
     recorder = _RecordingEngine(engine)
-    outcomes, _ = FITNESSES[split.fitness].outcomes(recorder, split)
+    outcomes, _ = FITNESSES[split.fitness].outcomes(cast(Engine, recorder), split)
     texts: list[str | None] = [None] * len(split.examples)
     ranked = [tuple(values.tolist()) for values in recorder.ranked]
     if recorder.texts:
@@ -99,17 +104,5 @@ class _RecordingEngine:
         self.ranked = self._engine.rank(split)
         return self.ranked
 
-    def text_logprobs(self, split: PreparedSplit) -> Floats:
-        return self._engine.text_logprobs(split)
-
-    def remember(self, split: PreparedSplit) -> None:
-        self._engine.remember(split)
-
-    def divergences(self, split: PreparedSplit) -> Floats:
-        return self._engine.divergences(split)
-
-    def agreements(self, split: PreparedSplit) -> Floats:
-        return self._engine.agreements(split)
-
-    def judged(self, split: PreparedSplit) -> tuple[Floats, Floats]:
-        return self._engine.judged(split)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

@@ -33,19 +33,13 @@ def split_name(name: str) -> tuple[str, str, str]:
 
 
 def harness_version() -> str:
-    """Return the installed version of lm-eval, after switching off its loading of remote code.
-
-    Raises:
-        UserError: It isn't installed.
-    """
+    """Return the installed version of lm-eval, which must be there, and switch off its loading of remote code."""
     try:
         found = version("lm-eval")
         import evaluate
         import lm_eval  # noqa: F401
     except (PackageNotFoundError, ImportError) as error:
-        raise UserError(
-            f"lm_eval: tasks need lm-evaluation-harness ({error}): pip install 'moevolve[lm-eval]' on every node"
-        ) from None
+        raise UserError(f"lm_eval: tasks need `pip install 'moevolve[lm-eval]'` on every node: {error}") from None
     # lm-eval would load metrics that it doesn't know as code from the hub.
     evaluate.config.HF_EVALUATE_OFFLINE = True
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -53,37 +47,27 @@ def harness_version() -> str:
 
 
 def find_yaml(name: str) -> Path:
-    """Return the YAML file of a task, given its name or path.
-
-    Raises:
-        UserError: There is none.
-    """
+    """Return the YAML file of a task, given its name or path; raise a `UserError` if there is none."""
     if name.endswith((".yaml", ".yml")):
         path = Path(name).absolute()
         if not path.is_file():
             raise UserError(f"{PREFIX}{name}: no such file")
         return path
-    folders = [Path(folder) for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
-    for folder in (*folders, _own_folder()):
+    for folder in (*map(Path, _further_folders()), _own_folder()):
         # Most files are named after their task; lm-eval's own index reads all 14,000 files, which takes seconds.
         for path in sorted(folder.rglob(f"{name}.yaml")):
             if read_raw(path).get("task") == name:
                 return path.absolute()
-    indexed = _index().get(name)
-    if indexed is None:
+    if name not in _index():
         raise UserError(
             f"{PREFIX}{name}: lm-eval has no task of this name (groups of tasks don't count: name their tasks one by "
             f"one); your own: give the path of its .yaml, or set {FOLDERS_VARIABLE}"
         )
-    return indexed
+    return _index()[name]
 
 
 def read_raw(path: Path) -> dict[str, Any]:
-    """Read a task's YAML with its includes; functions are given by name and not imported.
-
-    Raises:
-        UserError: It can't be read.
-    """
+    """Read a task's YAML with its includes; functions are given by name and not imported."""
     return _load(path, resolve=False)
 
 
@@ -120,11 +104,7 @@ def portable_path(path: Path) -> str:
 
 
 def resolve_path(portable_path: str) -> Path:
-    """Invert `portable_path` on this machine.
-
-    Raises:
-        UserError: There is no such file.
-    """
+    """Invert `portable_path` on this machine, where the file must be."""
     path = _own_folder() / portable_path  # an absolute path is unchanged
     if not path.is_file():
         raise UserError(f"{PREFIX}{portable_path}: this worker has no such file; it must be there on every node")
@@ -137,7 +117,7 @@ def _load(path: Path, *, resolve: bool) -> dict[str, Any]:
     try:
         return dict(load_yaml(path, resolve_func=resolve))
     except Exception as error:  # noqa: BLE001 - imports of the functions' modules can fail in any way
-        raise UserError(f"{PREFIX}{path}: can't be read: {_one_line(error)}") from None
+        raise UserError(f"{PREFIX}{path}: can't be read: {one_line(error)}") from None
 
 
 def _problem(raw: dict[str, Any]) -> str | None:
@@ -184,6 +164,10 @@ def _from_folder(files: Any, folder: Path) -> Any:
     return str(folder / files) if isinstance(files, str) and (folder / files).exists() else files
 
 
+def _further_folders() -> list[str]:
+    return [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
+
+
 @cache
 def _own_folder() -> Path:
     import lm_eval.tasks
@@ -196,8 +180,7 @@ def _index() -> dict[str, Path]:
     """Name -> file of all single tasks, from lm-eval's own index."""
     from lm_eval.tasks import TaskManager
 
-    folders = [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
-    entries = TaskManager(include_path=folders or None).task_index
+    entries = TaskManager(include_path=_further_folders() or None).task_index
     return {
         name: Path(entry.yaml_path).absolute()
         for name, entry in entries.items()
@@ -205,5 +188,6 @@ def _index() -> dict[str, Path]:
     }
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return the type and message of an error in lm-eval, which can fail in any way Python can, shortened."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

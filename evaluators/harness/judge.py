@@ -18,16 +18,12 @@ from moevolve.evaluators.types import HarnessTask, PreparedSplit
 class HarnessJudge:
     """The requests and the judgement of one split of one lm-eval task, reusable for many models.
 
-    Args:
-        split: Split prepared by `moevolve.evaluators.harness.tasks`.
-
     Raises:
         UserError: lm-eval isn't installed, or its version or the task's YAML differs from the driver's.
     """
 
     def __init__(self, split: PreparedSplit) -> None:
-        if split.harness is None:
-            raise ValueError(f"{split.task}/{split.split} is no split of a task of lm-eval")
+        assert split.harness is not None
         self._place = f"{split.task}/{split.split}"
         self._harness = split.harness
         self._documents = [json.loads(document) for document in split.harness.documents]
@@ -35,10 +31,7 @@ class HarnessJudge:
         self._requests = [self._requests_of(index) for index in range(len(self._documents))]
 
     def outcomes(self, model: Any) -> NDArray[np.float64]:
-        """Send all requests to a model and judge its answers: float64 [documents], each in [0, 1].
-
-        Args:
-            model: An `lm_eval.api.model.LM`.
+        """Send all requests to an `lm_eval.api.model.LM` and judge its answers: float64 [documents], each in [0, 1].
 
         Raises:
             UserError: The metric of a document isn't a number in [0, 1].
@@ -98,15 +91,13 @@ def _rebuild(harness: HarnessTask, document: dict[str, Any]) -> Any:
     """Make lm-eval's task from its YAML on this machine; one document replaces its data and shows the fields."""
     own = harness_version()
     if own != harness.version:
-        raise UserError(
-            f"lm-eval is {own} on this worker, but {harness.version} on the driver; install the same version"
-        )
+        raise UserError(f"lm-eval is {own} on this worker, but {harness.version} on the driver; install that one")
     from lm_eval.api.task import ConfigurableTask
 
     path = resolve_path(harness.yaml)
     if task_identity(path) != harness.config:
         raise UserError(f"{PREFIX}{path}: isn't the same file as on the driver")
-    data = {"test": as_dataset([document])}
+    data = {"test": as_dataset([document], harness.yaml)}
     changes = {
         "custom_dataset": lambda **_: data,
         "dataset_kwargs": {},

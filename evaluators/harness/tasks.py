@@ -20,6 +20,7 @@ from moevolve.evaluators.harness.files import (
     PREFIX,
     find_yaml,
     harness_version,
+    one_line,
     portable_path,
     read_config,
     split_name,
@@ -44,7 +45,6 @@ class LoadedTask:
 
     Attributes:
         task: The task as lm-eval's `ConfigurableTask`.
-        path: YAML file of the task.
         tables: Source split -> its documents, after the task's `process_docs`.
         metric: Name of the metric that gives the score.
         filter: Name of the filter whose answers the metric receives.
@@ -64,11 +64,9 @@ class LoadedTask:
 def harness_task(name: str) -> TaskConfig:
     """Return the settings of an lm-eval task with default splits.
 
-    `test` has the documents that lm-eval itself evaluates on: the test documents, or else the validation documents.
-    `search` and `dev` take up to 256 shuffled documents each from the validation documents, or else from the training
-    documents. If there are only documents for evaluation, `search` and `dev` take up to a third each, and `test` the
-    rest. `calibration` takes up to 256 of the remaining training documents, at most half of them, so that some are left
-    for few-shot examples.
+    `test` has the documents that lm-eval itself evaluates on, `search` and `dev` have others, or a third each if there
+    are no others. `calibration` takes at most half of the remaining training documents, so that some are left for
+    few-shot examples. `configs/tasks/README.md` has the numbers.
 
     Args:
         name: `lm_eval:TASK` or `lm_eval:PATH.yaml`, optionally followed by `#METRIC` or `#METRIC,FILTER`.
@@ -117,9 +115,8 @@ def load_harness(name: str) -> LoadedTask:
         task = ConfigurableTask(config=read_config(path))
     except UserError:
         raise
-    except Exception as error:  # noqa: BLE001 - datasets, templates and functions can fail in any way Python can
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(f"{name}: lm-eval can't load it: {reason}") from None
+    except Exception as error:  # noqa: BLE001 - see `one_line`
+        raise UserError(f"{name}: lm-eval can't load it: {one_line(error)}") from None
     chosen, filtered = _metric(task, metric.removeprefix("#"), name)
     return LoadedTask(task, path, _tables(task, name), chosen, filtered)
 
@@ -142,13 +139,12 @@ def prepare_harness(task: TaskConfig, wanted: Collection[Split]) -> dict[Split, 
     }
     _keep_shots_apart(loaded, [document for group in documents.values() for document in group])
     if "calibration" in wanted:
-        questions = {
+        asked = {
             split: [_question(task, loaded, split, *pair) for pair in zip(found, documents[split], strict=True)]
             for split, found in rows.items()
         }
-        kept = unshared_rows(
-            questions.pop("calibration"), {each for group in questions.values() for each in group}, task.origin
-        )
+        elsewhere = {question for split, group in asked.items() if split != "calibration" for question in group}
+        kept = unshared_rows(asked["calibration"], elsewhere, task.origin)
         rows["calibration"] = [rows["calibration"][place] for place in kept]
         documents["calibration"] = [documents["calibration"][place] for place in kept]
     return {split: _prepare(task, loaded, split, rows[split], documents[split]) for split in wanted}
@@ -182,10 +178,9 @@ def _naming_document(task: TaskConfig, loaded: LoadedTask, split: Split, row: in
     """Turn an error in making a prompt into a `UserError` that names the document."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - see `load_harness`
+    except Exception as error:  # noqa: BLE001 - see `one_line`
         place = f"{task.origin}: {loaded.tables[task.splits[split].source].place(row)}"
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(f"{place}: lm-eval can't make a prompt of it: {reason}") from None
+        raise UserError(f"{place}: lm-eval can't make a prompt of it: {one_line(error)}") from None
 
 
 def _question(
@@ -235,19 +230,12 @@ def _keep_shots_apart(loaded: LoadedTask, documents: Sequence[dict[str, Any]]) -
 
 def _tables(task: Any, name: str) -> dict[str, Table]:
     config = task.config
-    made = {
-        split: Table(f"{name}, {split}", documents())
-        for split, documents in (
-            (config.training_split, task.training_docs),
-            (config.validation_split, task.validation_docs),
-            (config.test_split, task.test_docs),
-        )
-        if split is not None
+    documents = {
+        config.training_split: task.training_docs,
+        config.validation_split: task.validation_docs,
+        config.test_split: task.test_docs,
     }
-    for table in made.values():
-        if not hasattr(table.data, "column_names"):
-            raise UserError(f"{table.name}: its documents are no data set but {type(table.data).__name__}")
-    return made
+    return {split: Table(f"{name}, {split}", read()) for split, read in documents.items() if split is not None}
 
 
 def _default_splits(loaded: LoadedTask) -> dict[str, dict[str, Any]]:

@@ -53,18 +53,15 @@ class Matcher(ABC):
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
 
+    # Cached, since different candidates often give the same answer to an example.
+    @lru_cache(maxsize=65536)  # noqa: B019 - matchers are few, and live as long as the process
     def match(self, text: str, example: Example) -> float:
-        """Score the generated text, in [0, 1]."""
-        return _match(self, text, example)
-
-    def decided(self, text: str, example: Example) -> bool:
-        """Say whether `match` is the same for every continuation of the text."""
-        return _decided(self, text, example)
-
-    def _match(self, text: str, example: Example) -> float:
+        """Return the score of the generated text, in [0, 1]."""
         return self._score(cut(text, self._stop, self.trims)[0], example)
 
-    def _decided(self, text: str, example: Example) -> bool:
+    @lru_cache(maxsize=65536)  # noqa: B019
+    def decided(self, text: str, example: Example) -> bool:
+        """Say whether `match` is the same for every continuation of the text."""
         # An incomplete character decodes to U+FFFD until its last byte is generated.
         answer, closed = cut(text.rstrip("\ufffd"), self._stop, self.trims)
         return closed or self._settled(settled_part(answer, self._stop), example)
@@ -81,14 +78,3 @@ class Matcher(ABC):
     def _settled(self, start: str, example: Example) -> bool:
         """Say whether all answers that begin with `start` have the same score."""
         return False
-
-
-# Cached, since different candidates often give the same answer to an example.
-@lru_cache(maxsize=65536)
-def _match(matcher: Matcher, text: str, example: Example) -> float:
-    return matcher._match(text, example)  # noqa: SLF001 - the rest of `Matcher.match`
-
-
-@lru_cache(maxsize=65536)
-def _decided(matcher: Matcher, text: str, example: Example) -> bool:
-    return matcher._decided(text, example)  # noqa: SLF001 - the rest of `Matcher.decided`

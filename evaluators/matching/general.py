@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from decimal import Decimal
 from functools import lru_cache
 
@@ -29,14 +30,7 @@ def token_f1(answer: Words, reference: Words) -> float:
     """Return the F1 score of two bags of words, in [0, 1]; it is 1 for two empty ones."""
     if not answer or not reference:
         return float(answer == reference)
-    counts: dict[str, int] = {}
-    for word in reference:
-        counts[word] = counts.get(word, 0) + 1
-    common = 0
-    for word in answer:
-        if counts.get(word, 0) > 0:
-            counts[word] -= 1
-            common += 1
+    common = (Counter(answer) & Counter(reference)).total()
     return 2 * common / (len(answer) + len(reference))
 
 

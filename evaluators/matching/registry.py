@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.matching.base import Matcher
 from moevolve.evaluators.matching.eep import (
     EepDropMatcher,
@@ -44,25 +43,7 @@ MATCHERS: dict[str, type[Matcher]] = {
 }
 
 
-def known_matcher(kind: str) -> str:
-    """Return `kind` if there is such a matcher.
-
-    Raises:
-        ValueError: There is none; the message lists the known ones.
-    """
-    if kind not in MATCHERS:
-        raise ValueError(f"unknown matching kind `{kind}`; known: {', '.join(sorted(MATCHERS))}")
-    return kind
-
-
 @lru_cache(maxsize=64)
 def make_matcher(matching: Matching) -> Matcher:
-    """Return the matcher for a task's settings.
-
-    Raises:
-        UserError: The kind is unknown.
-    """
-    try:
-        return MATCHERS[known_matcher(matching.kind)](matching.stop)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    """Return the matcher for a task's settings."""
+    return MATCHERS[matching.kind](matching.stop)

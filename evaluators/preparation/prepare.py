@@ -17,14 +17,11 @@ from moevolve.evaluators.types import SCORED, SPLITS, Example, PreparedSplit, Sp
 
 Row = dict[str, Any]
 Shot = tuple[str, str]
+_LOG = logging.getLogger(__name__)
 
 
 class Shots:
-    """The few-shot examples of one task.
-
-    Args:
-        task: The task.
-        table: Function that loads a source split by name.
+    """The few-shot examples of one task; `table` loads a source split by name.
 
     Raises:
         UserError: Rows can't be loaded or rendered, or there are fewer than requested.
@@ -50,18 +47,13 @@ class Shots:
             rows = select_rows(source, selection)
         except UserError as error:
             raise UserError(f"{self._origin}: field shots: {error}") from None
-        template.check_columns(source.columns, source.name)
         for index in rows:
             row = source.row(index)
             shot = _shot(template.example(row, f"shots, {source.place(index)}"))
             self._by_value.setdefault(self._key(row), []).append(shot)
 
     def before(self, row: Row, place: str) -> tuple[Shot, ...]:
-        """Return the shots of one row; `place` is its origin for messages.
-
-        Raises:
-            UserError: There are no shots for the row's value of the `per` column.
-        """
+        """Return the shots of one row; `place` is its origin for messages."""
         if not self._by_value:
             return ()
         key = self._key(row)
@@ -80,9 +72,6 @@ class Shots:
 
 def _shot(example: Example) -> Shot:
     return example.prompt, example.references[0]
-
-
-_LOG = logging.getLogger(__name__)
 
 
 def prepare_split(task: TaskConfig, split: Split) -> PreparedSplit:
@@ -121,8 +110,9 @@ def prepare_splits(task: TaskConfig, splits: Iterable[Split] | None = None) -> d
     prepared = {split: task.prepared(split, examples) for split, examples in scored.items()}
     if "calibration" in wanted:
         elsewhere = {_asked(task, example) for examples in scored.values() for example in examples}
-        for split in (split for split in SCORED if split in task.splits and split not in scored):
-            elsewhere.update(_asked(task, example) for example in reader.prompts(split))
+        for split in SCORED:
+            if split in task.splits and split not in scored:
+                elsewhere.update(_asked(task, example) for example in reader.prompts(split))
         examples = reader.calibration()
         kept = unshared_rows([_asked(task, example) for example in examples], elsewhere, task.origin)
         prepared = {"calibration": task.prepared("calibration", tuple(examples[i] for i in kept)), **prepared}
@@ -162,10 +152,9 @@ class _SplitReader:
             return self.prompts("calibration")
 
     def _rendered(self, split: Split, template: ExampleTemplate) -> list[tuple[str, Example]]:
-        """Render a split as `(place, example)` pairs; a place is a row's origin for messages."""
+        """Return a split's examples, each after its row's origin for messages."""
         task, source = self._task, self._task.splits[split].source
         table = self._tables(source)
-        template.check_columns(table.columns, table.name)
         # `calibration` is left out here, so that it can't affect what is scored.
         names = [name for name in task.splits if name in (split, *SCORED) and task.splits[name].source == source]
         rows = {name: select_rows(table, task.splits[name]) for name in names}
@@ -184,7 +173,7 @@ class _SplitReader:
 
 
 def _asked(task: TaskConfig, example: Example) -> Hashable:
-    """What an example asks: its prompt, in a conversation with all turns before it, which often ends with `go on`."""
+    """Return what identifies a question: in a conversation also its earlier turns, since prompts like `go on` recur."""
     return example.prompt if task.turns is None else (example.system, example.shots, example.prompt)
 
 

@@ -25,11 +25,7 @@ _SUFFIX = ".yaml"
 
 
 def task_folders() -> tuple[Path, ...]:
-    """Return the folders to search for tasks, in order: those of `MOEVOLVE_TASKS`, then the package's.
-
-    Raises:
-        UserError: A folder given by the user does not exist.
-    """
+    """Return the folders to search for tasks, in order: those of `MOEVOLVE_TASKS`, which must exist, the package's."""
     own = [Path(folder) for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if folder]
     for folder in own:
         if not folder.is_dir():
@@ -64,7 +60,7 @@ def load_task(name: str | Path) -> TaskConfig:
         return task
     kind, known = fitness[1:], task_fitnesses()
     if kind not in known:
-        raise UserError(f"task {name}: unknown fitness `{kind}`; after the @ stands one of: {', '.join(known)}")
+        raise UserError(f"task {name}: unknown fitness `{kind}`; known: {', '.join(known)}")
     return task.with_fitness(kind)
 
 
@@ -81,11 +77,7 @@ def _load(name: str) -> TaskConfig:
 def read_task(name: str) -> tuple[Path, dict[str, Any]]:
     """Return a task's YAML file and its content with what it `extends`, as plain data with absolute paths.
 
-    Args:
-        name: Name of the task, or path of its file; without `@FITNESS`.
-
-    Raises:
-        UserError: There is no such task, or its file is wrong.
+    `name` has no `@FITNESS`. A `UserError` says that there is no such task, or what is wrong with its file.
     """
     path = _find(name)
     return path.absolute(), _read(path, ())
@@ -104,9 +96,7 @@ def _find(name: str | Path) -> Path:
     if str(name) not in tasks:
         near = difflib.get_close_matches(str(name), tasks, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known tasks: {', '.join(tasks)}"
-        raise UserError(
-            f"unknown task `{name}`; {hint} (your own: give the path of its .yaml, or set {FOLDERS_VARIABLE})"
-        )
+        raise UserError(f"unknown task `{name}`; {hint} (your own: the path of its .yaml, or set {FOLDERS_VARIABLE})")
     return tasks[str(name)]
 
 
@@ -136,12 +126,11 @@ def _make_absolute(raw: dict[str, Any], folder: Path) -> None:
     source = raw.get("source")
     listed = source.get("files") if isinstance(source, dict) else None
     if not isinstance(listed, dict):
-        return
+        return  # validation says what is wrong, here and below
     for split, paths in listed.items():
-        if isinstance(paths, str):
-            listed[split] = str(folder / paths)
-        elif isinstance(paths, list):
-            listed[split] = [str(folder / path) if isinstance(path, str) else path for path in paths]
+        named = [paths] if isinstance(paths, str) else paths
+        if isinstance(named, list):
+            listed[split] = [str(folder / str(path)) for path in named]
 
 
 def _read_indices(raw: dict[str, Any], path: Path) -> None:
@@ -150,14 +139,8 @@ def _read_indices(raw: dict[str, Any], path: Path) -> None:
     chosen = {f"splits.{name}": each for name, each in splits.items()} if isinstance(splits, dict) else {}
     for field, selection in {**chosen, "shots": raw.get("shots")}.items():
         if isinstance(selection, dict) and isinstance(selection.get("indices"), str):
-            selection["indices"] = _row_numbers(path.parent / selection["indices"], f"{path}: field {field}.indices")
-
-
-def _row_numbers(file: Path, where: str) -> list[int]:
-    try:
-        numbers = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{where}: {file} can't be read: {error}") from None
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise UserError(f"{where}: {file} must hold one JSON list of row numbers, like [0, 3, 7]")
-    return numbers
+            file = path.parent / selection["indices"]
+            try:
+                selection["indices"] = json.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise UserError(f"{path}: field {field}.indices: {file} can't be read: {error}") from None

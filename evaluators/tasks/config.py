@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,15 +15,14 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.base import Fitness
-from moevolve.evaluators.fitness.kinds import DEFAULT_FITNESS, FITNESSES, known_fitness, task_fitnesses
-from moevolve.evaluators.matching.registry import MATCHERS, known_matcher
-from moevolve.evaluators.metrics import known_metric
+from moevolve.evaluators.fitness.kinds import DEFAULT_FITNESS, FITNESSES, task_fitnesses
+from moevolve.evaluators.matching.registry import MATCHERS
+from moevolve.evaluators.metrics import METRICS
 from moevolve.evaluators.types import Example, HarnessTask, Matching, Positions, PreparedSplit, Split
 from moevolve.evaluators.yaml_files import explain_validation
 
@@ -32,6 +32,17 @@ Scalar = str | int | bool
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | Path) else value
+
+
+def _one_of(what: str, names: Collection[str]) -> AfterValidator:
+    """A check that a name is one of `names`, to which an extension may add some."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"unknown {what} `{name}`; known: {', '.join(names)}")
+        return name
+
+    return AfterValidator(check)
 
 
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_as_list)]
@@ -61,7 +72,7 @@ class Source(TaskFileSection):
     hub: str | None = None
     config: str | None = None
     revision: str | None = None
-    files: dict[str, Paths] | None = None
+    files: dict[str, Annotated[Paths, Field(min_length=1)]] | None = None
     lm_eval: str | None = None
 
     @model_validator(mode="after")
@@ -74,8 +85,6 @@ class Source(TaskFileSection):
             raise ValueError("`config` and `revision` belong to `hub`, not to `files`")
         seen: dict[Path, str] = {}
         for split, paths in (self.files or {}).items():
-            if not paths:
-                raise ValueError(f"`files.{split}` names no file")
             for path in paths:
                 where = path.resolve()
                 if where in seen:
@@ -92,7 +101,7 @@ class Selection(TaskFileSection):
     each group of equal `per` values if `per` is given, then `indices`.
 
     Attributes:
-        source: Name of the source split (YAML key `from`).
+        source: Name of the source split (`from` in YAML).
         where: Column -> accepted values. The column may be a dotted path into a nested one; a list in it matches if one
             of its items does.
         where_not: Column -> rejected values.
@@ -116,17 +125,15 @@ class Selection(TaskFileSection):
     per: str | None = None
     offset: int = Field(default=0, ge=0)
     count: Count | None = None
-    indices: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     part: Literal["kept", "aside"] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.indices is None:
-            return self
-        if self.seed is not None or self.per:
+        if self.indices is not None and (self.seed is not None or self.per):
             raise ValueError("`indices` can't be combined with `seed` or `per`")
-        if not self.indices or len(set(self.indices)) != len(self.indices):
-            raise ValueError("`indices` must name at least one row, and none twice")
+        if self.indices is not None and len(set(self.indices)) != len(self.indices):
+            raise ValueError("`indices` names a row twice")
         return self
 
     @property
@@ -147,11 +154,10 @@ class MatchingConfig(TaskFileSection):
     """The comparison of answers with the references; see `moevolve.evaluators.matching`.
 
     Attributes:
-        kind: Name of the matcher.
         stop: Stop strings of an answer; None for the matcher's default, mostly a line break.
     """
 
-    kind: Annotated[str, AfterValidator(known_matcher)] = "exact"
+    kind: Annotated[str, _one_of("matching kind", MATCHERS)] = "exact"
     stop: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
 
     def build(self) -> Matching:
@@ -164,7 +170,6 @@ class TaskConfig(TaskFileSection):
     Attributes:
         name: Name in commands, tables and the store; the stem of the task's file.
         description: One-line description in `moevolve tasks`.
-        source: Source of the rows.
         splits: Rows of `calibration`, `search`, `dev` and `test`; any of them may be missing. Rows of `calibration`
             need only the columns of the prompt.
         fields: Additional variables of the templates: name -> dotted path into the row, or several paths of which the
@@ -174,16 +179,13 @@ class TaskConfig(TaskFileSection):
         answer: Jinja2 template of the gold answer; None if `references` has it or the fitness needs none.
         references: Further accepted answers: a list of templates, or a Jinja2 expression whose value is a list.
         choices: Closed set of answers, in the same form as `references`.
-        matching: Comparison of generated text with the references.
         metric: Metric that turns per-example outcomes into the score; None for the fitness's default.
         fitness: Name in `moevolve.evaluators.fitness.kinds.FITNESSES`. A fitness that reads texts reads the prompt
             followed by the answer, if there is one.
-        positions: Predictions that a fitness compares with the full model's: those of the whole `text`, of the gold
-            `answer`, or of the full model's own `greedy` answer (up to `max_new_tokens`, the end token or a stop
-            string), which replaces the gold one. None means `answer` if the task has one, else the fitness's default.
+        positions: See `PreparedSplit`; a `greedy` answer ends at `max_new_tokens`, the end token or a stop string. None
+            means `answer` if the task has one, else the fitness's default.
         max_new_tokens: Largest number of tokens in a generated answer.
         answer_prefix: Text between prompt and answer when an answer is teacher-forced, and in shots.
-        system: System prompt.
         shots: Few-shot examples before every prompt: rows with the fields that `prompt` and `answer` use, or a
             selection from a source split (with `per`, only rows that share the row's value in that column). They are
             turns of a conversation under a chat template, otherwise text separated by empty lines. Rows of the splits
@@ -191,9 +193,7 @@ class TaskConfig(TaskFileSection):
         turns: Column with the turns of a row's conversation before the prompt: a list of `{role, content}`, a `system`
             turn first if there is one, then `user` and `assistant` in turn. They follow the shots.
         chat: Put prompts into the model's chat template, if it has one.
-        window: Tokens per window of running text, for a fitness that reads whole texts: the rows of a split, separated
-            by empty lines, are tokenised as one text and cut into windows; an incomplete last window is dropped. None
-            reads each row's text by itself.
+        window: See `PreparedSplit`; an incomplete last window is dropped.
     """
 
     name: str = Field(min_length=1)
@@ -207,8 +207,8 @@ class TaskConfig(TaskFileSection):
     references: str | tuple[str, ...] | None = None
     choices: str | tuple[str, ...] = ()
     matching: MatchingConfig = MatchingConfig()
-    metric: Annotated[str, AfterValidator(known_metric)] | None = None
-    fitness: Annotated[str, BeforeValidator(known_fitness)] = DEFAULT_FITNESS
+    metric: Annotated[str, _one_of("metric", METRICS)] | None = None
+    fitness: Annotated[str, _one_of("fitness", FITNESSES)] = DEFAULT_FITNESS
     positions: Positions | None = None
     max_new_tokens: Count = 16
     answer_prefix: str = " "
@@ -219,24 +219,6 @@ class TaskConfig(TaskFileSection):
     window: Annotated[int, Field(ge=2)] | None = None
 
     _origin: str = PrivateAttr(default="")
-
-    @field_validator("shots", mode="before")
-    @classmethod
-    def _rows_or_selection(cls, value: Any) -> Any:
-        # pydantic's own message for the union would list the errors of both forms.
-        if isinstance(value, Mapping):
-            try:
-                chosen = Selection.model_validate(value)
-            except ValidationError as error:
-                raise ValueError(explain_validation(error, value, Selection.model_fields)) from None
-            if chosen.count is None and chosen.indices is None:
-                raise ValueError("say how many shots with `count`, or which rows with `indices`")
-            return chosen
-        if isinstance(value, Selection) or (
-            isinstance(value, list | tuple) and all(isinstance(row, Mapping) for row in value)
-        ):
-            return value
-        raise ValueError("give a list of rows, or `from` and which rows of it: {from: train, seed: 0, count: 2}")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -257,6 +239,8 @@ class TaskConfig(TaskFileSection):
             raise ValueError("`turns` are a conversation's, and texts that are scored as a whole have none")
         if self.shots and not self.labelled:
             raise ValueError("`shots` show answers: give `answer` or `references`")
+        if isinstance(self.shots, Selection) and self.shots.count is None and self.shots.indices is None:
+            raise ValueError("`shots`: say how many with `count`, or which rows with `indices`")
         if self.window is not None and not self.reads_whole_texts:
             positions = self.resolved_positions
             raise ValueError(f"`window` cuts running text, of which fitness `{self.fitness}` with positions "
@@ -265,23 +249,17 @@ class TaskConfig(TaskFileSection):
         self._check_sources()
         return self
 
-    @property
-    def _selections(self) -> dict[str, Selection]:
-        """All selections of the task, by field."""
-        named = {f"splits.{split}": selection for split, selection in self.splits.items()}
-        return named | ({"shots": self.shots} if isinstance(self.shots, Selection) else {})
-
     def _check_sources(self) -> None:
-        if self.source.files is None:
-            for field, selection in self._selections.items():
-                if not selection.source.replace("_", "").replace("-", "").replace(".", "").isalnum():
-                    raise ValueError(f"`{field}.from` must be a plain split name, got `{selection.source}`; "
-                                     "choose rows with `offset` and `count`, so that overlaps are noticed")  # fmt: skip
-        else:
-            for field, selection in self._selections.items():
-                if selection.source not in self.source.files:
-                    known = ", ".join(self.source.files)
-                    raise ValueError(f"`{field}.from` is `{selection.source}`, but `source.files` has: {known}")
+        named = {f"splits.{split}": selection for split, selection in self.splits.items()}
+        if isinstance(self.shots, Selection):
+            named["shots"] = self.shots
+        for field, selection in named.items():
+            source, files = selection.source, self.source.files
+            if files is not None and source not in files:
+                raise ValueError(f"`{field}.from` is `{source}`, but `source.files` has: {', '.join(files)}")
+            # The hub also takes slices, such as `train[:9]`, of which overlaps can't be noticed.
+            if files is None and not re.fullmatch(r"[\w.-]+", source):
+                raise ValueError(f"`{field}.from` must be a plain split name, got `{source}`; use `offset` and `count`")
 
     @property
     def origin(self) -> str:
@@ -290,12 +268,10 @@ class TaskConfig(TaskFileSection):
 
     @property
     def fitness_kind(self) -> Fitness:
-        """The fitness that `fitness` names."""
         return FITNESSES[self.fitness]
 
     @property
     def resolved_metric(self) -> str:
-        """The task's metric, or else the fitness's default."""
         return self.metric or self.fitness_kind.metric
 
     @property
@@ -347,7 +323,7 @@ class TaskConfig(TaskFileSection):
         try:
             task: TaskConfig = cls.model_validate(dict(raw))
         except ValidationError as error:
-            raise UserError(f"{origin or 'task'}: {explain_validation(error, dict(raw), cls.model_fields)}") from None
+            raise UserError(f"{origin or 'task'}: {explain_validation(error, dict(raw))}") from None
         task._origin = origin
         return task
 
@@ -357,18 +333,13 @@ class TaskConfig(TaskFileSection):
         Raises:
             UserError: The task has no such split, or its rows are listed by `indices`.
         """
-        splits: dict[str, Any] = {}
-        for split, selection in self.splits.items():
-            splits[split] = selection.model_dump(by_alias=True, exclude_unset=True)
-            if split in counts and selection.indices is not None:
-                raise UserError(
-                    f"{self.origin}: the rows of `{split}` are listed by `indices`, so they can't be counted"
-                )
-            if split in counts:
-                splits[split]["count"] = counts[split]
-        for split in counts:
+        splits = self._raw_splits()
+        for split, count in counts.items():
             if split not in splits:
                 raise UserError(f"{self.origin}: there is no `{split}` split; it has: {', '.join(splits)}")
+            if self.splits[split].indices is not None:
+                raise UserError(f"{self.origin}: the rows of `{split}` are listed by `indices`, not counted")
+            splits[split]["count"] = count
         return self._changed(splits=splits)
 
     def with_calibration(self) -> TaskConfig:
@@ -378,9 +349,7 @@ class TaskConfig(TaskFileSection):
         """
         if "calibration" in self.splits or "search" not in self.splits:
             return self
-        splits = {
-            split: selection.model_dump(by_alias=True, exclude_unset=True) for split, selection in self.splits.items()
-        }
+        splits = self._raw_splits()
         aside = {"calibration": splits["search"] | {"part": "aside"}, "search": splits["search"] | {"part": "kept"}}
         return self._changed(splits=splits | aside)
 
@@ -399,6 +368,9 @@ class TaskConfig(TaskFileSection):
         if whole and not self.labelled and self.positions is None:
             changes["positions"] = "text"
         return self._changed(**changes)
+
+    def _raw_splits(self) -> dict[Split, dict[str, Any]]:
+        return {name: rows.model_dump(by_alias=True, exclude_unset=True) for name, rows in self.splits.items()}
 
     def _changed(self, **changes: Any) -> TaskConfig:
         raw = self.model_dump(by_alias=True, exclude_unset=True) | changes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset, concatenate_datasets, load_dataset
 from datasets.exceptions import DatasetsError
 
 from moevolve.evaluators.errors import UserError, first_line
@@ -25,7 +25,6 @@ class Table:
 
     Attributes:
         name: Name of the table in messages.
-        data: The rows.
         places: `file:line` of each row for local files; empty for hub data.
     """
 
@@ -50,11 +49,7 @@ class Table:
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def column(self, name: str) -> list[Any]:
-        """Return all values of a column.
-
-        Raises:
-            UserError: There is no such column.
-        """
+        """Return all values of a column; a `UserError` says which columns there are if it isn't one of them."""
         if name not in self.columns:
             raise UserError(f"{self.name}: there is no column `{name}`; it has: {', '.join(self.columns)}")
         return list(self.data[name])
@@ -93,29 +88,18 @@ def read_jsonl(paths: Sequence[Path]) -> Table:
         if len(rows) == before:
             raise UserError(f"{path}: no rows; put one JSON object on each line")
     name = ", ".join(str(path) for path in paths)
-    return Table(name, _as_dataset(rows, places), tuple(places))
+    return Table(name, as_dataset(rows, name), tuple(places))
 
 
-def _as_dataset(rows: list[Row], places: list[str]) -> Dataset:
-    """Make a `Dataset` of rows; its columns are typed, so a value of another type is an error with its line."""
-    columns = dict.fromkeys(name for row in rows for name in row)
-    for name in columns:
-        kinds: dict[str, str] = {}
-        for row, place in zip(rows, places, strict=True):
-            if (value := row.get(name)) is not None:
-                kinds.setdefault(_kind(value), place)
-        if len(kinds) > 1:
-            (first, at), (second, other), *_ = kinds.items()
-            raise UserError(f"{other}: field `{name}` is {second} here but {first} at {at}; use one type")
-    try:
-        return Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
-    except (TypeError, ValueError, OverflowError) as error:  # pyarrow's errors for mixed types within nested values
-        raise UserError(f"{places[0]}: fields are not of one type in all lines: {first_line(error)}") from None
-
-
-def _kind(value: Any) -> str:
-    names = {bool: "true/false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
-    return names[type(value)]
+def as_dataset(rows: list[Row], file: str) -> Dataset:
+    """Make a `Dataset` of rows, whose columns are typed; `file` is their origin for messages."""
+    columns = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            columns.append(Dataset.from_dict({name: [row.get(name) for row in rows]}))
+        except (TypeError, ValueError, OverflowError) as error:  # pyarrow's
+            raise UserError(f"{file}: field `{name}` isn't of one type in all lines: {first_line(error)}") from None
+    return concatenate_datasets(columns, axis=1) if columns else Dataset.from_dict({})
 
 
 def _load_hub(source: Source, split: str) -> Table:
@@ -131,8 +115,3 @@ def _load_hub(source: Source, split: str) -> Table:
     if len(data) == 0:
         raise UserError(f"hub dataset {name}: no rows")
     return Table(name, data)
-
-
-def as_dataset(rows: Sequence[Row]) -> Dataset:
-    """Make a `Dataset` of rows in memory."""
-    return Dataset.from_list(list(rows))

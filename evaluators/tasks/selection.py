@@ -30,7 +30,19 @@ def select_rows(table: Table, selection: Selection) -> list[int]:
     Raises:
         UserError: A column is unknown, or there are fewer rows than requested.
     """
-    rows = _chosen(table, selection)
+    rows = _filtered(table, selection)
+    if selection.seed is not None:
+        # Not numpy's permutation, which may change between numpy versions.
+        rows.sort(key=lambda index: hashlib.blake2b(f"{selection.seed}:{index}".encode(), digest_size=16).digest())
+    if selection.per is not None:
+        rows = _per_group(rows, selection, table)
+    else:
+        rows = _slice(rows, selection, table.name)
+    if selection.indices is not None:
+        beyond = [index for index in selection.indices if index >= len(rows)]
+        if beyond:
+            raise UserError(f"{table.name}: row {beyond[0]} asked for, but there are {len(rows)} rows (from 0)")
+        rows = [rows[index] for index in selection.indices]
     left = list(selection.take_part(rows))
     if not left:
         raise UserError(
@@ -40,32 +52,8 @@ def select_rows(table: Table, selection: Selection) -> list[int]:
     return left
 
 
-def _chosen(table: Table, selection: Selection) -> list[int]:
-    """Row numbers before `part` is applied."""
-    rows = _filtered(table, selection)
-    if selection.seed is not None:
-        rows.sort(key=lambda index: _shuffle_key(selection.seed, index))
-    if selection.per is not None:
-        return _per_group(rows, selection, table)
-    rows = _slice(rows, selection, table.name)
-    if selection.indices is None:
-        return rows
-    beyond = [index for index in selection.indices if index >= len(rows)]
-    if beyond:
-        raise UserError(f"{table.name}: row {beyond[0]} asked for, but there are {len(rows)} rows (from 0)")
-    return [rows[index] for index in selection.indices]
-
-
 def check_disjoint(rows: Mapping[Split, list[int]], name: str) -> None:
-    """Check that a task's splits share no rows of one source split.
-
-    Args:
-        rows: Split -> row numbers, all of the same source split.
-        name: Name of the source split in messages.
-
-    Raises:
-        UserError: Two splits share a row.
-    """
+    """Raise a `UserError` if splits share rows, which are given by number and all of the source split `name`."""
     owner: dict[int, Split] = {}
     for split, indices in rows.items():
         for index in indices:
@@ -83,7 +71,7 @@ def unshared_rows(prompts: Sequence[Hashable], elsewhere: Collection[Hashable], 
     Args:
         prompts: Prompts of the rows of `calibration`.
         elsewhere: Prompts of the task's other splits.
-        name: Name of the task in messages.
+        name: Name of the task for messages.
 
     Raises:
         UserError: No row is left.
@@ -91,10 +79,7 @@ def unshared_rows(prompts: Sequence[Hashable], elsewhere: Collection[Hashable], 
     first = {prompt: row for row, prompt in reversed(list(enumerate(prompts)))}
     kept = sorted(row for prompt, row in first.items() if prompt not in elsewhere)
     if not kept:
-        raise UserError(
-            f"{name}: all {len(prompts)} rows of `calibration` have prompts that also stand in other splits; "
-            "give it other rows"
-        )
+        raise UserError(f"{name}: all prompts of `calibration` also stand in other splits; give it other rows")
     if len(kept) < len(prompts):
         _LOG.info(
             "%s: %d of %d rows of `calibration` are left out: their prompts also stand in another split or before them",
@@ -113,13 +98,15 @@ def _filtered(table: Table, selection: Selection) -> list[int]:
                 raise UserError(f"{table.name}: column `{column}` never holds {min(missing)!r}; check the filter")
             keep = [kept and bool(values & keys) == wanted for kept, values in zip(keep, present, strict=True)]
     for column, fewest in selection.min_chars.items():
-        lengths = _text_lengths(table, column)
-        keep = [kept and length >= fewest for kept, length in zip(keep, lengths, strict=True)]
+        keep = [
+            kept and len(str(text or "").strip()) >= fewest
+            for kept, text in zip(keep, table.column(column), strict=True)
+        ]
     return [index for index, kept in enumerate(keep) if kept]
 
 
 def _keys_of(table: Table, column: str) -> list[set[str]]:
-    """Each row's value in a column or at a dotted path, or the items of a list there, as text."""
+    """Return each row's value in a column or at a dotted path, or the items of a list there, as text."""
     head, *path = (column,) if column in table.columns else column.split(".")
     values = table.column(head)
     for part in path:
@@ -127,30 +114,13 @@ def _keys_of(table: Table, column: str) -> list[set[str]]:
     return [set(map(value_key, value)) if isinstance(value, list) else {value_key(value)} for value in values]
 
 
-def _text_lengths(table: Table, column: str) -> list[int]:
-    """Length of each row's text without white space at its ends; 0 if there is no text."""
-    values = table.column(column)
-    for index, value in enumerate(values):
-        if value is not None and not isinstance(value, str):
-            raise UserError(
-                f"{table.place(index)}: `min_chars` counts characters, but column `{column}` holds {value!r}"
-            )
-    return [len((value or "").strip()) for value in values]
-
-
-def _shuffle_key(seed: int | None, index: int) -> bytes:
-    # Not numpy's permutation, which may change between numpy versions.
-    return hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=16).digest()
-
-
 def _slice(rows: list[int], selection: Selection, name: str) -> list[int]:
-    taken = rows[selection.offset :]
-    if selection.count is not None:
-        taken = taken[: selection.count]
-    if not taken or (selection.count is not None and len(taken) < selection.count):
+    end = None if selection.count is None else selection.offset + selection.count
+    taken = rows[selection.offset : end]
+    if not taken or len(taken) < (selection.count or 0):
         wanted = "any" if selection.count is None else str(selection.count)
         raise UserError(
-            f"{name}: can't take {wanted} rows after the first {selection.offset}: only {len(rows)} rows are there"
+            f"{name}: can't take {wanted} rows after the first {selection.offset}: there are only {len(rows)}"
         )
     return taken
 

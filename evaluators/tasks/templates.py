@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
@@ -32,11 +31,7 @@ _Render = Callable[[Row], Any]
 
 
 class ExampleTemplate:
-    """The compiled templates of one task.
-
-    Args:
-        task: The task.
-        prompts_only: Leave out answers, references and choices.
+    """The compiled templates of one task; with `prompts_only`, without answers, references and choices.
 
     Raises:
         UserError: A template is not valid Jinja2.
@@ -49,51 +44,10 @@ class ExampleTemplate:
         self._answer = None if task.answer is None else self._text("answer", task.answer)
         self._references = self._list("references", task.references or ())
         self._choices = self._list("choices", task.choices)
-        used = self.variables()
         # With `prompts_only`, rows don't need the columns that only answers use.
-        self._fields = {name: paths for name, paths in task.fields.items() if not prompts_only or name in used}
-        self._labels = {name: table for name, table in task.labels.items() if not prompts_only or name in used}
-
-    def variables(self) -> dict[str, str]:
-        """Return the variables that the templates use, each with the task's field that uses it."""
-        task = self._task
-        used: dict[str, str] = {}
-        needed: dict[str, tuple[str, ...]] = {"prompt": (task.prompt,)}
-        if task.turns is not None:
-            used[task.turns] = "turns"
-        if not self._prompts_only:
-            needed["answer"] = (task.answer,) if task.answer else ()
-            needed |= {"references": _sources(task.references or ()), "choices": _sources(task.choices)}
-        for name, sources in needed.items():
-            for source in sources:
-                for variable in sorted(meta.find_undeclared_variables(_ENVIRONMENT.parse(source))):
-                    used.setdefault(variable, name)
-        return used
-
-    def check_columns(self, columns: Sequence[str], name: str) -> None:
-        """Check once, before rendering rows, that the data has the columns that the task uses.
-
-        Args:
-            columns: Columns of the data.
-            name: Name of the data in messages.
-
-        Raises:
-            UserError: A column is missing; the message names it and the task's field that uses it.
-        """
-        known = ", ".join(columns)
-        for variable, used_by in self.variables().items():
-            if variable not in columns and variable not in self._fields:
-                raise UserError(f"{self._task.origin}: field {used_by} uses `{variable}`, "
-                                f"but {name} has no such column; it has: {known}")  # fmt: skip
-        for variable, paths in self._fields.items():
-            if not any(path.split(".")[0] in columns for path in paths):
-                raise UserError(f"{self._task.origin}: field fields.{variable} looks for {' or '.join(paths)}, "
-                                f"but {name} has no such column; it has: {known}")  # fmt: skip
-        for column in self._labels:
-            if column not in columns and column not in self._fields:
-                raise UserError(
-                    f"{self._task.origin}: field labels.{column}: {name} has no such column; it has: {known}"
-                )
+        asked = meta.find_undeclared_variables(_ENVIRONMENT.parse(task.prompt))
+        self._fields = {name: paths for name, paths in task.fields.items() if not prompts_only or name in asked}
+        self._labels = {name: table for name, table in task.labels.items() if not prompts_only or name in asked}
 
     def example(self, row: Row, place: str) -> Example:
         """Render one row with the turns of its own conversation; `place` is its origin for messages.
@@ -101,65 +55,57 @@ class ExampleTemplate:
         Raises:
             UserError: The row can't be rendered; the message names task file, field and row.
         """
-        found, column = self._example(row, place), self._task.turns
-        if column is None:
-            return found
-        system, shots = self._run("turns", lambda variables: _as_turns(variables[column]), row, place)
-        return replace(found, system=system, shots=shots)
-
-    def _example(self, row: Row, place: str) -> Example:
+        column, shots, system = self._task.turns, (), ""
+        if column is not None:
+            system, shots = self._run("turns", lambda variables: _as_turns(variables[column]), row, place)
         variables = self._variables_of(row, place)
         prompt = self._run("prompt", self._prompt, variables, place)
-        if self._prompts_only:
-            return Example(prompt=prompt, references=())
+        references, choices = ((), ()) if self._prompts_only else self._answers(variables, place)
+        return Example(prompt=prompt, references=references, choices=choices, shots=shots, system=system)
+
+    def _answers(self, variables: Row, place: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the accepted answers, the gold one first, and the choices."""
         references = self._run("references", self._references, variables, place)
         if self._answer is not None:
             references = (self._run("answer", self._answer, variables, place), *references)
         references = tuple(dict.fromkeys(references))
         if not references and not self._task.fitness_kind.needs_references:
-            return Example(prompt=prompt, references=())
+            return (), ()
         if not references or not references[0].strip():
-            raise UserError(f"{self._task.origin}: {place}: the gold answer is empty")
+            raise self._wrong(f"{place}: the gold answer is empty")
         choices = self._run("choices", self._choices, variables, place)
         if choices and references[0] not in choices:
             shown = ", ".join(map(repr, choices))
-            raise UserError(
-                f"{self._task.origin}: {place}: the gold answer {references[0]!r} is none of the choices {shown}"
-            )
-        return Example(prompt=prompt, references=references, choices=choices)
+            raise self._wrong(f"{place}: the gold answer {references[0]!r} is none of the choices {shown}")
+        return references, choices
 
     def _variables_of(self, row: Row, place: str) -> Row:
         variables = dict(row)
         for name, paths in self._fields.items():
             found = [value for path in paths if (value := _follow(row, path)) is not None]
             if not found:
-                raise UserError(
-                    f"{self._task.origin}: {place}: field fields.{name}: the row has no {' or '.join(paths)}"
-                )
+                raise self._wrong(f"{place}: field fields.{name}: the row has no {' or '.join(paths)}")
             variables[name] = found[0]
         for column, table in self._labels.items():
             key = value_key(variables.get(column))
             if key not in table:
-                known = ", ".join(table)
-                raise UserError(f"{self._task.origin}: {place}: `{column}` is {key!r}, labels.{column} knows: {known}")
+                raise self._wrong(f"{place}: `{column}` is {key!r}, labels.{column} knows: {', '.join(table)}")
             variables[column] = table[key]
         return variables
 
     def _run(self, name: str, render: _Render, variables: Row, place: str) -> Any:
         try:
             return render(variables)
-        except UserError as error:
-            raise UserError(f"{self._task.origin}: field {name}: {place}: {error}") from None
         except Exception as error:  # noqa: BLE001 - a template can fail in any way Python can
-            raise UserError(f"{self._task.origin}: field {name}: {place}: {error}") from None
+            absent = isinstance(error, jinja2.UndefinedError | KeyError)
+            has = f"; the row has: {', '.join(variables)}" if absent else ""
+            raise self._wrong(f"field {name}: {place}: {error}{has}") from None
 
     def _text(self, name: str, source: str) -> _Render:
         try:
             template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise UserError(
-                f"{self._task.origin}: field {name}: line {error.lineno} of the template: {error.message}"
-            ) from None
+            raise self._wrong(f"field {name}: line {error.lineno} of the template: {error.message}") from None
         return template.render
 
     def _list(self, name: str, source: str | tuple[str, ...]) -> _Render:
@@ -169,13 +115,11 @@ class ExampleTemplate:
         try:
             expression = _ENVIRONMENT.compile_expression(source, undefined_to_none=False)
         except jinja2.TemplateSyntaxError as error:
-            raise UserError(f"{self._task.origin}: field {name}: not a Jinja2 expression: {error.message}") from None
+            raise self._wrong(f"field {name}: not a Jinja2 expression: {error.message}") from None
         return lambda variables: _as_texts(expression(variables))
 
-
-def _sources(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Template sources of a list field; an expression is put into braces so that it parses as a template."""
-    return value if isinstance(value, tuple) else ("{{ " + value + " }}",)
+    def _wrong(self, what: str) -> UserError:
+        return UserError(f"{self._task.origin}: {what}")
 
 
 def _follow(row: Row, path: str) -> Any:
@@ -186,12 +130,12 @@ def _follow(row: Row, path: str) -> Any:
 
 
 def _as_turns(value: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The system prompt, `` for none, and the pairs of user's and assistant's turns of a conversation's beginning."""
+    """Return the system prompt, which may be empty, and the pairs of user's and assistant's turns."""
     turns = [(turn["role"], turn["content"]) for turn in value or ()]
     system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
     asked, answered = turns[::2], turns[1::2]
     if {role for role, _ in asked} - {"user"} or {role for role, _ in answered} - {"assistant"} or len(turns) % 2:
-        raise UserError("expected turns of `user` and `assistant` by turns, with an optional `system` before them")
+        raise UserError("expected turns of `user` and `assistant` in alternation, after an optional `system`")
     return system, tuple((question, answer) for (_, question), (_, answer) in zip(asked, answered, strict=True))
 
 

@@ -11,10 +11,9 @@ import ipaddress
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -41,12 +40,7 @@ _HOW_TO_SECURE = (
 
 @dataclass(frozen=True, slots=True)
 class JobLabel:
-    """The metadata of a job, which everybody who can connect to the cluster may read.
-
-    Attributes:
-        search: Id of the search.
-        name: Name of the search.
-    """
+    """The metadata of a job, which everybody who can connect to the cluster may read: a search's id, name and hash."""
 
     search: str
     name: str
@@ -70,23 +64,7 @@ class ClusterJob:
 
     @property
     def ended(self) -> bool:
-        """Whether Ray reports that the job has ended."""
         return self.status in ("STOPPED", "SUCCEEDED", "FAILED")
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnvironment:
-    """The runtime environment of a job and its workers.
-
-    Attributes:
-        working_dir: Folder that is copied to every node as the working directory.
-        py_modules: Folders of packages and metadata that are importable on every node.
-        env_vars: Environment variables. Ray writes them to its logs.
-    """
-
-    working_dir: Path
-    py_modules: tuple[Path, ...]
-    env_vars: dict[str, str]
 
 
 class JobServer:
@@ -104,58 +82,61 @@ class JobServer:
         self.url = url = (url if "://" in url else f"http://{url}").rstrip("/")
         if urlsplit(url).scheme not in ("http", "https"):
             raise UserError(f"{url}: this is no URL of a cluster's dashboard; give http://HEAD:8265")
-        headers = _headers(url, insecure)
         for name in ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        try:
-            self._client = JobSubmissionClient(url, headers=headers)
-        except (AuthenticationError, ConnectionError, RuntimeError) as error:
-            raise UserError(f"{url}: {first_line(error)}") from None
+        with self._asking("accepts no client"):
+            self._client = JobSubmissionClient(url, headers=_headers(url, insecure))
         if self._client.get_address() != url:
             raise UserError(
                 f"{url}: Ray takes {self._client.get_address()} instead, as RAY_API_SERVER_ADDRESS or RAY_ADDRESS say; "
                 "unset them"
             )
 
-    def submit(self, job: str, label: JobLabel, entrypoint: str, environment: JobEnvironment) -> bool:
-        """Run a command on the head node, unless there is a job with this id already.
+    @contextmanager
+    def _asking(self, refusal: str) -> Iterator[None]:
+        """Say in one line what Ray refused, and why."""
+        try:
+            yield
+        except (AuthenticationError, OSError, RuntimeError, ValueError) as error:
+            raise UserError(f"{self.url} {refusal}: {first_line(error)}") from None
+
+    def submit(self, job: str, label: JobLabel, entrypoint: str, environment: dict[str, Any]) -> bool:
+        """Run a command on the head node, by a shell; return False if there is a job with this id already.
 
         Args:
             job: Submission id.
             label: Metadata of the job.
-            entrypoint: Command, run by a shell.
-            environment: Files and environment variables of the job.
-
-        Returns:
-            False if there was a job with this id.
+            entrypoint: The command.
+            environment: Ray's runtime environment of the job and its workers.
 
         Raises:
             UserError: the server refuses the job.
         """
-        runtime_env = {
-            "working_dir": str(environment.working_dir),
-            "py_modules": [str(module) for module in environment.py_modules],
-            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S), **environment.env_vars},
-        }
-        try:
-            self._client.submit_job(
-                entrypoint=entrypoint,
-                submission_id=job,
-                runtime_env=runtime_env,
-                metadata={_METADATA_KEY: json.dumps(asdict(label))},
-            )
-        except (AuthenticationError, ConnectionError, RuntimeError, ValueError) as error:
-            if f"{job} already exists" in str(error):
-                return False
-            raise UserError(f"{self.url} takes no job: {first_line(error)}") from None
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S), **environment["env_vars"]}
+        with self._asking("takes no job"):
+            try:
+                self._client.submit_job(
+                    entrypoint=entrypoint,
+                    submission_id=job,
+                    runtime_env=environment | {"env_vars": variables},
+                    metadata={_METADATA_KEY: json.dumps(asdict(label))},
+                )
+            except RuntimeError as error:
+                if f"{job} already exists" in str(error):
+                    return False
+                raise
         return True
 
     def jobs(self, search: str) -> list[ClusterJob]:
-        """The jobs of a search, given by name or id, oldest first."""
-        try:
-            found = [job for each in self._client.list_jobs() if (job := _cluster_job(each)) is not None]
-        except (AuthenticationError, ConnectionError, RuntimeError) as error:
-            raise UserError(f"{self.url} doesn't list its jobs: {first_line(error)}") from None
+        """The jobs of a search, given by name or id, oldest first; other programs' jobs are left out."""
+        with self._asking("doesn't list its jobs"):
+            listed = self._client.list_jobs()
+        found = []
+        for each in listed:
+            if each.submission_id is not None and _METADATA_KEY in (each.metadata or {}):
+                label = JobLabel(**json.loads(each.metadata[_METADATA_KEY]))
+                status = str(getattr(each.status, "value", each.status))
+                found.append(ClusterJob(each.submission_id, label, status, each.start_time))
         return sorted(
             (job for job in found if search in (job.label.search, job.label.name)),
             key=lambda job: (job.started_ms, job.id),
@@ -163,22 +144,17 @@ class JobServer:
 
     def logs(self, job: str) -> str:
         """The output of a job so far."""
-        try:
+        with self._asking(f"has no log of job {job}"):
             return str(self._client.get_job_logs(job))
-        except (AuthenticationError, ConnectionError, RuntimeError) as error:
-            raise UserError(f"{self.url} has no log of job {job}: {first_line(error)}") from None
 
     def follow(self, job: str) -> Iterator[str]:
         """Yield the output of a job in pieces, until the job ends."""
         loop = asyncio.new_event_loop()
         pieces = self._client.tail_job_logs(job)
         try:
-            while True:
-                yield loop.run_until_complete(anext(pieces))
-        except StopAsyncIteration:
-            return
-        except (OSError, RuntimeError) as error:
-            raise UserError(f"{self.url} sends no more of the log of job {job}: {first_line(error)}") from None
+            with self._asking(f"sends no more of the log of job {job}"):
+                while (piece := loop.run_until_complete(anext(pieces, None))) is not None:
+                    yield piece
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
@@ -199,10 +175,7 @@ def _headers(url: str, insecure: bool) -> dict[str, str]:
         if not insecure and not is_loopback(url):
             raise UserError(f"{url}: whoever reaches this cluster can run programs on it: {_HOW_TO_SECURE}")
         return {}
-    try:
-        found = AuthenticationTokenLoader.instance().get_token_for_http_header(ignore_auth_mode=True)
-    except AuthenticationError:  # RAY_AUTH_TOKEN_PATH is set, but there is no such file
-        found = {}
+    found = AuthenticationTokenLoader.instance().get_token_for_http_header(ignore_auth_mode=True)
     if not found:
         raise UserError(
             f"{url}: this cluster asks for a token, and there is none here; copy ~/.ray/auth_token of its head node to "
@@ -216,22 +189,8 @@ def _authentication_mode(url: str) -> str:
     try:
         with urlopen(f"{url}/api/authentication_mode", timeout=_TIMEOUT_S) as answer:
             return str(json.load(answer)["authentication_mode"])
-    except HTTPError as error:
-        if error.code == 404:
-            return "disabled"  # Ray before 2.52
-        raise UserError(f"{url}: no Ray head answers there: {error}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{url}: no Ray head answers there: {first_line(error)}; its dashboard needs `pip install 'ray[default]'` "
             "on the head, and is reached from other machines with `ray start --head --dashboard-host 0.0.0.0`"
         ) from None
-
-
-def _cluster_job(details: Any) -> ClusterJob | None:
-    """A job from Ray's description; None if moevolve didn't submit it."""
-    if details.submission_id is None or _METADATA_KEY not in (details.metadata or {}):
-        return None
-    label = JobLabel(**json.loads(details.metadata[_METADATA_KEY]))
-    return ClusterJob(
-        details.submission_id, label, str(getattr(details.status, "value", details.status)), details.start_time
-    )

@@ -14,7 +14,6 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.harness.files import split_name
 from moevolve.evaluators.preparation.registry import FOLDERS_VARIABLE, read_task, split_fitness
-from moevolve.search.cluster.ray_jobs import JobEnvironment
 from moevolve.search.config.run import RunConfig
 
 RUN = "moevolve-files/run.yaml"
@@ -23,8 +22,8 @@ RUN = "moevolve-files/run.yaml"
 _PARTS = ("configs", "evaluators", "kernels", "search", "store", "workers")
 
 
-def pack(config: RunConfig, folder: Path, shared_paths: bool, limit: int) -> JobEnvironment:
-    """Copy the files that a search needs.
+def pack(config: RunConfig, folder: Path, shared_paths: bool, limit: int) -> dict[str, Any]:
+    """Copy the files that a search needs, and return Ray's runtime environment with them.
 
     Args:
         config: Configuration of the search, with absolute local paths.
@@ -51,8 +50,8 @@ def pack(config: RunConfig, folder: Path, shared_paths: bool, limit: int) -> Job
     run.touch(mode=0o600)  # the store's URL may contain a password
     run.write_text(json.dumps(data), encoding="utf-8")
     named = packed.folder / "named"
-    env = {FOLDERS_VARIABLE: str(named.relative_to(files))} if named.is_dir() else {}
-    return JobEnvironment(files, _copy_package(folder), env)
+    variables = {FOLDERS_VARIABLE: str(named.relative_to(files))} if named.is_dir() else {}
+    return {"working_dir": str(files), "py_modules": _copy_package(folder), "env_vars": variables}
 
 
 class _RunFiles:
@@ -103,14 +102,10 @@ class _RunFiles:
     def _write(self, content: dict[str, Any], place: str, file: Path) -> None:
         listed = content.get("source", {}).get("files") or {}
         for split, paths in listed.items():
-            listed[split] = [
-                Path(
-                    self.add(Path(each), f"{place}/{file.stem}-data/{split}-{n}-{Path(each).name}", f"task {file.stem}")
-                )
-                .relative_to(place)
-                .as_posix()
-                for n, each in enumerate([paths] if isinstance(paths, str) else paths)
-            ]
+            for number, path in enumerate(paths):
+                copy = f"{file.stem}-data/{split}-{number}-{Path(path).name}"
+                self.add(Path(path), f"{place}/{copy}", f"task {file.stem}")
+                paths[number] = copy
         target = self.folder / place / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -124,7 +119,7 @@ def _size(path: Path) -> int:
         raise UserError(f"{path}: can't be read: {error}") from None
 
 
-def _copy_package(folder: Path) -> tuple[Path, ...]:
+def _copy_package(folder: Path) -> list[str]:
     """Copy this package, installed from a wheel or editable, with metadata that states its version."""
     package = folder / "moevolve"
     package.mkdir()
@@ -140,11 +135,10 @@ def _copy_package(folder: Path) -> tuple[Path, ...]:
     about = folder / f"moevolve-{found}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: moevolve\nVersion: {found}\n", encoding="utf-8")
-    return package, about
+    return [str(package), str(about)]
 
 
 def _home(part: str) -> Path:
-    """Folder of a part of the package."""
     spec = importlib.util.find_spec(f"moevolve.{part}")
     assert spec is not None and spec.submodule_search_locations is not None
     # The import hook of an editable install adds entries that aren't folders.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cluster.ray_jobs import LIMIT_BYTES, ClusterJob, JobLabel, JobServer, is_loopback
+from moevolve.search.cluster.ray_jobs import LIMIT_BYTES, JobLabel, JobServer, is_loopback
 from moevolve.search.cluster.shipping import RUN, pack
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
@@ -30,7 +30,6 @@ class Submitted:
 
     Attributes:
         id: Id of the search, and of its first job.
-        name: Name of the search.
         cluster: URL of the cluster's job server.
         job: Id of the job that runs the search; None if none is needed.
         new: True if this call submitted the job.
@@ -54,7 +53,6 @@ def submit(
     comes from the store; Ray is only asked for drivers that aren't in the store yet.
 
     Args:
-        config: Configuration of the search.
         cluster: URL of the cluster's job server.
         search_id: Id of the search; None derives one from the configuration and its name.
         insecure: See `JobServer`.
@@ -70,7 +68,8 @@ def submit(
     status, needed = _stored_state(config, label)
     jobs = server.jobs(label.search)
     for job in jobs:
-        _check_label(job, label)
+        if job.label != label:
+            raise UserError(f"the id {label.search} is that of another search on this cluster: {job.label.name}")
     alive = next((job for job in jobs if not job.ended), None)
     if alive is not None or not needed:
         return Submitted(label.search, label.name, server.url, alive.id if alive else None, False, status)
@@ -79,10 +78,7 @@ def submit(
     command = ["exec", "env", "-u", "MOEVOLVE_STORE", "-u", "MOEVOLVE_SERVER", *_COMMAND, RUN, "--id", label.search]
     with tempfile.TemporaryDirectory(prefix="moevolve-") as folder:
         environment = pack(config, Path(folder), shared_paths, LIMIT_BYTES)
-        new = server.submit(job_id, label, shlex.join(command), environment)
-    if not new:
-        for job in server.jobs(label.search):
-            _check_label(job, label)
+        new = server.submit(job_id, label, shlex.join(command), environment)  # False after another request just now
     return Submitted(label.search, label.name, server.url, job_id, new, status)
 
 
@@ -138,9 +134,7 @@ def _stored_state(config: RunConfig, label: JobLabel) -> tuple[str | None, bool]
         )
     assert found is not None
     if (found.name, parse_stored_config(found.config).config_hash) != (label.name, label.config_hash):
-        raise UserError(
-            f"the id {label.search} is that of search {found.name} in {where}, which has another configuration"
-        )
+        raise UserError(f"the id {label.search} is that of search {found.name} in {where}, with other settings")
     return found.status, not driven and found.status not in ("finished", "cancelled")
 
 
@@ -156,10 +150,3 @@ def _find(store: StoreReader, key: str) -> SearchRecord | None:
         return store.search(key)
     except StoreError:
         return None
-
-
-def _check_label(job: ClusterJob, label: JobLabel) -> None:
-    if job.label != label:
-        raise UserError(
-            f"the id {label.search} is that of search {job.label.name} on this cluster, which has another configuration"
-        )

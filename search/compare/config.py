@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,19 +92,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A validated comparison.
-
-    Attributes:
-        name: Name of the comparison.
-        cells: All searches, ordered by task, then budget, method and seed.
-    """
+    """A validated comparison: its name, and all searches, ordered by task, then budget, method and seed."""
 
     name: str
     cells: tuple[Cell, ...]
 
     @property
     def store(self) -> str:
-        """URL of the store for all searches."""
         return self.cells[0].config.store
 
 
@@ -128,10 +123,9 @@ def load_comparison(path: Path, overrides: tuple[str, ...] = ()) -> Comparison:
     except ValidationError as error:
         raise UserError(f"{path}: {explain_validation(error, data)}") from None
     cells = tuple(_cells(section, path))
-    names = [cell.config.name for cell in cells]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{path}: two labels give the same name {name}; labels must differ in letters or digits")
+    [(name, count)] = Counter(cell.config.name for cell in cells).most_common(1)
+    if count > 1:
+        raise UserError(f"{path}: two labels give the same name {name}; labels must differ in letters or digits")
     return Comparison(section.name, cells)
 
 
@@ -140,7 +134,7 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
     for (task, sections), (budget, shared), (method, own), seed in itertools.product(
         tasks.items(), section.budgets.items(), section.methods.items(), section.seeds
     ):
-        labels = [_slug(label) for label in (task, budget, method) if label]
+        labels = [re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-") for label in (task, budget, method) if label]
         data = copy.deepcopy(section.base)
         data["name"] = ".".join([section.name, *labels, f"s{seed}"])
         data["seed"] = seed
@@ -197,7 +191,3 @@ def _one_shot(name: str, kind: str, data: Mapping[str, Any], where: str, own: Ov
     phase |= {"kind": known[name].phases[0] if name in known else first, "evaluations": 1, "initial": 1}
     rerank = 0 if final.get("rerank") == 0 else 1
     return form | {"phases": [phase], "strategy": "evolution", "final.rerank": rerank, "final.random_baselines": 0}
-
-
-def _slug(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", label).strip("-")

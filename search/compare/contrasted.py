@@ -23,7 +23,6 @@ class SettingRow:
 
     @property
     def is_partial(self) -> bool:
-        """Whether some of the searches don't have the setting."""
         return "-" in self.values
 
 
@@ -34,7 +33,6 @@ class ContrastedSearch:
     Attributes:
         group: Place of its group.
         individuals: Number of individuals that were made.
-        hours: Hours that it has run.
         best: Highest fitness so far.
     """
 
@@ -52,7 +50,6 @@ class ContrastedGroup:
     """The course of the searches that differ only in the seed: the best fitness so far.
 
     Attributes:
-        place: Place of the group.
         searches: Names of its searches, by seed.
         mean, low, high: Mean, lowest and highest over the searches, at the places `Contrast.x`; None where one of the
             searches has no fitness yet, or has ended.
@@ -107,7 +104,6 @@ class Contrast:
         by: What `x` counts: evaluated individuals, or hours in which the searches ran.
         searches: The searches, group by group, then by seed.
         settings: Settings in which they differ; values are in the order of `searches`.
-        groups: Their courses.
         x: Places of the courses' points.
         models: The full model, and the winners of every group.
         comparable: Whether all have the same tasks with the same examples, without which scores can't be compared.
@@ -122,14 +118,7 @@ class Contrast:
     comparable: bool = True
 
     def points(self, count: int = 10) -> list[tuple[float, list[tuple[float, float, float] | None]]]:
-        """Courses at some places, for tables.
-
-        Args:
-            count: Largest number of places, which are evenly spread over the axis.
-
-        Returns:
-            Each place, with mean, lowest and highest fitness of every group there, or None where it has none.
-        """
+        """At most `count` evenly spread places of the axis, with `ContrastedGroup.at` of every group, for tables."""
         if not self.x:
             return []
         places = sorted({bisect_right(self.x, self.x[-1] * part / count) - 1 for part in range(1, count + 1)} - {-1})

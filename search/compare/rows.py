@@ -38,7 +38,7 @@ class ComparisonRow:
     """One model, or the mean over random draws, at one budget on one search task (or several in one fitness).
 
     Attributes:
-        task, budget, method: Labels of the comparison; `method` is `full model` for the unedited one.
+        task, budget, method: Labels of the comparison; `method` is `full model` for the unedited model.
         contestant: Label of the final table: `best found`, `unsearched start`, `random pruning, 20 draws` ...
         seeds: Number of searches that the row is a mean of.
         scores: Means over seeds. Per split, first the mean over tasks, then each task's if there are several, then
@@ -116,15 +116,10 @@ def _method_rows(results: Sequence[CellResult], seeds: tuple[int, ...], store: S
     cell = results[0].cell
     # One-shot baselines among a search's initial individuals get no rows: to be compared, they are methods themselves.
     own = (FULL_LABEL, START_LABEL, BEFORE_LABEL, BEST_LABEL)
-    entries = (entry for _, table in _with_tables(results) for entry in table.entries)
-    labels = dict.fromkeys(entry.label for entry in entries if entry.draws or entry.label in own)
+    entries = [(result, entry) for result, table in _with_tables(results) for entry in table.entries]
+    labels = dict.fromkeys(entry.label for _, entry in entries if entry.draws or entry.label in own)
     for label in labels:
-        per_seed = [
-            (result, entry)
-            for result, table in _with_tables(results)
-            for entry in table.entries
-            if entry.label == label
-        ]
+        per_seed = [(result, entry) for result, entry in entries if entry.label == label]
         # The result of a random baseline is the mean of its draws, not the best of them.
         if label != FULL_LABEL and not (cell.baseline and label == BEST_LABEL and len(labels) > 2):
             rows.append(_row(per_seed, seeds, store))

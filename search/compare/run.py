@@ -21,8 +21,6 @@ from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
 from moevolve.store.repository import Store
-from moevolve.workers.contract.edits import CalibrationRecipe
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
@@ -35,11 +33,7 @@ class ExtensiblePool(Pool, Protocol):
 
 
 class SharedWorkers:
-    """One pool for all searches on the same model and engine, started by the first measurement or evaluation.
-
-    Args:
-        make: Starts a pool for a search.
-    """
+    """One pool for all searches on the same model and engine; `make` starts it for the first of them."""
 
     def __init__(self, make: Callable[[SearchSetup], ExtensiblePool]) -> None:
         self._make = make
@@ -47,11 +41,7 @@ class SharedWorkers:
         self._model: tuple[ModelConfig, EngineConfig] | None = None
 
     def lend(self, setup: SearchSetup) -> Pool:
-        """A pool for one search; closing it doesn't stop the workers."""
-        return _SharedPool(self, setup)
-
-    def pool(self, setup: SearchSetup) -> ExtensiblePool:
-        """The pool, with a search's model loaded and its task splits sent."""
+        """A pool for one search, with its model loaded and its task splits sent; closing it stops no workers."""
         model = setup.config.model, setup.config.engine
         if self._pool is not None and self._model != model:
             self.close()
@@ -59,7 +49,7 @@ class SharedWorkers:
             self._pool, self._model = self._make(setup), model
         else:
             self._pool.add_splits(setup.all_prepared)
-        return self._pool
+        return _LentPool(self._pool)
 
     def close(self) -> None:
         """Stop the workers and discard what they are evaluating."""
@@ -68,37 +58,12 @@ class SharedWorkers:
         self._pool = None
 
 
-class _SharedPool:
-    def __init__(self, workers: SharedWorkers, setup: SearchSetup) -> None:
-        self._workers = workers
-        self._setup = setup
-        self._pool: Pool | None = None
-
-    def submit(self, request: EvaluationRequest) -> None:
-        self._started().submit(request)
-
-    def poll(self, timeout: float) -> list[EvaluationReply]:
-        return [] if self._pool is None else self._pool.poll(timeout)
-
-    def calibrate(
-        self,
-        recipe: CalibrationRecipe,
-        splits: tuple[PreparedSplit, ...],
-        check: Callable[[], object] = lambda: None,
-    ) -> bytes:
-        return self._started().calibrate(recipe, splits, check)
-
-    def resize(self, count: int, at_once: bool = False) -> None:
-        if self._pool is not None:
-            self._pool.resize(count, at_once)
+class _LentPool:
+    def __init__(self, pool: Pool) -> None:
+        self.submit, self.poll, self.calibrate, self.resize = pool.submit, pool.poll, pool.calibrate, pool.resize
 
     def close(self) -> None:
-        self._pool = None
-
-    def _started(self) -> Pool:
-        if self._pool is None:
-            self._pool = self._workers.pool(self._setup)
-        return self._pool
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +94,14 @@ def run_comparison(
 
     Args:
         comparison: The comparison.
-        store: Store for the searches.
+        store: Store of the searches.
         observer: Makes the observer of a search from the cell's index and the cell.
         make_pool: Starts the workers for a search; None starts them on Ray.
 
     Raises:
-        UserError: a cell can't run, because its settings don't fit its model or tasks, or because the store has a
+        UserError: A cell can't run, because its settings don't fit its model or tasks, or because the store has a
             search of its name with other settings. It is raised before anything runs.
-        PoolError: no worker can be started; a repeated call continues.
-        KeyboardInterrupt: the user stopped the comparison; a repeated call continues.
+        PoolError: No worker can be started; a repeated call continues.
     """
     known = {each.search.name: each.search for each in store.searches()}
     setups = [_setup(cell, store, known.get(cell.config.name)) for cell in comparison.cells]
@@ -165,12 +129,13 @@ def run_comparison(
 def _with_equal_reserve(setups: Sequence[SearchSetup]) -> list[SearchSetup]:
     """Give all setups the largest memory reserve of any, because the same workers run all searches."""
     beside = max((setup.needed.memory.beside for setup in setups if setup.needed is not None), default=0)
-    return [
-        setup
-        if setup.needed is None
-        else replace(setup, needed=replace(setup.needed, memory=replace(setup.needed.memory, beside=beside)))
-        for setup in setups
-    ]
+    found = []
+    for setup in setups:
+        needed = setup.needed
+        if needed is not None:
+            needed = replace(needed, memory=replace(needed.memory, beside=beside))
+        found.append(replace(setup, needed=needed))
+    return found
 
 
 def _setup(cell: Cell, store: StoreReader, known: SearchRecord | None) -> SearchSetup:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -20,6 +19,7 @@ from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.registry import DEFAULT
 from moevolve.search.settings.phases import Section
+from moevolve.store.lineage import suggestion
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 
@@ -47,11 +47,7 @@ def load_run_config(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
 
 
 def parse_run_config(data: dict[str, Any], where: str) -> RunConfig:
-    """The configuration of a search to run, from plain data.
-
-    Args:
-        data: Settings as parsed from YAML.
-        where: Start of the error message.
+    """The configuration of a search to run, from plain data as in YAML; `where` starts the error message.
 
     Raises:
         UserError: There is an unknown key, a bad value, or no tasks or phases; the message names the field.
@@ -86,11 +82,7 @@ def parse_stored_config(text: str) -> RunConfig:
 
 
 def as_run_config(source: RunConfig | Path | str, overrides: Sequence[str]) -> RunConfig:
-    """Apply `a.b=c` overrides to a configuration, or to the YAML file at a path.
-
-    Raises:
-        UserError: The same errors as `load_run_config`.
-    """
+    """Apply `a.b=c` overrides to a configuration, or to the YAML file at a path; see `load_run_config`."""
     if isinstance(source, RunConfig):
         return changed_config(source, overrides, f"configuration of search {source.name}")
     return load_run_config(Path(source), tuple(overrides))
@@ -151,28 +143,22 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     Raises:
         UserError: There is no `=`, or a part of the path is neither a mapping nor a list.
     """
-    dotted, value = _parted(override)
-    set_path(data, dotted, value, f"--set {override}")
-
-
-def _parted(override: str) -> tuple[str, Any]:
-    """Dotted path and value of `KEY=VALUE`."""
-    dotted, separator, value = override.partition("=")
-    if not separator or not all(dotted.split(".")):
-        raise UserError(f"--set {override}: expected KEY=VALUE, for example --set genome.experts=4")
-    return dotted, _yaml_value(override, value)
+    for dotted, value in settings_of([override]).items():
+        set_path(data, dotted, value, f"--set {override}")
 
 
 def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values that `KEY=VALUE` overrides set, by dotted path.
-
-    Raises:
-        UserError: An override isn't of that form.
-    """
+    """The values that `KEY=VALUE` overrides set, by dotted path; a `UserError` says which isn't of that form."""
     found = {}
     for override in overrides:
-        dotted, value = _parted(override)
-        found[dotted] = value
+        dotted, separator, value = override.partition("=")
+        if not separator or not all(dotted.split(".")):
+            raise UserError(f"--set {override}: expected KEY=VALUE, for example --set genome.experts=4")
+        try:
+            found[dotted] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            message = " ".join(str(error).split())
+            raise UserError(f"--set {override}: value is not valid YAML: {message}") from None
     return found
 
 
@@ -197,13 +183,6 @@ def set_path(data: dict[str, Any], dotted: str, value: Any, where: str) -> None:
             node[slot] = value
         else:
             node = node.setdefault(slot, {}) if isinstance(node, dict) else node[slot]
-
-
-def _yaml_value(override: str, value: str) -> Any:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {override}: value is not valid YAML: {_one_line(str(error))}") from None
 
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> None:
@@ -234,10 +213,6 @@ def _absolute(path: str, folder: Path) -> str:
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def shipped_models() -> dict[str, str]:
     """The folders of the configs that come with the package, by name."""
     folder = Path(str(files("moevolve.configs"))) / "models"
@@ -247,20 +222,14 @@ def shipped_models() -> dict[str, str]:
 def find_model(name: str, option: str = "--model") -> str:
     """Resolve the name of a shipped config to its folder; a path or a hub id (with `/`) is returned unchanged.
 
-    Args:
-        name: A shipped config's name, a folder or a hub id.
-        option: Command-line option that the error message names.
-
-    Raises:
-        UserError: A plain name is neither a folder nor a shipped config.
+    A `UserError` names the command-line `option` if a plain name is neither a folder nor a shipped config.
     """
     shipped = shipped_models()
     if Path(name).is_dir() or "/" in name:
         return name
     if name in shipped:
         return shipped[name]
-    near = difflib.get_close_matches(name, shipped, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(shipped)}"
+    hint = suggestion(name, shipped)
     raise UserError(f"{option} {name}: no such folder, and no config of this name comes with moevolve; {hint}")
 
 
@@ -277,11 +246,7 @@ def presets() -> dict[str, Path]:
 
 
 def with_preset(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Fill plain configuration data with the settings of the preset it names.
-
-    Args:
-        data: Content of a run file; it isn't modified.
-        where: Start of the error message.
+    """The content of a run file with the settings of the preset that it names; `where` starts the error message.
 
     Raises:
         UserError: There is no such preset, or it has nothing for this kind of genome.
@@ -294,11 +259,7 @@ def with_preset(data: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def preset(name: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The settings of a preset for the kind of genome of some configuration data.
-
-    Raises:
-        UserError: The same errors as `with_preset`.
-    """
+    """The settings of a preset for the kind of genome of some configuration data; see `with_preset`."""
     known = presets()
     if name not in known:
         raise UserError(f"{where}: {PRESET}: {name} is unknown; there are {', '.join(known)}")

@@ -37,21 +37,14 @@ class TaskSection(Section):
 
     @property
     def sets_aside(self) -> bool:
-        """True if the task has no `calibration` split, so that a search that calibrates sets `search` rows aside.
-
-        Raises:
-            UserError: There is no such task, or its file is invalid.
-        """
+        """True if the task has no `calibration` split, so that a search that calibrates sets `search` rows aside."""
         return "calibration" not in load_task(self.name).splits
 
     def task(self, calibrating: bool = False) -> TaskConfig:
         """The task with this section's numbers of examples, which hold for all of its splits whichever is prepared.
 
-        Args:
-            calibrating: Set rows of `search` aside if the task has no `calibration` split.
-
-        Raises:
-            UserError: There is no such task, it has no such split, or the task's file is invalid.
+        With `calibrating`, rows of `search` are set aside if the task has no `calibration` split. A `UserError` says
+        that there is no such task or split, or what is wrong with the task's file.
         """
         # Splits are compared with each other, and rows of `calibration` may be those that `search` leaves over.
         task = load_task(self.name)
@@ -59,18 +52,14 @@ class TaskSection(Section):
         return task.with_calibration() if calibrating else task
 
     def prepared(self, split: Split, calibrating: bool = False) -> PreparedSplit:
-        """Load and render one split of the task; see `task`.
-
-        Raises:
-            UserError: The same errors as `task`, or the split's data can't be loaded or rendered.
-        """
+        """Load and render one split of the task; see `prepared_splits`."""
         return self.prepared_splits((split,), calibrating)[split]
 
     def prepared_splits(self, splits: Iterable[Split], calibrating: bool = False) -> dict[Split, PreparedSplit]:
         """Load and render several splits of the task, whose data are read once; see `task`.
 
         Raises:
-            UserError: The same errors as `prepared`.
+            UserError: The same errors as `task`, or data can't be loaded or rendered.
         """
         from moevolve.evaluators.preparation.prepare import prepare_splits  # imported here because it loads `datasets`
 
@@ -139,7 +128,6 @@ class WorkersSection(Section):
 
     @property
     def activation_cache_bytes(self) -> int:
-        """`activation_cache_mb` in bytes."""
         return self.activation_cache_mb << 20
 
 
@@ -181,23 +169,17 @@ class RunConfig(Section):
     """The complete configuration of one search.
 
     Attributes:
-        name: Name of the search in its store.
-        model: The checkpoint and how it is loaded.
-        genome: The genome kind and its settings.
-        engine: Settings of the inference engine.
         seed: Seed of all of the search's randomness.
         tasks: Tasks whose scores make up the fitness; empty for imported individuals.
         strategy: Strategy of the phases that don't name their own.
         phases: Phases of the search, in order; empty for imported individuals.
-        window: Number of individuals that may be under evaluation at once.
+        window: Most individuals that may be under evaluation at once.
         stop_at_recovery: The search ends before a phase if its best individual has at least this share of the full
             model's fitness by then; None runs all phases. With a share, a phase begins only after all individuals of
             the phases before it are evaluated.
         tie_break: Criterion between equal scores, before the smaller index decides: the mean log-probability of the
             gold answers (`gold_logprob`), or nothing (`index`).
-        workers: Number and resources of the workers; no score depends on them.
-        final: Evaluations after the last individual.
-        store: SQLAlchemy URL of the store.
+        store: SQLAlchemy URL.
     """
 
     name: SearchName
@@ -217,11 +199,7 @@ class RunConfig(Section):
 
     @classmethod
     def imported(cls, name: str, model: ModelConfig, genome: AnyGenomeSection, engine: EngineConfig) -> Self:
-        """The configuration of imported individuals: it has neither phases nor tasks.
-
-        Raises:
-            ValidationError: The name isn't valid for a search.
-        """
+        """The configuration of imported individuals, which has neither phases nor tasks."""
         final = FinalSection(rerank=0, test=False)
         return cls(
             name=name, model=model, genome=genome, engine=engine, tasks=(), phases=(), tie_break="index", final=final
@@ -233,7 +211,6 @@ class RunConfig(Section):
         return not self.phases
 
     def space(self, facts: ModelFacts) -> GenomeSpace[Any]:
-        """The space of the search's genomes for a model; see `make_space`."""
         phases = [phase.model_copy(update={"strategy": phase.strategy or self.strategy}) for phase in self.phases]
         return make_space(self.genome, facts, phases)
 
@@ -268,38 +245,20 @@ class RunConfig(Section):
         names = [task.name for task in self.tasks]
         if len(set(names)) != len(names):
             raise ValueError(f"tasks: a task is named twice in {', '.join(names)}")
-        return self
-
-    @model_validator(mode="after")
-    def _held_out_is_not_searched_on(self) -> Self:
         for name in self.final.held_out:
-            if name in {task.name for task in self.tasks}:
+            if name in names:
                 raise ValueError(f"final.held_out: {name} is one of `tasks`, so its search split isn't held out")
         if self.final.held_out and not self.final.test:
             raise ValueError("final.held_out: tasks are scored on `test`; set final.test: true")
         return self
 
     @model_validator(mode="after")
-    def _repair_comes_last(self) -> Self:
+    def _phases_follow_each_other(self) -> Self:
         kinds = [phase.kind for phase in self.phases]
         if kinds[:1] == ["repair"] or "repair" in kinds[:-1]:
-            raise ValueError(
-                "phases: a repair phase repairs what the phases before it found, so it is the last of several"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _allocation_is_not_pruned(self) -> Self:
-        kinds = [phase.kind for phase in self.phases]
+            raise ValueError("phases: a repair phase repairs what others found, so it is the last of several")
         if "allocate" in kinds and {"prune", "merge"} & set(kinds[kinds.index("allocate") :]):
-            raise ValueError(
-                "phases: a prune or merge phase can't follow an allocate phase, whose genomes are no matrices"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _prune_before_merge(self) -> Self:
-        kinds = [phase.kind for phase in self.phases if phase.kind in ("prune", "merge")]
-        if kinds != sorted(kinds, key=("prune", "merge").index):
+            raise ValueError("phases: a prune or merge phase can't follow an allocate phase, which has no matrices")
+        if "merge" in kinds and "prune" in kinds[kinds.index("merge") :]:
             raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
         return self

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import GenomeCosts
-from moevolve.search.genomes.registry import costs_of
 from moevolve.search.settings.phases import PhaseConfig
 from moevolve.workers.contract.facts import active_parameters
 
@@ -24,8 +23,7 @@ class ModelSize:
 
     Attributes:
         title: `full model`, or the phase's kind.
-        experts: Number of experts per MoE layer; 0 for dense models.
-        active: Number of active experts per token.
+        experts, active: Number of experts per MoE layer, and of active ones per token; 0 for dense models.
         parameters: Number of all parameters; None where candidates differ in it.
         active_parameters: Number of parameters per token; that of the phase's start where candidates differ in it.
         token_flops: FLOPs per token in matrix products with weights, attention between positions left out.
@@ -59,7 +57,7 @@ def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount
 
 
 def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[str, str]) -> tuple[ModelSize, ...]:
-    """Size the full model and a candidate of every kind of phase; `like` maps it to the kind that it is counted as."""
+    """Size the full model and a candidate of every kind of phase; see `described_as` for `like`."""
     facts = outline.facts
     active = active_parameters(facts, facts.experts, facts.active)
     full = ModelSize(FULL_MODEL, facts.experts, facts.active, facts.parameters, active, outline.token_flops)
@@ -81,13 +79,3 @@ def final_evaluations(config: RunConfig) -> tuple[int, int]:
     unrepaired = repairs and any(phase.repair is None for phase in config.phases)
     beside = unrepaired + sum(len(phase.named) for phase in config.phases)
     return section.rerank, (2 + beside + section.random_baselines if section.test else 0)
-
-
-def count_run(config: RunConfig, outline: ModelOutline) -> tuple[tuple[ModelSize, ...], tuple[PhaseCount, ...]]:
-    """Count what is known of a run without its tasks' data: sizes of models, and individuals by phase.
-
-    Raises:
-        UserError: the genome's settings don't fit the model; the message names the field.
-    """
-    costs = costs_of(config.space(outline.facts), outline)
-    return model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)

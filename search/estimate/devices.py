@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
+from moevolve.store.lineage import suggestion
 
 DEFAULT_GPUS = "a100-80g,h100,h200"
 UTILISATION = 0.4
@@ -65,11 +65,7 @@ beyond that is left to the CUDA context and the allocator."""
 
 
 def gpus_for(config: RunConfig, names: str | None = None) -> tuple[Device, ...]:
-    """GPUs to estimate a run for: the named ones, or without names the default ones, or none for a run on the CPU.
-
-    Raises:
-        UserError: See `find_gpus`.
-    """
+    """GPUs to estimate a run for: the named ones, or without names the default ones, or none for a run on the CPU."""
     on_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not config.workers.num_gpus)
     if names is None and on_cpu:
         return ()
@@ -77,17 +73,10 @@ def gpus_for(config: RunConfig, names: str | None = None) -> tuple[Device, ...]:
 
 
 def find_gpus(names: str) -> tuple[Device, ...]:
-    """Look up a comma-separated list of GPUs.
-
-    Raises:
-        UserError: one is unknown; the message has similar names.
-    """
-    return tuple(_find(name.strip().lower()) for name in names.split(","))
-
-
-def _find(name: str) -> Device:
-    if name in GPUS:
-        return GPUS[name]
-    near = difflib.get_close_matches(name, GPUS, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(GPUS)}"
-    raise UserError(f"--gpu: {name!r} is unknown; {hint}")
+    """Look up a comma-separated list of GPUs; a `UserError` names an unknown one, with similar names."""
+    found = []
+    for name in (each.strip().lower() for each in names.split(",")):
+        if name not in GPUS:
+            raise UserError(f"--gpu: {name!r} is unknown; {suggestion(name, GPUS)}")
+        found.append(GPUS[name])
+    return tuple(found)

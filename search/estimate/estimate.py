@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.files import shipped_models
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import (
     FULL_MODEL,
@@ -29,7 +27,7 @@ from moevolve.search.strategies.schedule import make_schedule, rounds_notes
 from moevolve.workers.contract.capacity import WorkerMemory, experts_share
 from moevolve.workers.contract.settings import Originals
 from moevolve.workers.methods.eep.expert_memory import kept_layers
-from moevolve.workers.profiling.outline import ModelOutline
+from moevolve.workers.profiling.outline import ModelOutline, outline_model
 
 
 def estimate(
@@ -39,20 +37,20 @@ def estimate(
     utilisation: float = UTILISATION,
     outline: ModelOutline | None = None,
 ) -> Estimate:
-    """Estimate a run.
+    """Estimate a run, for which its model's weights needn't exist.
 
     Args:
-        config: The run. Its model's weights needn't exist.
+        config: The run.
         gpus: GPUs to estimate hours for; none for a run on the CPU.
         prompts: Lengths to assume instead of reading the tasks' data.
         utilisation: Share of a GPU's peak FLOP/s that is reached, in (0, 1].
         outline: Outline of the run's model, if it is there already.
 
     Raises:
-        UserError: the configuration asks for something that can't be had, or there are neither data nor given lengths
+        UserError: The configuration asks for something that can't be had, or there are neither data nor given lengths
             of prompts; the message names the field.
     """
-    outline = outline or _outline(config)
+    outline = outline or outline_model(config.model)
     space = config.space(outline.facts)
     costs = costs_of(space, outline)
     reader = WorkloadReader(config, outline, prompts, needs_calibration(space))
@@ -92,12 +90,6 @@ def estimate(
     )
 
 
-def busy_workers(config: RunConfig) -> int:
-    """Number of a run's workers that evaluate at once; those beyond the window would have nothing to do."""
-    in_flight = make_schedule(config).in_flight
-    return min(config.workers.most(in_flight), in_flight)
-
-
 def _memory(
     config: RunConfig,
     outline: ModelOutline,
@@ -106,17 +98,12 @@ def _memory(
     repairs: Sequence[RepairWork],
     on_gpu: bool,
 ) -> dict[str, WorkerMemory]:
-    """Memory of a worker, by where original experts are kept."""
+    """Memory of a worker by place of the original experts: the device, and the run's other place or the host."""
     passes = [one for split in splits for one in (*split.passes.required, *split.passes.decoding)]
-    return {
-        where: worker_memory(config, outline, costs, passes, on_gpu, where, repairs)
-        for where in _places(config)[: 2 if outline.experts_bytes else 1]
-    }
-
-
-def _places(config: RunConfig) -> tuple[Originals, Originals]:
-    """The device, and the other place of original experts that the run names, or the host."""
-    return "device", "host" if config.model.originals == "device" else config.model.originals
+    places: list[Originals] = ["device"]
+    if outline.experts_bytes:
+        places.append("host" if config.model.originals == "device" else config.model.originals)
+    return {place: worker_memory(config, outline, costs, passes, on_gpu, place, repairs) for place in places}
 
 
 def _total_flops(
@@ -146,7 +133,9 @@ def _on_device(
 ) -> DeviceEstimate:
     """A search of so many FLOPs on one kind of GPU; `models` has the number of experts per layer of each model."""
     gpus, peak = config.workers.num_gpus or 1.0, device.flops(outline.facts.dtype)
-    available, workers = int(device.memory * gpus), busy_workers(config)
+    available, in_flight = int(device.memory * gpus), make_schedule(config).in_flight
+    # Workers beyond the window would have nothing to do.
+    workers = min(config.workers.most(in_flight), in_flight)
     # Several GPUs of a worker hold a model's layers one after the other, and compute one at a time.
     rate = workers * min(gpus, 1.0) * peak * utilisation
     kept: dict[str, int] = {}
@@ -166,19 +155,6 @@ def _on_device(
         kept_layers=kept,
         hours=flops / rate / 3600,
     )
-
-
-def _outline(config: RunConfig) -> ModelOutline:
-    from moevolve.workers.profiling.outline import outline_model
-
-    try:
-        return outline_model(config.model)
-    except UserError as error:
-        if Path(config.model.path).is_dir():
-            raise
-        raise UserError(
-            f"{error}; --model takes a folder with a config.json, or one of {', '.join(shipped_models())}"
-        ) from error
 
 
 def _tokens(splits: Iterable[SplitWork]) -> int:

@@ -44,9 +44,7 @@ def worker_memory(
     not counted.
 
     Args:
-        config: The run.
-        outline: Outline of its model.
-        costs: Costs of its candidates.
+        config, outline, costs: The run, its model, and the costs of its candidates.
         passes: All forward passes of the run.
         on_gpu: True if the device has memory of its own.
         place: Place of the original experts, whatever the run says.
@@ -95,9 +93,7 @@ def launch_memory(
     """Count the memory that a worker must find when it starts, with passes of the largest size instead of real prompts.
 
     Args:
-        config: The run.
-        outline: Outline of its model.
-        costs: Costs of its candidates.
+        config, outline, costs: The run, its model, and the costs of its candidates.
         on_gpu: True if the device has memory of its own or that isn't known, which takes more host memory.
     """
 
@@ -107,9 +103,7 @@ def launch_memory(
     repairs = repair_works(config, costs, outline)
     own, tokens = config.model.originals, config.engine.batch_tokens
     ways: list[SmallerSettings] = []
-    halves = [tokens]
-    while halves[-1] // 2 >= _LEAST_BATCH:
-        halves.append(halves[-1] // 2)
+    halves = [tokens, *(tokens >> power for power in range(1, 32) if tokens >> power >= _LEAST_BATCH)]
     places: list[Originals] = [own]
     if outline.experts_bytes and own == "device" and (config.workers.num_gpus or 0) > 0:
         places.append("host")
@@ -180,9 +174,7 @@ _COMPARED = 128
 def _exported(outline: ModelOutline, retained: int) -> int:
     """Bytes of the largest part of a checkpoint that is compared with the resident model: a layer, or the embeddings.
 
-    Args:
-        outline: The model.
-        retained: Number of experts per layer of the checkpoint.
+    `retained` is the checkpoint's number of experts per layer.
     """
     embeddings = outline.vocabulary * outline.hidden * outline.facts.dtype_bytes
     others = max(0, outline.weight_bytes - outline.experts_bytes - 2 * embeddings) // len(outline.layers)

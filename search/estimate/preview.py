@@ -11,7 +11,6 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,14 @@ from pydantic import TypeAdapter
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.counts import ModelSize, PhaseCount, count_run, final_evaluations
+from moevolve.search.estimate.counts import (
+    ModelSize,
+    PhaseCount,
+    described_as,
+    final_evaluations,
+    model_sizes,
+    phase_counts,
+)
 from moevolve.search.estimate.devices import gpus_for
 from moevolve.search.genomes.registry import costs_of
 from moevolve.workers.contract.capacity import WorkerMemory
@@ -65,14 +71,13 @@ _ANSWER: TypeAdapter[Preview | str] = TypeAdapter(Preview | str)
 
 
 class PreviewProcess:
-    """A process that previews runs, started by the first one and kept until none has come for minutes.
+    """A process that previews runs, started by the first one; it ends when none has come for minutes.
 
     One preview at a time: the caller sees to that.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._last = 0.0
 
     def preview(self, config: RunConfig) -> Preview:
         """Preview a run in the process.
@@ -92,7 +97,6 @@ class PreviewProcess:
             answer = ""
         finally:
             limit.cancel()
-            self._last = time.monotonic()
         if not answer:
             self.close()
             raise UserError(
@@ -112,9 +116,8 @@ class PreviewProcess:
             self._process = None
 
     def _ready(self) -> subprocess.Popen[str]:
-        if self._process is not None and (time.monotonic() - self._last > _IDLE_S or self._process.poll() is not None):
+        if self._process is None or self._process.poll() is not None:
             self.close()
-        if self._process is None:
             offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "moevolve.search.estimate.preview"],
@@ -143,12 +146,12 @@ def preview(config: RunConfig) -> Preview:
         phases = tuple(PhaseCount(phase.kind, phase.evaluations, phase.evaluations) for phase in config.phases)
         return Preview(phases, ranked, tested)  # a hub id
     outline = outline_model(config.model)
-    sizes, phases = count_run(config, outline)
+    costs = costs_of(config.space(outline.facts), outline)
+    sizes, phases = model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)
     known = Preview(phases, ranked, tested, sizes, outline.weight_bytes)
     try:
         found = estimate(config, gpus_for(config), outline=outline)
     except UserError as error:  # `launch` may still download the data
-        costs = costs_of(config.space(outline.facts), outline)
         memory = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0).memory
         notes = (f"memory is that of the largest batches, and the time isn't known: {error}",)
         return replace(known, memory=memory, notes=notes)
@@ -163,7 +166,7 @@ def preview(config: RunConfig) -> Preview:
 
 def _serve(asked: TextIO, answers: TextIO) -> None:
     """Answer every line, a configuration, with a line: a `Preview`, or what is wrong with the configuration."""
-    while select.select([asked], [], [], 1.1 * _IDLE_S)[0] and (line := asked.readline()):
+    while select.select([asked], [], [], _IDLE_S)[0] and (line := asked.readline()):
         try:
             found: Preview | str = preview(parse_stored_config(line))
         except UserError as error:

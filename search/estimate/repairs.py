@@ -66,9 +66,7 @@ def repair_works(
     """Count the memory of a search's repairs, phase by phase.
 
     Args:
-        config: The search.
-        costs: Costs of its candidates.
-        outline: Outline of its model.
+        config, costs, outline: The search, the costs of its candidates, and its model.
         most: Number of tokens in all calibration rows; None takes as many as the repairs ask for.
     """
     found = []

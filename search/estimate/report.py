@@ -26,8 +26,7 @@ class DeviceEstimate:
     """A search on one kind of GPU.
 
     Attributes:
-        name: Name of the GPU on the command line.
-        title: The maker's name for it.
+        name, title: Name of the GPU on the command line, and the maker's.
         workers: Number of workers that are busy at once, at most the run's window.
         memory_bytes: Memory of the GPUs, or of the share of one, that a worker has.
         flops_per_second: Peak FLOP/s of one GPU in the model's dtype.
@@ -52,8 +51,7 @@ class Pilot:
     """A few evaluations measured on this machine, and how long the search takes if all evaluations are like them.
 
     Attributes:
-        individuals: Number of evaluated individuals.
-        workers: Number of workers that evaluated them.
+        individuals, workers: Number of evaluated individuals, and of workers that evaluated them.
         seconds: Mean duration of one evaluation by kind of phase, making and repairing its candidate included.
         hours: Duration of the whole search with as many workers, its final evaluations included.
     """
@@ -70,10 +68,7 @@ class Estimate:
 
     Attributes:
         name: Name of the search.
-        model: Path of its model.
         family: `transformers` model type.
-        dtype: Dtype of the parameters.
-        moe_layers: Number of MoE layers.
         originals: Place where the run keeps original experts.
         workers: Number of workers that the run asks for.
         sizes: The full model, then a candidate of each kind of phase.
@@ -83,7 +78,6 @@ class Estimate:
         evaluation_flops: FLOPs of one evaluation on `search` by kind of phase: FLOPs per token times the tokens of
             prompts and gold answers.
         total_flops: FLOPs of all evaluations of the search.
-        phases: Number of individuals by phase.
         ranked: Number of candidates that are evaluated on `dev` at the end.
         tested: Number of models that are evaluated on `test` at the end, the full model included.
         utilisation: Share of a GPU's peak FLOP/s that `devices` assume.

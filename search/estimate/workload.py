@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil
 from typing import Annotated
 
 from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.tasks.config import TaskConfig
-from moevolve.evaluators.types import PreparedSplit, Split
+from moevolve.evaluators.types import Split
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.loop.setup import set_aside_note
 from moevolve.workers.profiling.outline import ModelOutline
@@ -33,10 +31,6 @@ class Prompts:
     prompt_tokens: int
     new_tokens: int | None = None
     examples: int | None = None
-
-
-_CHARACTERS = 4
-"""Characters per token where there is no tokenizer, about as in English text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ class WorkloadReader:
         """Plan one split of every task.
 
         Raises:
-            UserError: a task's data can't be read or planned, and no lengths were given.
+            UserError: A task's data can't be read or planned, or there is no tokenizer, and no lengths were given.
         """
         return tuple(self._work(task, name) for task in self._config.tasks)
 
@@ -84,11 +78,7 @@ class WorkloadReader:
         return tuple(self._work(TaskSection(name=name), "test") for name in self._config.final.held_out)
 
     def set_aside(self) -> tuple[str, ...]:
-        """Describe, if the run calibrates, where the rows come from for tasks without a `calibration` split.
-
-        Raises:
-            UserError: as `splits`.
-        """
+        """Describe, if the run calibrates, where the rows come from for tasks without a `calibration` split."""
         found = []
         for section in self._config.tasks if self._calibrating else ():
             if section.sets_aside:
@@ -105,45 +95,19 @@ class WorkloadReader:
         if self._given is not None:
             tokens, source = _given(task, split, self._given), "given"
         else:
-            tokens, source = self._tokens(prepare_split(task, split))
+            prepared = prepare_split(task, split)
+            tokens = self._meter.tokens(prepared)
+            source = "data, tokenised" + (", in the chat template" if self._meter.wraps(prepared) else "")
         outline = self._outline
         passes = passes_of(tokens, self._config.engine.batch_tokens, outline.layout, outline.caches)
         return SplitWork(task.name, split, len(tokens.prompts), tokens.read, source, passes)
 
-    def _tokens(self, prepared: PreparedSplit) -> tuple[SplitTokens, str]:
-        if self._meter is not None:
-            wrapped = ", in the chat template" if self._meter.wraps(prepared) else ""
-            return self._meter.tokens(prepared), f"data, tokenised{wrapped}"
-        limit = self._config.engine.max_prompt_tokens
-        if prepared.window is not None:
-            windows = ceil(len(prepared.running_text) / _CHARACTERS) // prepared.window
-            made = _windows(prepared.fitness, prepared.window, windows, prepared.max_new_tokens)
-            return made, f"data, {_CHARACTERS} characters a token (no tokenizer)"
-
-        def tokens(text: str) -> int:
-            return max(1, ceil(len(text) / _CHARACTERS))
-
-        prompts = (tokens(prepared.text(example)) + 1 for example in prepared.examples)
-        golds = (tokens(example.references[0]) if example.references else 0 for example in prepared.examples)
-        drafts = tuple(
-            max(gold - 1, 0) if FITNESSES[prepared.fitness].reads == "generation" else gold for gold in golds
-        )
-        made = SplitTokens.of_lengths(
-            prepared.fitness,
-            [prompt if limit is None else min(prompt, limit) for prompt in prompts],
-            drafts,
-            [list(map(tokens, example.choices)) for example in prepared.examples],
-            prepared.max_new_tokens,
-        )
-        return made, f"data, {_CHARACTERS} characters a token (no tokenizer)"
-
     @cached_property
-    def _meter(self) -> PromptMeter | None:
-        """The model's tokenizer, or None if there is none."""
+    def _meter(self) -> PromptMeter:
         try:
             return PromptMeter(self._config.model, self._config.engine)
-        except UserError:
-            return None
+        except UserError as error:
+            raise UserError(f"{error}; say how long prompts are with --prompt-tokens") from None
 
 
 def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
@@ -155,18 +119,7 @@ def _given(task: TaskConfig, split: Split, given: Prompts) -> SplitTokens:
         raise UserError(f"task {task.name}: its file doesn't say how many examples `{split}` has; give --examples")
     new = given.new_tokens or task.max_new_tokens
     if task.window is not None:
-        return _windows(task.fitness, task.window, count, new)
+        return SplitTokens.of_lengths(task.fitness, (task.window,) * count, (0,) * count, ((),) * count, new)
     answer = 0 if task.fitness_kind.reads == "generation" else new
-    return SplitTokens.of_lengths(
-        task.fitness,
-        (given.prompt_tokens,) * count,
-        (answer,) * count,
-        ((1, 1),) * count,
-        new,
-    )
-
-
-def _windows(fitness: str, window: int, count: int, new_tokens: int) -> SplitTokens:
-    """Cut running text into windows, at least one."""
-    count = max(count, 1)
-    return SplitTokens.of_lengths(fitness, (window,) * count, (0,) * count, ((),) * count, new_tokens)
+    prompts, answers = (given.prompt_tokens,) * count, (answer,) * count
+    return SplitTokens.of_lengths(task.fitness, prompts, answers, ((1, 1),) * count, new)

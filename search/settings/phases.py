@@ -10,7 +10,7 @@ from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.edit import RepairRecipe
 
 MOST_EVALUATIONS = 10_000_000
-"""Individuals of a phase at most: far more than a search evaluates in years, and few enough to count and list."""
+"""Most individuals of a phase: far more than a search evaluates in years, and few enough to count and list."""
 
 
 class Section(BaseModel):
@@ -122,15 +122,24 @@ START = "start"
 class PhaseBase(Section):
     """Settings that phases of all kinds have.
 
-    With `repair`, every candidate of the phase is repaired before it is scored. A child that repeats an earlier
-    individual gives no new score, so its operator and parents are drawn again. With `repeats` it stays, reuses the
-    earlier evaluation, and counts among the parents each time it occurs.
+    Attributes:
+        evaluations: Individuals of the phase, including the initial ones.
+        initial: Number of initial individuals: those that `init` names, then random ones.
+        parents: Individuals that may become parents.
+        strategy: Strategy of this phase; None takes the search's.
+        crossover_rate: Probability that a child has two parents.
+        group_rate: Probability that mutation changes a group of layers, or for dense models a layer.
+        init: Baselines of the genome kind, and `random`; random individuals fill the rest in any case.
+        repair: Recipe by which every candidate of the phase is repaired before it is scored.
+        repeats: A child that repeats an earlier individual stays, reuses the earlier evaluation, and counts among the
+            parents each time it occurs. Otherwise its operator and parents are drawn again.
     """
 
     evaluations: int = Field(ge=1, le=MOST_EVALUATIONS)
     initial: int = Field(0, ge=0, le=MOST_EVALUATIONS)
     parents: Parents = TopKParents()
     strategy: StrategySection | None = None
+    crossover_rate: float = Field(0.3, ge=0, le=1)
     group_rate: float = Field(0.25, ge=0, le=1)
     init: tuple[str, ...] = Field(("random",), min_length=1)
     repair: Repair = None
@@ -138,30 +147,21 @@ class PhaseBase(Section):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Names of the phase's first individuals, before the random ones: baselines and the method's own start."""
+        """Names in `init` besides `random`: baselines, and the method's own start."""
         return tuple(name for name in self.init if name != "random")
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The names in `named` that are baselines of the genome kind."""
         return tuple(name for name in self.named if name != START)
 
     @model_validator(mode="after")
-    def _baselines_fit(self) -> Self:
+    def _fits(self) -> Self:
         if len(set(self.init)) != len(self.init):
             raise ValueError(f"init: a name comes twice in {', '.join(self.init)}")
         if len(self.named) > self.initial:
             raise ValueError(f"initial {self.initial} is less than the {len(self.named)} individuals that init names")
-        return self
-
-    @model_validator(mode="after")
-    def _initial_fits(self) -> Self:
         if self.initial > self.evaluations:
             raise ValueError(f"initial {self.initial} is more than evaluations {self.evaluations}")
-        return self
-
-    @model_validator(mode="after")
-    def _waiting_is_for_all(self) -> Self:
         if isinstance(self.strategy, EvolutionSection) and self.strategy.mode == "generations":
             raise ValueError("strategy: only the whole search can wait for generations, not one phase")
         return self
@@ -175,18 +175,11 @@ class PrunePhase(PhaseBase):
     authors' released configuration. The paper describes crossover for both phases, the authors' code only for merging.
 
     Attributes:
-        evaluations: Individuals of the phase, including the initial ones.
-        strategy: Strategy of this phase; None takes the search's.
-        initial: Number of initial individuals: the baselines of `init`, then random ones.
-        init: Baselines of the genome kind, and `random`; random individuals fill the rest in any case.
-        crossover_rate: Probability that a child has two parents.
-        group_rate: Probability that mutation changes a group.
         row_rate: Probability that a retained expert of a changed group is replaced.
     """
 
     kind: Literal["prune"] = "prune"
     initial: int = Field(31, ge=0, le=MOST_EVALUATIONS)
-    crossover_rate: float = Field(0.3, ge=0, le=1)
     group_rate: float = Field(0.25, ge=0.01, le=1)
     row_rate: float = Field(0.15, ge=0, le=1)
 
@@ -198,14 +191,10 @@ class MergePhase(PhaseBase):
     code.
 
     Attributes:
-        evaluations: Individuals of the phase.
-        strategy: Strategy of this phase; None takes the search's.
-        initial, init: Initial individuals as in the prune phase, in addition to those of `start`.
         start: Parents in addition to the phase's own individuals: the `best` of the previous phase (the paper), or
             `all` individuals of the previous phases (the authors' code).
         group_rate: Probability that a group's matrix is changed. Groups of the router mapping and of the expert merging
             are drawn until one of either is.
-        crossover_rate: Probability that a child has two parents.
         crossover: The unit that a changed matrix takes from either parent: `rows` (App. C) or `entries` (Sec. 4.3).
             Other matrices come whole from one parent.
         first_parent_rate: Probability that a row, entry or whole matrix is the first parent's; the order of the parents
@@ -218,7 +207,6 @@ class MergePhase(PhaseBase):
     kind: Literal["merge"] = "merge"
     start: Literal["best", "all"] = "best"
     group_rate: float = Field(0.25, ge=0.01, le=1)
-    crossover_rate: float = Field(0.3, ge=0, le=1)
     crossover: Literal["rows", "entries"] = "rows"
     first_parent_rate: float = Field(0.6, ge=0, le=1)
     entry_rate: float = Field(0.25, ge=0, le=1)
@@ -230,13 +218,8 @@ class TunePhase(PhaseBase):
     """A search of genomes of dense models: continuous coordinates, each in its own unit, and discrete choices.
 
     Attributes:
-        evaluations: Individuals of the phase, including the initial ones.
-        initial: Number of initial individuals: those that `init` names, then random ones.
-        init: Baselines of the genome kind, `start` (the method's unsearched genome), and `random`; random individuals
-            fill the rest in any case.
-        strategy: Strategy of this phase; None takes the search's.
-        crossover_rate: Probability that a child has two parents.
-        group_rate: Probability that mutation changes a layer; at least one is changed.
+        group_rate: See `PhaseBase`; at least one layer is changed.
+        init: See `PhaseBase`; also `start`, the method's unsearched genome.
         entry_rate: Probability that a coordinate of a changed layer is perturbed.
         sigma: Standard deviation of the perturbation.
         swap_rate: Probability that a discrete choice of a changed layer is changed.
@@ -245,7 +228,6 @@ class TunePhase(PhaseBase):
     kind: Literal["tune"] = "tune"
     initial: int = Field(8, ge=0, le=MOST_EVALUATIONS)
     init: tuple[str, ...] = Field((START, "random"), min_length=1)
-    crossover_rate: float = Field(0.3, ge=0, le=1)
     entry_rate: float = Field(0.25, ge=0, le=1)
     sigma: float = Field(0.1, gt=0, le=1000)
     swap_rate: float = Field(0.02, ge=0, le=1)
@@ -258,14 +240,9 @@ class AllocatePhase(PhaseBase):
     their layer.
 
     Attributes:
-        evaluations: Individuals of the phase, including the initial ones.
-        initial: Number of initial individuals: those that `init` names, then random ones.
-        init: Baselines that begin such a phase, and `random`. The default is `even`, for searched widths `line`, and
-            `random`.
-        strategy: Strategy of this phase; None takes the search's.
+        init: The default is `even`, for searched widths `line`, and `random`.
         widths: `searched`, or `even`: all layers are equally wide, and only importance is searched.
         repair: Settings of the repair, with `neurons` if widths are searched. Even widths need no repair.
-        crossover_rate: Probability that a child has two parents.
         entry_rate: Probability that a number is changed; at least one is.
         sigma: Standard deviation of the change.
     """
@@ -275,7 +252,6 @@ class AllocatePhase(PhaseBase):
     init: tuple[str, ...] = Field(("even", "line", "random"), min_length=1)
     widths: Literal["searched", "even"] = "searched"
     repair: Repair = RepairRecipe(neurons=NeuronRecipe())
-    crossover_rate: float = Field(0.3, ge=0, le=1)
     entry_rate: float = Field(0.4, ge=0, le=1)
     sigma: float = Field(0.3, gt=0, le=1000)
 
@@ -303,7 +279,6 @@ class RepairPhase(PhaseBase):
     The unrepaired individuals that the phase starts from are ranked together with its own.
 
     Attributes:
-        evaluations: Individuals of the phase, including the initial ones.
         initial: Number of different genomes, the best of the previous phases, that are repaired with `repair` first.
         repair: Recipe of the initial individuals; children vary it. No child fits on more than its `tokens`.
         crossover_rate: Probability that a child takes its genome from one parent and its recipe from another.
@@ -317,9 +292,7 @@ class RepairPhase(PhaseBase):
     @model_validator(mode="after")
     def _has_no_baselines(self) -> Self:
         if self.named or self.strategy is not None or self.repeats:
-            raise ValueError(
-                "a repair phase has no `init`, `strategy` or `repeats`: it starts from the phases before it"
-            )
+            raise ValueError("a repair phase has no `init`, `strategy` or `repeats`: it starts from earlier phases")
         return self
 
 

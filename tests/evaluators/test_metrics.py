@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.metrics import confidence_interval, score, wilson
 
 
@@ -34,9 +33,6 @@ def test_bootstrap_agrees_with_the_normal_interval_and_repeats_itself() -> None:
     half = 1.96 * outcomes.std() / np.sqrt(outcomes.size)
     assert (low, high) == pytest.approx((outcomes.mean() - half, outcomes.mean() + half), abs=half * 0.1)
     assert (low, high) == confidence_interval(outcomes)
-    assert (low, high) != confidence_interval(outcomes, seed=1)
-    wide = confidence_interval(outcomes, level=0.99)
-    assert wide[0] < low < high < wide[1]
 
 
 def test_means_are_correctly_rounded_and_the_geometric_one_is_the_reciprocal_of_perplexity() -> None:
@@ -63,10 +59,7 @@ def test_an_interval_is_about_the_metric_of_the_score() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(UserError, match="unknown metric `bleu`; known: accuracy, geometric_mean, mean"):
-        score("bleu", [1.0])
     with pytest.raises(ValueError, match="finite"):
         score("mean", [np.nan])
-    for outcomes, more in (([], {}), ([1.0], {"metric": "bleu"}), ([1.0], {"level": 95})):
-        with pytest.raises(ValueError, match=r"no outcomes|unknown metric|level"):
-            confidence_interval(outcomes, **more)
+    with pytest.raises(ValueError, match="no outcomes"):
+        confidence_interval([])

@@ -91,7 +91,7 @@ def test_tasks_name_it(write_prompts: WriteTask, write_task: WriteTask) -> None:
     assert (task.labelled, task.resolved_positions) == (False, "text")
     split = prepare_split(task, "search")
     assert (split.fitness, split.metric, len(split.examples)) == ("brevity", "mean", 4)
-    with pytest.raises(UserError, match=r"fitness: input should be 'generate', .* 'lm_eval' or 'brevity'"):
+    with pytest.raises(UserError, match=r"fitness: unknown fitness `short`; known: .*, brevity$"):
         load_task(write_prompts(fitness="short"))
     labelled = load_task(f"{write_task()}@brevity")
     assert (labelled.name, labelled.resolved_metric) == ("small@brevity", "mean")

@@ -22,13 +22,13 @@ WriteTask = Callable[..., Path]
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"promt": "x"}, "promt: unknown key (did you mean `prompt`?)"),
+        ({"promt": "x"}, "promt: unknown key"),
         ({"splits": {"search": {"from": "all", "limit": 3}}}, "splits.search.limit: unknown key"),
         (
             {"matching": {"kind": "regex"}},
             "matching.kind: unknown matching kind `regex`; known: capital, contains",
         ),
-        ({"metric": "bleu"}, "metric: unknown metric `bleu`; known: accuracy"),
+        ({"metric": "bleu"}, "metric: unknown metric `bleu`; known: accuracy, geometric_mean, mean"),
         ({"answer": None}, "give `answer`"),
         ({"choices": None}, "`option` looks for one of the choices"),
         ({"choices": None, "fitness": "rank", "matching": None}, "give `choices`"),
@@ -39,11 +39,11 @@ WriteTask = Callable[..., Path]
             "`splits.search.from` is `all`, but `source.files` has: other",
         ),
         ({"source": {"hub": "a/b"}, "splits": {"test": {"from": "train[:9]"}}}, "must be a plain split name"),
-        ({"splits": {"test": {"from": "all", "indices": [1, 1]}}}, "none twice"),
+        ({"splits": {"test": {"from": "all", "indices": [1, 1]}}}, "`indices` names a row twice"),
         ({"splits": {"test": {"from": "all", "indices": [1], "seed": 1}}}, "can't be combined"),
         (
             {"fitness": "bleu"},
-            "fitness: input should be 'generate', 'rank', 'perplexity', 'kl', 'agreement' or 'lm_eval'",
+            "fitness: unknown fitness `bleu`; known: generate, rank, perplexity, kl, agreement, lm_eval",
         ),
         ({"fitness": "lm_eval"}, "a task of lm-evaluation-harness is judged by it, and no other task is"),
         ({"name": "other"}, "a task is called like its file: `small`"),

@@ -56,7 +56,7 @@ def test_labels_accept_every_spelling_of_the_data() -> None:
 
 def test_templates_and_rows_that_can_not_be_rendered() -> None:
     for changes, row, said in (
-        ({"prompt": "{{ quesion }}"}, {}, "t.yaml: field prompt: row 4: 'quesion' is undefined"),
+        ({"prompt": "{{ quesion }}"}, {}, "t.yaml: field prompt: row 4: 'quesion' is undefined; the row has: q"),
         ({}, {"question": None}, "field prompt: row 4: a value in it is null"),
         ({"prompt": "{{ 1 / 0 }}"}, {}, "field prompt: row 4: division by zero"),
         ({"prompt": "{{ question.__class__.__mro__ }}"}, {}, "field prompt: row 4: access to attribute '__class__'"),
@@ -75,19 +75,6 @@ def test_templates_and_rows_that_can_not_be_rendered() -> None:
         _template(references="x +")
 
 
-def test_columns_are_checked_once_with_the_field_that_uses_them() -> None:
-    _template(fields={"question": "nest.q"}).check_columns(["answer", "nest"], "rows.jsonl")
-    for changes, said in (
-        ({}, "field prompt uses `question`, but rows.jsonl has no such column; it has: answer, text"),
-        ({"prompt": "p", "references": "refs.text"}, "field references uses `refs`"),
-        ({"fields": {"question": "nest.q"}}, "field fields.question looks for nest.q, but rows.jsonl"),
-        ({"prompt": "p", "labels": {"label": {"0": "A"}}}, "field labels.label: rows.jsonl has no such column"),
-    ):
-        with pytest.raises(UserError) as caught:
-            _template(**changes).check_columns(["answer", "text"], "rows.jsonl")
-        assert said in str(caught.value)
-
-
 def test_turns_before_a_prompt_are_checked() -> None:
     template = _template(turns="before", prompt="{{ asked }}", answer="yes")
     said = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
@@ -95,9 +82,9 @@ def test_turns_before_a_prompt_are_checked() -> None:
     assert (found.system, found.shots, found.prompt) == ("system", (("user", "assistant"),), "so?")
     assert template.example({"asked": "so?", "before": None}, "row 1").shots == ()
     for wrong in (said[1:2], said[2:], [*said[1:], *said[:1]]):
-        with pytest.raises(UserError, match="row 1: expected turns of `user` and `assistant` by turns"):
+        with pytest.raises(UserError, match="row 1: expected turns of `user` and `assistant` in alternation"):
             template.example({"asked": "so?", "before": wrong}, "row 1")
-    with pytest.raises(UserError, match="field turns uses `before`, but rows has no such column"):
-        template.check_columns(["asked"], "rows")
+    with pytest.raises(UserError, match="field turns: row 1: 'before'; the row has: asked"):
+        template.example({"asked": "so?"}, "row 1")
     with pytest.raises(UserError, match="texts that are scored as a whole have none"):
         _template(turns="before", fitness="perplexity")

@@ -31,15 +31,14 @@ def config(tiny: Any, tmp_path: Path) -> RunConfig:
 
 def test_the_copied_run_is_the_same_search(config: RunConfig, tmp_path: Path) -> None:
     environment = pack(config, tmp_path / "sent", False, ROOM)
-    run = environment.working_dir / RUN
+    sent_files = Path(environment["working_dir"])
+    run = sent_files / RUN
     there = load_run_config(run)
     assert there.config_hash == config.config_hash and there.store == config.store
     assert there.workers.address == "auto" and run.stat().st_mode & 0o777 == 0o600
-    assert there.final.held_out == ("demo-count",) and environment.env_vars == {}
+    assert there.final.held_out == ("demo-count",) and environment["env_vars"] == {}
     (mine,), (sent,) = config.tasks, there.tasks
-    assert Path(sent.name).is_relative_to(environment.working_dir) and Path(there.model.path).is_relative_to(
-        environment.working_dir
-    )
+    assert Path(sent.name).is_relative_to(sent_files) and Path(there.model.path).is_relative_to(sent_files)
     for split in ("search", "dev", "test"):
         assert prepare_split(load_task(sent.name), split) == prepare_split(load_task(mine.name), split)
     assert {path.name for path in Path(there.model.path).iterdir()} == {
@@ -51,15 +50,16 @@ def test_the_copied_package_is_importable_and_paths_that_all_nodes_share_stay_as
     config: RunConfig, tmp_path: Path
 ) -> None:
     environment = pack(config, tmp_path / "sent", True, 0)
-    there = load_run_config(environment.working_dir / RUN)
+    run = Path(environment["working_dir"]) / RUN
+    there = load_run_config(run)
     assert there == config.model_copy(update={"workers": there.workers})
-    assert [path.name for path in (environment.working_dir / RUN).parent.iterdir()] == [Path(RUN).name]
+    assert [path.name for path in run.parent.iterdir()] == [Path(RUN).name]
     program = (
         "import importlib.metadata, json, moevolve, moevolve.kernels.routing_rule as kernels\n"
         "importlib.metadata.version('moevolve')\n"
         "print(json.dumps([moevolve.__file__, kernels.__file__, len(moevolve.tasks())]))"
     )
-    path = os.pathsep.join({str(module.parent) for module in environment.py_modules})
+    path = os.pathsep.join({str(Path(module).parent) for module in environment["py_modules"]})
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
@@ -94,7 +94,7 @@ def test_a_task_in_a_folder_of_the_users_own_keeps_its_name(
     here = [prepare_split(load_task(name), "search") for name in ("deep/heir@rank", "base")]
     (tmp_path / "sent").mkdir()
     environment = pack(load_run_config(run), tmp_path / "sent", False, ROOM)
-    monkeypatch.chdir(environment.working_dir)
-    monkeypatch.setenv("MOEVOLVE_TASKS", environment.env_vars["MOEVOLVE_TASKS"])
-    there = load_run_config(environment.working_dir / RUN)
+    monkeypatch.chdir(environment["working_dir"])
+    monkeypatch.setenv("MOEVOLVE_TASKS", environment["env_vars"]["MOEVOLVE_TASKS"])
+    there = load_run_config(Path(RUN))
     assert [prepare_split(load_task(task.name), "search") for task in there.tasks] == here

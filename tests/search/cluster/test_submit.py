@@ -43,8 +43,7 @@ class Jobs:
         return self
 
     def submit(self, job: str, label: JobLabel, entrypoint: str, *_: Any) -> bool:
-        if any(each.id == job for each in self.known):
-            return False
+        assert all(each.id != job for each in self.known)
         self.known.append(ClusterJob(job, label, "PENDING", len(self.known)))
         self.commands.append(entrypoint)
         return True
@@ -73,7 +72,7 @@ def test_a_request_may_be_repeated_and_its_id_is_no_others(config: RunConfig, jo
     assert service.submit(config, jobs.url, None) == replace(first, job=f"{first.id}-2")
     assert all(command.startswith("exec ") and "sqlite" not in command for command in jobs.commands)
     for changes in ({"seed": 4, "name": "other"}, {"name": "another"}):
-        with pytest.raises(UserError, match="my-id is that of search other on this cluster"):
+        with pytest.raises(UserError, match="my-id is that of another search on this cluster: other"):
             service.submit(config.model_copy(update=changes), jobs.url, "my-id")
 
 
@@ -93,7 +92,7 @@ def test_the_store_is_the_truth(config: RunConfig, jobs: Jobs) -> None:
     assert service.submit(config, jobs.url, None).job == f"{sent.id}-2"
     with pytest.raises(UserError, match=f"calm is in .* already, with id {sent.id}"):
         service.submit(config.model_copy(update={"seed": 4}), jobs.url, None)
-    with pytest.raises(UserError, match=f"the id {sent.id} is that of search calm in .* another configuration"):
+    with pytest.raises(UserError, match=f"the id {sent.id} is that of search calm in .* other settings"):
         service.submit(config.model_copy(update={"name": "other"}), jobs.url, sent.id)
 
 

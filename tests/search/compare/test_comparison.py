@@ -20,7 +20,7 @@ from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
 from moevolve.search.compare.config import Comparison, load_comparison
 from moevolve.search.compare.rows import ComparisonRow, comparison_rows, with_tests
-from moevolve.search.compare.run import SharedWorkers, run_comparison
+from moevolve.search.compare.run import run_comparison
 from moevolve.search.compare.significance import TaskOutcomes
 from moevolve.search.loop.final_table import BEST_LABEL, FULL_LABEL, Score
 from moevolve.search.loop.setup import SearchSetup
@@ -354,11 +354,3 @@ def test_the_command_runs_and_repeats(tiny: Any, worker_here: None, in_process: 
     assert wrong.returncode == 2 and "the folder" in wrong.stderr
     joined = moevolve.load_comparison(path, address="head:6379").cells
     assert {cell.config.workers.address for cell in joined} == {"head:6379"}
-
-
-def test_a_search_that_pauses_before_it_evaluates_starts_no_workers() -> None:
-    started: list[Any] = []
-    lent = SharedWorkers(started.append).lend("a setup")
-    for count in (0, 3):
-        lent.resize(count)
-    assert lent.poll(0) == [] and started == []
