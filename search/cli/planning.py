@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,7 @@ from moevolve.search.cli.output.progress import line_observer
 from moevolve.search.requests.planning import CompareRequest, EstimateRequest
 
 if TYPE_CHECKING:
-    from moevolve import Comparison, Observer
+    from moevolve import Observer
     from moevolve.search.compare.config import Cell
 
 
@@ -52,11 +51,16 @@ def compare(
 ) -> None:
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
     comparison = moevolve.load_comparison(**request.arguments())
+
+    def observer(place: int, cell: Cell) -> Observer:
+        # A comparison takes hours and its log is read afterwards, so each search prints two lines.
+        return line_observer(f"[{place + 1}/{len(comparison.cells)}] {cell.config.name}", 2)
+
     for path in (csv, markdown):
         _check_writable(path)
     hint = "run the same command again to go on"
     with exit_with_message(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint):
-        rows = moevolve.compare(comparison, observer=_observers(comparison))
+        rows = moevolve.compare(comparison, observer=observer)
     # Imported late, since it loads what comparisons are made with.
     from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
 
@@ -70,18 +74,8 @@ def compare(
         print_tables(comparison.name, rows)
 
 
-def _observers(comparison: Comparison) -> Callable[[int, Cell], Observer]:
-    # A comparison takes hours and its log is read afterwards, so each search prints two lines.
-    total = len(comparison.cells)
-
-    def observer(place: int, cell: Cell) -> Observer:
-        return line_observer(f"[{place + 1}/{total}] {cell.config.name}", 2)
-
-    return observer
-
-
 def _check_writable(path: Path | None) -> None:
-    # CheckReport before hours of searches rather than after.
+    # Checked before hours of searches rather than after.
     if path is None:
         return
     if not path.parent.is_dir():

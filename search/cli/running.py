@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
 from moevolve.search.cli.output.console import INTERRUPTED, STOPPED, errors, exit_with_message, output, print_json
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.cli.output.progress import watch
@@ -32,7 +32,7 @@ from moevolve.store.errors import CancelledError
 from moevolve.store.session import without_password
 
 if TYPE_CHECKING:
-    from moevolve import FinalTable, RunConfig, Submitted
+    from moevolve import Control, FinalTable, RunConfig, Submitted
 
 T = TypeVar("T")
 
@@ -64,7 +64,6 @@ def launch(
 
 
 def _print_submitted(sent: Submitted, as_json: bool) -> None:
-    """Print where a search is, and how to follow it."""
     if as_json:
         print_json(sent)
         return
@@ -90,26 +89,34 @@ def retry(request: RetryRequest, store: StoreOption = DEFAULT_STORE, as_json: Js
     follow(partial(moevolve.retry, store, **request.arguments()), as_json)
 
 
-@takes(PauseRequest)
-def pause(request: PauseRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    _print_asked(request.search, moevolve.ask(store, request), "pause", as_json)
+@shows(PauseRequest)
+def pause(control: Control, request: PauseRequest) -> None:
+    _print_asked(request.search, control, "pause")
 
 
-@takes(StopRequest)
-def stop(request: StopRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    _print_asked(request.search, moevolve.ask(store, request), "stop", as_json)
+@shows(StopRequest)
+def stop(control: Control, request: StopRequest) -> None:
+    _print_asked(request.search, control, "stop")
 
 
-@takes(CancelRequest)
-def cancel(request: CancelRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    _print_asked(request.search, moevolve.ask(store, request), "end for good", as_json)
+@shows(CancelRequest)
+def cancel(control: Control, request: CancelRequest) -> None:
+    _print_asked(request.search, control, "end for good")
 
 
-@takes(ScaleRequest)
-def scale(request: ScaleRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+@shows(ScaleRequest)
+def scale(control: Control, request: ScaleRequest) -> None:
     asked = [] if request.workers is None else [f"have {request.workers} workers"]
     asked += [] if request.priority is None else [f"run with priority {request.priority}"]
-    _print_asked(request.search, moevolve.ask(store, request), " and ".join(asked), as_json)
+    _print_asked(request.search, control, " and ".join(asked))
+
+
+def _print_asked(search: str, control: Control, asked: str) -> None:
+    """Print which process was asked for what."""
+    if control.alive:
+        output.print(f"{search}: {control.owner} was asked to {asked}", soft_wrap=True)
+    else:
+        output.print(f"{search}: it is cancelled; nobody ran it", soft_wrap=True)
 
 
 @takes(LogsRequest)
@@ -174,13 +181,3 @@ def watched(run: Callable[..., T], stopped: int = STOPPED, again: str | None = N
             )
         )
     return found, begun[0] if begun else None
-
-
-def _print_asked(search: str, control: moevolve.Control, asked: str, as_json: bool) -> None:
-    """Print which process was asked for what."""
-    if as_json:
-        print_json(control)
-    elif control.alive:
-        output.print(f"{search}: {control.owner} was asked to {asked}", soft_wrap=True)
-    else:
-        output.print(f"{search}: it is cancelled; nobody ran it", soft_wrap=True)
