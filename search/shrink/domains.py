@@ -8,16 +8,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS, Split
-from moevolve.search.shrink.chats import ToolChat
-from moevolve.search.shrink.forms import DataFile, DataRow, read_data
+from moevolve.search.shrink.forms import DataFile, read_data
+from moevolve.search.shrink.rows import Chat, DataRow
 
-Render = Callable[[tuple[ToolChat, ...]], tuple[tuple[str, str | None], ...]]
+if TYPE_CHECKING:
+    from moevolve.search.config.run import RunConfig
+
+Render = Callable[[tuple[Chat, ...]], tuple[tuple[str, str | None], ...]]
 """Prompts and answers of chats; see `render_chats`."""
 
 _SHARES: dict[Split, float] = {"calibration": 0.25, "search": 0.35, "dev": 0.15, "test": 0.25}
@@ -99,6 +102,34 @@ def _rendered(data: DataFile, render: Render | None) -> DataFile:
     )
 
 
+def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...]:
+    """Write chats as the model reads them.
+
+    Args:
+        config: Run of the model, and of the chat template's settings.
+        chats: The chats.
+
+    Returns:
+        Prompt and answer of every chat. The token that the tokenizer puts before a text is left out of the prompt.
+
+    Raises:
+        UserError: The model has no chat template, or it refuses a chat.
+    """
+    from moevolve.workers.checkpoints.loading import load_tokenizer
+    from moevolve.workers.engine.chat import chat_template
+
+    tokenizer = load_tokenizer(config.model)
+    template = chat_template(tokenizer, config.engine)
+    if template is None:
+        raise UserError(f"model {config.model.path}: it has no chat template, which tool calls need; leave them out")
+    begins = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else None
+    rendered = []
+    for chat in chats:
+        prompt, answer = template.conversation(chat.messages, chat.tools, chat.answer)
+        rendered.append((prompt.removeprefix(begins or ""), answer))
+    return tuple(rendered)
+
+
 def _domain(data: DataFile) -> Domain:
     path, folder = data.path, data.path.is_dir()
     stem = path.resolve().name if folder else path.stem
@@ -150,7 +181,7 @@ def _settings(data: DataFile) -> dict[str, Any]:
     found["answer"] = "{{ answer }}"
     if data.rows[0].choices:
         return found | {"choices": "choices", "fitness": "rank"}
-    if data.rows[0].chat is None and all(map(_is_short, answers)):
+    if data.rows[0].chat is None and all(_is_short(answer) for answer in answers):
         # No tokenizer makes more tokens than bytes; decoding stops sooner, when the answer is decided.
         most = max(len(answer.encode()) for answer in answers) + 1
         return found | {"fitness": "generate", "matching": {"kind": "exact"}, "max_new_tokens": most}

@@ -6,11 +6,12 @@ The winner is checked before its export, on held-out prompts of every task and o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -21,7 +22,6 @@ from moevolve.search.operations.evaluate import prepared_split
 from moevolve.search.operations.subject import Subject
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.page import TaskCheck
-from moevolve.search.shrink.structure import is_loop, structure_of
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 
 _KNOWN = 100.0
 """Largest perplexity of the full model on a general domain that it can be said to know; others aren't judged."""
-
-
 _FEWEST = 2
 """Fewest loops or broken answers that are a fault: with few prompts a single one is within the limits' chance."""
+_GRAM = 4
+_FEWEST_TOKENS = 16
+"""Fewest tokens of an answer that can be called a loop."""
+_LOOP_RATIO = 0.55
+"""Share of different 4-grams of tokens below which an answer is a loop; pruned models that repeat themselves have less.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +59,8 @@ class Probe:
     graded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """Kept checks, and what they were made of: search, winner, and numbers of prompts and tokens."""
-
-    of: tuple[str, str | None, int, int]
-    checks: tuple[TaskCheck, ...]
-
-
-_ADAPTER = TypeAdapter(_Checked)
+_ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int], tuple[TaskCheck, ...]])
+"""Kept checks, after what they were made of: search, winner, and numbers of prompts and tokens."""
 
 
 def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, path: Path) -> tuple[TaskCheck, ...]:
@@ -84,11 +81,11 @@ def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, pa
         UserError: The model can't be loaded, or the winner can't be run.
     """
     of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens
-    kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
-    if kept is None or kept.of != of:
-        kept = _Checked(of, _answered(subject, table, request))
-        path.write_bytes(_ADAPTER.dump_json(kept))
-    return tuple(replace(check, faults=faults_of(check, request)) for check in kept.checks)
+    kept_of, checks = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else (None, ())
+    if kept_of != of:
+        checks = _answered(subject, table, request)
+        path.write_bytes(_ADAPTER.dump_json((of, checks)))
+    return tuple(replace(check, faults=faults_of(check, request)) for check in checks)
 
 
 def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> tuple[TaskCheck, ...]:
@@ -132,17 +129,12 @@ def general_set() -> list[Probe]:
     for row in map(json.loads, text.splitlines()):
         domains.setdefault(row["domain"], []).append(Example(row["prompt"], (row["answer"],)))
 
-    def split(name: str, rows: list[Example]) -> PreparedSplit:
-        matching = Matching()
-        return PreparedSplit(f"general {name}", "test", "agreement", "mean", matching, 1, " ", tuple(rows), "answer")
-
-    return [Probe(f"general {name}", split(name, rows), None, general=True) for name, rows in domains.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    text: str
-    loops: bool
+    probes = []
+    for name, rows in domains.items():
+        title = f"general {name}"
+        split = PreparedSplit(title, "test", "agreement", "mean", Matching(), 1, " ", tuple(rows), "answer")
+        probes.append(Probe(title, split, None, general=True))
+    return probes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +144,21 @@ class _Measured:
     Attributes:
         agreement: Score of the probe's split.
         texts: Reciprocal perplexity of its prompts and answers; 0 if the perplexity isn't finite.
-        answers: Free answers to its prompts.
+        answers: Free answers to its prompts, each with whether it is a loop.
     """
 
     agreement: float
     texts: float
-    answers: tuple[_Answered, ...]
+    answers: tuple[tuple[str, bool], ...]
 
 
 def _check(probe: Probe, before: _Measured, after: _Measured, request: ShrinkRequest) -> TaskCheck:
     pairs = list(zip(before.answers, after.answers, strict=True))
-    structured = [(structure_of(old.text), structure_of(new.text)) for old, new in pairs]
+    structured = [(structure_of(old), structure_of(new)) for (old, _), (new, _) in pairs]
     found = TaskCheck(
         task=probe.name,
         prompts=len(pairs),
-        loops=sum(new.loops and not old.loops for old, new in pairs),
+        loops=sum(now and not then for (_, then), (_, now) in pairs),
         structured=sum(old is not None for old, _ in structured),
         broken=sum(old is not None and new != old for old, new in structured),
         agreement=after.agreement,
@@ -193,7 +185,7 @@ def _measured(
     for agreement, text, answers in zip(scores[: len(probes)], scores[len(probes) :], answered, strict=True):
         said = [answer.text or "" for answer in answers]
         loops = [is_loop(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in said]
-        yield _Measured(agreement, text, tuple(map(_Answered, said, loops)))
+        yield _Measured(agreement, text, tuple(zip(said, loops, strict=True)))
 
 
 def _asked(split: PreparedSplit, request: ShrinkRequest) -> PreparedSplit:
@@ -254,3 +246,29 @@ def checks_table(checks: Sequence[TaskCheck]) -> str:
         name = check.task if check.known else f"{check.task} (unknown to the full model)"
         lines.append(f"| {' | '.join((name, *check.cells))} |")
     return "\n".join(lines)
+
+
+def is_loop(tokens: Sequence[int]) -> bool:
+    """Tell whether an answer repeats itself: too few of its 4-grams of tokens differ."""
+    grams = [tuple(tokens[start : start + _GRAM]) for start in range(len(tokens) - _GRAM + 1)]
+    return len(tokens) >= _FEWEST_TOKENS and len(set(grams)) < _LOOP_RATIO * len(grams)
+
+
+def structure_of(answer: str) -> Literal["call", "json"] | None:
+    """Tell whether an answer contains a call of a tool, or another JSON object or array; None if it has neither.
+
+    A call is an object with `name`, and `arguments` or `parameters` that are an object. What stands around it, such as
+    the marks of a chat template or of a code block, doesn't matter.
+    """
+    found: Any = None
+    for match in re.finditer(r"[{\[]", answer):
+        try:
+            found, _ = json.JSONDecoder().raw_decode(answer, match.start())
+        except ValueError:
+            continue
+        break
+    if not found or not isinstance(found, dict | list):
+        return None
+    first = found[0] if isinstance(found, list) else found
+    called = isinstance(first, dict) and isinstance(first.get("name"), str)
+    return "call" if called and any(isinstance(first.get(key), dict) for key in ("arguments", "parameters")) else "json"

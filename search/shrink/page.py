@@ -13,12 +13,7 @@ from moevolve.workers.contract.card import CheckpointForm
 
 @dataclass(frozen=True, slots=True)
 class ShrinkPlan:
-    """The search of a dry run.
-
-    Attributes:
-        run_file: Run file, for `moevolve launch`.
-        content: Its text.
-    """
+    """The run file of a dry run, for `moevolve launch`, and its content."""
 
     run_file: Path
     content: str
@@ -29,8 +24,6 @@ class Written:
     """The new checkpoint.
 
     Attributes:
-        directory: Its folder.
-        form: See `CheckpointForm`.
         weight_bytes: Size of its weight files.
         changes: See `ExportReport`; empty if an earlier command wrote it.
     """
@@ -109,7 +102,6 @@ class RetainedMass:
     """How much of one task's routing the kept experts would have, before a search has chosen them.
 
     Attributes:
-        task: Name of the task.
         mass: Share of the full model's routing weights on the experts that all tasks together use most, in [0, 1].
         alone: The same for the experts that this task uses most.
     """
@@ -118,6 +110,12 @@ class RetainedMass:
     mass: float
     alone: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.task}: the experts that all tasks use most have {self.mass:.0%} of its routing weights, those that "
+            f"it uses most itself {self.alone:.0%}"
+        )
+
 
 @dataclass(frozen=True)
 class Shrunk:
@@ -125,7 +123,6 @@ class Shrunk:
 
     Attributes:
         model: Path or hub id of the checkpoint.
-        run_file: Run file of the search.
         choices: How the number of candidates follows from the time that was given, and the experts' width from the
             speed, as sentences; empty if none was given.
         store: URL of its store.

@@ -78,11 +78,3 @@ def retained(
         )
         for name, own, top in zip(names, shares, best, strict=True)
     )
-
-
-def said_of(found: RetainedMass) -> str:
-    """A line about one task."""
-    return (
-        f"{found.task}: the experts that all tasks use most have {found.mass:.0%} of its routing weights, those that "
-        f"it uses most itself {found.alone:.0%}"
-    )

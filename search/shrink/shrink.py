@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.opening import opened_store, refuse_server
 from moevolve.search.operations.subject import Subject, bound_subject
 from moevolve.search.pools.ray_actor import FirstWorker
@@ -23,10 +21,9 @@ from moevolve.search.shrink.budget import Budget, SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of, folder_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.guard import check_winner, checks_table
 from moevolve.search.shrink.page import RetainedMass, ShrinkPlan, Shrunk, Speed, TaskCheck, Written
-from moevolve.search.shrink.routing import retained_mass, said_of
+from moevolve.search.shrink.routing import retained_mass
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import seconds_of
-from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.settings import ModelConfig
@@ -34,6 +31,56 @@ from moevolve.workers.contract.settings import ModelConfig
 
 def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
     """See `ShrinkRequest`."""
+    budget = _checked(request)
+    seconds: dict[str, float] = {}
+    with FirstWorker() as first:
+        with _timed("settings", seconds):
+            path, setup = run_file(request, first, observer.on_stage)
+        if request.dry_run:
+            return ShrinkPlan(path, path.read_text(encoding="utf-8"))
+        config = read_run(request, path)
+        with opened_store(config.store if request.store is None else request.store, create=True) as store:
+            routing: tuple[RetainedMass, ...] = ()
+            experts = config.genome.model_dump()["experts"]
+            if request.speed is None and experts is not None:  # else all are kept, or their number is searched
+                with _timed("routing", seconds):
+                    observer.on_stage("measuring the routing of every task")
+                    routing = retained_mass(config, experts, first, path.with_name("routing.json"))
+                    for each in routing:
+                        observer.on_note(str(each))
+            with _timed("search", seconds):
+                if setup is None:
+                    setup = set_up_new(config, None, first.call)
+                else:
+                    setup = with_changes(setup, store=config.store)
+                table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
+            checks, written = _shipped(request, store, table, path, observer, seconds)
+            speed = None
+            if written is not None and isinstance(budget, SpeedBudget):
+                with _timed("speed", seconds):
+                    speed = measured_speed(setup.config.model, written, budget, observer.on_stage)
+            if written is not None:
+                _check_budget(request, budget, written, speed)
+            return Shrunk(
+                model=setup.config.model.path,
+                run_file=path,
+                choices=choices_of(path),
+                store=store.url,
+                table=table,
+                experts_full=setup.facts.experts,
+                experts=None if table.winner is None else store.individual(table.winner).individual.experts,
+                layers=len(setup.facts.moe_layers),
+                weight_bytes=_source_bytes(setup.config.model),
+                routing=routing,
+                checks=checks,
+                speed=speed,
+                written=written,
+                seconds=seconds,
+            )
+
+
+def _checked(request: ShrinkRequest) -> Budget | SpeedBudget | None:
+    """The budget of a request, after refusing what would fail after hours of searching."""
     if isinstance(request.store, str):
         refuse_server(request.store)
     if not request.data and not request.tasks:
@@ -43,38 +90,28 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
         if request.evaluations is not None:
             raise UserError("--time and --evaluations both set the number of candidates; give one of them")
         seconds_of(request.time)
-    _check_free(request)
-    seconds: dict[str, float] = {}
-    with FirstWorker() as first:
-        with _timed("settings", seconds):
-            path, setup = run_file(request, first, observer.on_stage)
-        if request.dry_run:
-            return ShrinkPlan(path, path.read_text(encoding="utf-8"))
-        config = read_run(request, path)
-        with opened_store(config.store if request.store is None else request.store, create=True) as store:
-            _check_same(request, store, config)
-            routing: tuple[RetainedMass, ...] = ()
-            experts = config.genome.model_dump()["experts"]
-            if request.speed is None and experts is not None:  # else all are kept, or their number is searched
-                with _timed("routing", seconds):
-                    observer.on_stage("measuring the routing of every task")
-                    routing = retained_mass(config, experts, first, path.with_name("routing.json"))
-                    for each in routing:
-                        observer.on_note(said_of(each))
-            with _timed("search", seconds):
-                setup = (
-                    set_up_new(config, None, first.call) if setup is None else with_changes(setup, store=config.store)
-                )
-                table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
-            checks, written = _shipped(request, store, table, path, observer, seconds)
-            speed = None
-            if isinstance(budget, Budget):
-                _check_fits(budget, written)
-            elif budget is not None and written is not None:
-                with _timed("speed", seconds):
-                    speed = measured_speed(setup.config.model, written, budget, observer.on_stage)
-                _check_speed(request, budget, speed, written)
-            return _page(setup, path, store, table, routing, checks, speed, written, seconds)
+    folder = folder_of(request)
+    taken = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    if taken and not has_run_file(request):  # the same request may have written it
+        raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
+    return budget
+
+
+def _check_budget(
+    request: ShrinkRequest, budget: Budget | SpeedBudget | None, written: Written, speed: Speed | None
+) -> None:
+    """Raise an error if a checkpoint is larger or slower than was asked for.
+
+    Sizes are predicted, but a format that can't be packed anew becomes larger by a repair.
+    """
+    if isinstance(budget, Budget) and written.weight_bytes > budget.size:
+        raise ExportError(
+            f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
+        )
+    if isinstance(budget, SpeedBudget) and speed is not None:
+        slower = slower_than_asked(budget, speed)
+        if slower is not None and not request.force:
+            raise ExportError(f"{slower}; give the same command again to time it again, or --force", written.directory)
 
 
 def _shipped(
@@ -98,74 +135,11 @@ def _shipped(
         return checks, _export(store, subject, folder_of(request), faults, checks)
 
 
-def _page(
-    setup: SearchSetup,
-    path: Path,
-    store: Store,
-    table: FinalTable,
-    routing: tuple[RetainedMass, ...],
-    checks: tuple[TaskCheck, ...],
-    speed: Speed | None,
-    written: Written | None,
-    seconds: dict[str, float],
-) -> Shrunk:
-    config, facts = setup.config, setup.facts
-    return Shrunk(
-        model=config.model.path,
-        run_file=path,
-        choices=choices_of(path),
-        store=store.url,
-        table=table,
-        experts_full=facts.experts,
-        experts=None if table.winner is None else store.individual(table.winner).individual.experts,
-        layers=len(facts.moe_layers),
-        weight_bytes=_source_bytes(config.model),
-        routing=routing,
-        checks=checks,
-        speed=speed,
-        written=written,
-        seconds=seconds,
-    )
-
-
 @contextmanager
 def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
     begun = time.monotonic()
     yield
     seconds[stage] = time.monotonic() - begun
-
-
-def _check_free(request: ShrinkRequest) -> None:
-    """Refuse a folder that is taken before hours of searching, unless this request may have written it."""
-    folder = folder_of(request)
-    free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not free and not has_run_file(request):
-        raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
-
-
-def _check_fits(budget: Budget, written: Written | None) -> None:
-    """Raise an error if a checkpoint is larger than was asked for, which its predicted size excludes."""
-    if written is not None and written.weight_bytes > budget.size:
-        raise ExportError(
-            f"the weight files take {written.weight_bytes:,} bytes, more than --size {budget.text}", written.directory
-        )
-
-
-def _check_speed(request: ShrinkRequest, budget: SpeedBudget, speed: Speed, written: Written) -> None:
-    """Raise an error if a checkpoint is slower than was asked for, unless the request forces it."""
-    slower = slower_than_asked(budget, speed)
-    if slower is not None and not request.force:
-        raise ExportError(f"{slower}; give the same command again to time it again, or --force", written.directory)
-
-
-def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -> None:
-    """Refuse a search of the same name with other settings, which a changed request would have to take for its own."""
-    found = next((one.search for one in store.searches() if one.search.name == config.name), None)
-    if found is not None and found.config_hash != config.config_hash:
-        raise UserError(
-            f"--output {folder_of(request)}: the store has a search {config.name} with other settings, which another "
-            "request has launched; choose another folder, or another store with --store"
-        )
 
 
 def _export(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
@@ -17,46 +15,12 @@ from moevolve.search.shrink.page import Speed, Written
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.messages import NEW_TOKENS, ProfiledModel, ProfileSettings, usual_prompt_tokens
 
-if TYPE_CHECKING:
-    from moevolve.search.pools.ray_actor import FirstWorker
-
 SHARES = (1.0, 0.5, 0.25, 0.125)
 """Shares of each expert's neurons that are timed; between them, seconds are interpolated."""
 _MARGIN = 1.03
 """The share is chosen for a speed above the one asked for, since repeated timings differ by a few percent."""
 _TOLERANCE = 0.97
 _REPEATS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedPlan:
-    """The share of neurons that a speed allows.
-
-    Attributes:
-        share: Share of the experts' neurons to keep, in (0, 1).
-        text: A sentence about it for people.
-    """
-
-    share: float
-    text: str
-
-
-def plan_speed(
-    budget: SpeedBudget, config: RunConfig, first: FirstWorker, on_stage: Callable[[str], None]
-) -> SpeedPlan:
-    """Time the model with narrower experts, and choose how narrow they have to be.
-
-    Args:
-        budget: The speed.
-        config: The search, as far as it is known.
-        first: Calls what imports torch.
-        on_stage: Called with a line about each stage.
-
-    Raises:
-        UserError: No width is fast enough, or the model can't be run.
-    """
-    on_stage("timing narrower experts")
-    return chosen_share(budget, first.call(seconds_by_share, config, budget))
 
 
 def seconds_by_share(config: RunConfig, budget: SpeedBudget) -> dict[float, float]:
@@ -69,12 +33,15 @@ def seconds_by_share(config: RunConfig, budget: SpeedBudget) -> dict[float, floa
     return {share: each / NEW_TOKENS for share, each in zip(SHARES, seconds, strict=True)}
 
 
-def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> SpeedPlan:
+def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> tuple[float, str]:
     """Choose the largest share of neurons with which a model is as fast as was asked for, and a little more.
 
     Args:
         budget: The speed.
         seconds: Result of `seconds_by_share`.
+
+    Returns:
+        The share, in (0, 1), and a sentence about it for people.
 
     Raises:
         UserError: None of the shares is fast enough; the message says how fast the fastest is.
@@ -86,12 +53,12 @@ def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> SpeedPl
         taken = min(before, seconds[share])  # fewer neurons don't take longer, but by chance
         if taken <= full / aim:
             found = share + (wider - share) * (full / aim - taken) / (before - taken)
-            return SpeedPlan(
-                round(found, 4),
+            said = (
                 f"--speed {budget.text}: the full model generates {budget.sequences / full:.4g} tokens/s with "
                 f"{_at_once(budget)} on this machine, and {aim:.3g} times as many with {found:.1%} of its experts' "
-                "neurons",
+                "neurons"
             )
+            return round(found, 4), said
         wider, before = share, taken
     raise UserError(
         f"--speed {budget.text}: with {wider:.1%} of their neurons, the fewest that were timed, this model's experts "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
@@ -34,19 +33,6 @@ twice for the checks, and for the export and its verification."""
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
-@dataclass(frozen=True, slots=True)
-class TimePlan:
-    """The number of candidates that a time allows.
-
-    Attributes:
-        evaluations: Number of candidates in all phases together.
-        text: A sentence about it for people.
-    """
-
-    evaluations: int
-    text: str
-
-
 def seconds_of(text: str) -> float:
     """Read a duration such as `2h` or `90min`, in seconds.
 
@@ -61,7 +47,7 @@ def seconds_of(text: str) -> float:
 
 def plan_time(
     text: str, config: RunConfig, begun: float, first: FirstWorker, on_stage: Callable[[str], None]
-) -> tuple[TimePlan, SearchSetup]:
+) -> tuple[int, str, SearchSetup]:
     """Measure a few candidates of a search, and choose how many it can try.
 
     Args:
@@ -72,7 +58,7 @@ def plan_time(
         on_stage: Called with a line about each stage.
 
     Returns:
-        The number of candidates, and the search with as many.
+        The number of candidates in all phases together, a sentence about it for people, and the search with as many.
 
     Raises:
         UserError: See `set_up` and `measure`.
@@ -81,8 +67,8 @@ def plan_time(
     setup = set_up_new(config, None, first.call)
     tokens = first.call(count_tokens, setup.config, setup.prepared)
     found = measure(setup, _MEASURED, first=first, on_stage=on_stage)
-    plan = chosen(text, setup.config, tokens, found, time.monotonic() - begun)
-    return plan, with_changes(setup, phases=shortened(setup.config.phases, plan.evaluations))
+    count, said = chosen(text, setup.config, tokens, found, time.monotonic() - begun)
+    return count, said, with_changes(setup, phases=shortened(setup.config.phases, count))
 
 
 def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:
@@ -101,7 +87,7 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
     return (*before, last.model_copy(update=changes))
 
 
-def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float) -> TimePlan:
+def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float) -> tuple[int, str]:
     """Choose the number of evaluations from what a few took.
 
     Args:
@@ -110,6 +96,9 @@ def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Mea
         tokens: See `count_tokens`.
         found: What a few individuals took.
         spent: Seconds that have passed.
+
+    Returns:
+        The number of candidates in all phases together, and a sentence about it for people.
     """
     *before, last = config.phases
     one = found.of(last.kind)
@@ -117,19 +106,19 @@ def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Mea
     fixed += found.final(last.kind, *final_evaluations(config), tokens)
     fixed += sum(phase.evaluations * found.of(phase.kind) for phase in before) / found.workers
     earlier = sum(phase.evaluations for phase in before)
-    preset = earlier + last.evaluations
+    most = _MOST * (earlier + last.evaluations)
     each = one / found.workers
     fitting = earlier + math.floor((seconds_of(text) - spent - fixed) / each)
     least = max(LEAST, earlier + 1)
-    count = min(max(fitting, least), _MOST * preset)
+    count = min(max(fitting, least), most)
     bound = ""
     if fitting < least:
         bound = ", the fewest that there can be, although they take longer"
     elif fitting > count:
         bound = f", {_MOST} times the preset's, although there is time for more"
     takes = spent + fixed + (count - earlier) * each
-    return TimePlan(
-        count,
+    said = (
         f"--time {text}: {count} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
-        f"on {found.individuals}), everything about {duration(takes / 3600)}",
+        f"on {found.individuals}), everything about {duration(takes / 3600)}"
     )
+    return count, said
