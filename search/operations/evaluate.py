@@ -36,9 +36,10 @@ def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) ->
 
     prepared = prepared_split(subject, task, split)
     model, engine = subject.config.model, subject.config.engine
-    individual = None if subject.detail is None else subject.detail.individual
-    names = ("experts", "active", "parameters", "active_parameters")
-    sizes = {} if individual is None else {name: getattr(individual, name) for name in names}
+    sizes = {}
+    if subject.detail is not None:
+        names = ("experts", "active", "parameters", "active_parameters")
+        sizes = {name: getattr(subject.detail.individual, name) for name in names}
     pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
     fingerprints = subject.facts.fingerprint, engine_fingerprint(model, engine)
     cache = EvaluationCache(store, pool, None, *fingerprints)

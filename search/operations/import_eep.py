@@ -34,7 +34,7 @@ _AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A coefficient file that was read, as a search to be stored."""
+    """A coefficient file, as a search to be stored."""
 
     path: Path
     config: RunConfig

@@ -39,8 +39,8 @@ def plot_search(
         path: Image file; its suffix chooses the format (png, svg, pdf).
         title: Title of the figure.
         history: All individuals of the search, in order.
-        full: Fitness of the unedited model, drawn as a line.
-        genome: Genome to draw; None draws none.
+        full: Fitness of the unedited model.
+        genome: Genome to draw.
         genome_label: Name of the genome in the figure.
         start: Genome that the search started from, if its kind has one.
 

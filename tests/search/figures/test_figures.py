@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from search_samples import HISTORY, history_row
 
-from moevolve.search.figures import fitness, heatmaps, lineage, speed, usage
+from moevolve.search.figures import fitness, heatmaps, lineage, usage
 from moevolve.search.figures.style import BLUE, INK, to_svg
 from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.contract.usage import RoutedLayer, Usage
@@ -45,7 +45,7 @@ def test_scores_stand_over_sizes() -> None:
 
 
 def test_scores_stand_over_speeds() -> None:
-    one, many = speed.speed_figure(
+    one, many = fitness.speed_figure(
         {"full": 0.9, "a:1": 0.8, "a:2": 0.7, "a:3": 0.85}, {1: [10, 20, 15, 12], 8: [5] * 4}
     ).axes
     assert dots(one, "models") == [[10, 90], [20, 80], [15, 70], [12, 85]]
