@@ -114,8 +114,7 @@ def run_file(
         The run file, and its search if a pilot has set it up.
 
     Raises:
-        UserError: A file of requests or a task can't be read, or the model can't be had, kept so many experts of, or
-            held on this machine.
+        UserError: A file of requests, a task or the model can't be read, or the budget can't be met on this machine.
     """
     begun = time.monotonic()
 
@@ -282,11 +281,7 @@ def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
 
 
 def sizes_of(config: RunConfig) -> Sizes:
-    """Describe a run's model from the headers and the config of its checkpoint.
-
-    Raises:
-        UserError: The checkpoint can't be read, or its family isn't supported.
-    """
+    """Describe a run's model from the headers and the config of its checkpoint."""
     from moevolve.workers.checkpoints.loading import load_config, packing
     from moevolve.workers.export.sizes import file_sizes
     from moevolve.workers.profiling.outline import outline_model

@@ -45,7 +45,6 @@ class Domain:
     Attributes:
         name: Name of the task: the file's, without what task names can't have.
         settings: Content of the task's file, without its source.
-        rows: Rows by split.
     """
 
     name: str
@@ -63,7 +62,7 @@ def read_domains(paths: Sequence[Path], render: Render | None = None) -> list[Do
         render: Writes chats with tools in the model's chat template. None if there can't be any.
 
     Raises:
-        UserError: See `read_data` and `render_chats`; or a file has too few rows, or two files have one name.
+        UserError: A file can't be read or has too few rows, its chats can't be rendered, or two files have one name.
     """
     domains = [_domain(_rendered(read_data(path), render)) for path in paths]
     names = [domain.name for domain in domains]
@@ -97,20 +96,14 @@ def _rendered(data: DataFile, render: Render | None) -> DataFile:
         return data
     assert render is not None and len(chats) == len(data.rows)
     texts = zip(data.rows, render(chats), strict=True)
-    return replace(
-        data, rows=tuple(replace(row, prompt=prompt, answer=answer, turns=()) for row, (prompt, answer) in texts)
-    )
+    rows = (replace(row, prompt=prompt, answer=answer, turns=()) for row, (prompt, answer) in texts)
+    return replace(data, rows=tuple(rows))
 
 
 def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...]:
-    """Write chats as the model reads them.
+    """The prompt and the answer of every chat, as the model of a run reads them.
 
-    Args:
-        config: Run of the model, and of the chat template's settings.
-        chats: The chats.
-
-    Returns:
-        Prompt and answer of every chat. The token that the tokenizer puts before a text is left out of the prompt.
+    The token that the tokenizer puts before a text is left out of the prompt.
 
     Raises:
         UserError: The model has no chat template, or it refuses a chat.

@@ -31,9 +31,7 @@ class DataFile:
     """The rows of one file, all of one form, or of a folder of documents.
 
     Attributes:
-        path: The file or folder.
         is_text: True for running text, which has no answers and isn't put into a chat template.
-        rows: Its rows, in order.
     """
 
     path: Path

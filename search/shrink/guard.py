@@ -45,7 +45,6 @@ class Probe:
     """Rows of one domain.
 
     Attributes:
-        name: Name of the domain.
         split: The rows, with `agreement` as their fitness.
         recovery: Share of the full model's score; None where there is none.
         general: True for the set that ships.
@@ -76,9 +75,6 @@ def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, pa
 
     Returns:
         A check of every task, then of every domain of the general set.
-
-    Raises:
-        UserError: The model can't be loaded, or the winner can't be run.
     """
     of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens
     kept_of, checks = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else (None, ())
@@ -104,11 +100,7 @@ def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> tu
 def check_edit(
     worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkRequest
 ) -> tuple[TaskCheck, ...]:
-    """Compare an edited model with the unedited one on each domain.
-
-    Raises:
-        CandidateError: The edited model can't be run.
-    """
+    """Compare an edited model with the unedited one on each domain."""
     before, after = (_measured(worker, each, probes, request) for each in (IdentityEdit(), edit))
     return tuple(_check(*each, request) for each in zip(probes, before, after, strict=True))
 

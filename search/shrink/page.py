@@ -126,7 +126,6 @@ class Shrunk:
         choices: How the number of candidates follows from the time that was given, and the experts' width from the
             speed, as sentences; empty if none was given.
         store: URL of its store.
-        table: Winner and final table of the search.
         experts_full, experts: Experts per MoE layer before and after; the latter is None without a winner.
         layers: Number of MoE layers.
         weight_bytes: Size of the checkpoint's weight files.

@@ -27,9 +27,6 @@ def retained_mass(config: RunConfig, experts: int, first: FirstWorker, path: Pat
         experts: Experts per layer to keep.
         first: Calls what imports torch.
         path: File that keeps the result.
-
-    Raises:
-        UserError: The model or a task can't be loaded.
     """
     if path.is_file():
         return _ADAPTER.validate_json(path.read_bytes())

@@ -36,10 +36,6 @@ def seconds_by_share(config: RunConfig, budget: SpeedBudget) -> dict[float, floa
 def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> tuple[float, str]:
     """Choose the largest share of neurons with which a model is as fast as was asked for, and a little more.
 
-    Args:
-        budget: The speed.
-        seconds: Result of `seconds_by_share`.
-
     Returns:
         The share, in (0, 1), and a sentence about it for people.
 
@@ -72,11 +68,7 @@ def measured_speed(
 ) -> Speed:
     """Time a new checkpoint beside the one that it was made of, as plain `transformers` runs them.
 
-    Args:
-        config: The full model.
-        written: The new checkpoint. Its code is run only if this program has written that, for a native checkpoint.
-        budget: The speed.
-        on_stage: Called with a line about each stage.
+    The code of the new checkpoint is run only if this program has written that, for a native checkpoint.
 
     Raises:
         UserError: One of them can't be loaded.

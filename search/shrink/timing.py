@@ -59,10 +59,6 @@ def plan_time(
 
     Returns:
         The number of candidates in all phases together, a sentence about it for people, and the search with as many.
-
-    Raises:
-        UserError: See `set_up` and `measure`.
-        PoolError: No worker can be started.
     """
     setup = set_up_new(config, None, first.call)
     tokens = first.call(count_tokens, setup.config, setup.prepared)
