@@ -11,7 +11,7 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.text_files import writing_into
 from moevolve.search.genomes.registry import routing_weights_label
 from moevolve.search.loop.scores import FULL
-from moevolve.search.operations.evaluate import prepared_split
+from moevolve.search.operations.answers import prepared_split
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.requests.answers import Analysis
 from moevolve.search.requests.models import AnalyseRequest

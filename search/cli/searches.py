@@ -1,7 +1,8 @@
-"""Commands that list searches, individuals, lineages and tasks, and compare what is stored of them."""
+"""Commands that list searches, individuals, lineages and tasks, compare them, and show them as pictures and pages."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,9 +21,12 @@ from moevolve.search.requests.searches import (
     LabelRequest,
     LineageRequest,
     ParetoRequest,
+    PlotFileRequest,
+    ReportFileRequest,
     SearchesRequest,
     ShowRequest,
 )
+from moevolve.search.requests.stores import ServeRequest
 from moevolve.search.text import flop_count, memory_size, parameter_count, percent, points, score_lines
 from moevolve.store.lineage import to_dot
 
@@ -271,3 +275,28 @@ def tasks(as_json: JsonOption = False) -> None:
         return
     rows = [[task.name, task.fitness, ", ".join(task.splits), task.description] for task in found]
     print_table(None, "task | fitness | splits | description", rows)
+
+
+@takes(PlotFileRequest)
+def plot(request: PlotFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
+    moevolve.plot(store, **request.arguments())
+    output.print(f"wrote {request.path}")
+
+
+@takes(ReportFileRequest)
+def report(request: ReportFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
+    # Notes on rows that were set aside need the tasks' data, which must not be downloaded for them.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+    found = moevolve.report(store, **request.arguments())
+    output.print(f"wrote {request.path}", soft_wrap=True)
+    for gap in found.gaps if found.tasks else ():
+        output.print(f"not measured: {gap.what}; {gap.command}", soft_wrap=True)
+
+
+@takes(ServeRequest)
+def serve(request: ServeRequest) -> None:
+    def on_ready(urls: tuple[str, ...]) -> None:
+        output.print(f"serving at {', '.join(urls)}; Ctrl-C stops it", soft_wrap=True)
+
+    moevolve.serve(**request.arguments(), on_ready=on_ready)

@@ -1,4 +1,4 @@
-"""A task's prompts as a model reads them, what models answer, and on which rows they are right."""
+"""Scores of stored individuals and of full models on any task: prompts, answers, and on which rows they are right."""
 
 from __future__ import annotations
 
@@ -10,16 +10,65 @@ import numpy as np
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.evaluators.metrics import score
-from moevolve.evaluators.types import Example
-from moevolve.search.loop.scores import FULL, outcomes_of
-from moevolve.search.operations.evaluate import prepared_split
-from moevolve.search.operations.subject import Subject, find_subject
-from moevolve.search.requests.answers import AnsweredRow, Answers, AskedRow, Outcomes
-from moevolve.search.requests.models import AnswerFilter, AnswersRequest, OutcomesRequest, PromptsRequest
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.evaluators.types import Example, PreparedSplit, Split
+from moevolve.search.config.files import override_lines
+from moevolve.search.config.run import TaskSection
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.scores import FULL, outcomes_of, with_outcomes
+from moevolve.search.loop.setup import needs_calibration
+from moevolve.search.operations.subject import Subject, bound_subject, find_subject
+from moevolve.search.requests.answers import AnsweredRow, Answers, AskedRow, Evaluation, Outcomes
+from moevolve.search.requests.models import (
+    AnswerFilter,
+    AnswersRequest,
+    EvaluateRequest,
+    OutcomesRequest,
+    PromptsRequest,
+)
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualDetail
+from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import engine_fingerprint
+
+
+def evaluate(store: Store, request: EvaluateRequest) -> Evaluation:
+    """See `EvaluateRequest`."""
+    changes = override_lines(request.overrides)
+    subject = bound_subject(store, request.individual, request.search, request.model, changes)
+    return Evaluation(request.individual, evaluate_subject(store, subject, request.task, request.split))
+
+
+def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) -> EvaluationRecord:
+    """Score a subject on one split of a task in this process; a stored evaluation is reused.
+
+    Raises:
+        UserError: there is no such task, or it has no such split.
+    """
+    from moevolve.search.pools.local import LocalPool
+    from moevolve.workers.worker import EvaluationWorker
+
+    prepared = prepared_split(subject, task, split)
+    model, engine = subject.config.model, subject.config.engine
+    sizes = {}
+    if subject.detail is not None:
+        names = ("experts", "active", "parameters", "active_parameters")
+        sizes = {name: getattr(subject.detail.individual, name) for name in names}
+    pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
+    fingerprints = subject.facts.fingerprint, engine_fingerprint(model, engine)
+    cache = EvaluationCache(store, pool, None, *fingerprints)
+    (settled,) = cache.settle([EvaluationRequest(subject.edit, (prepared.ref,), **sizes)])
+    return with_outcomes(store, settled.evaluations[0])
+
+
+def prepared_split(subject: Subject, name: str, split: Split) -> PreparedSplit:
+    """Prepare a split as the subject's search does, or by the task file for a task that the search doesn't have."""
+    section = next((item for item in subject.config.tasks if name in (item.name, load_task(item.name).name)), None)
+    if section is None:
+        return TaskSection(name=name).prepared(split)
+    return section.prepared(split, calibrating=needs_calibration(subject.space))
 
 
 def answers(store: StoreReader, request: AnswersRequest) -> Answers:

@@ -16,7 +16,7 @@ from moevolve.search.figures.fitness import speed_figure
 from moevolve.search.figures.style import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL
-from moevolve.search.operations.evaluate import prepared_split
+from moevolve.search.operations.answers import prepared_split
 from moevolve.search.operations.opening import opened_reader
 from moevolve.search.operations.subject import Subject, find_subject
 from moevolve.search.requests.models import ProfileRequest

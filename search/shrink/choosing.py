@@ -44,7 +44,6 @@ from moevolve.workers.contract.settings import Originals
 from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
-    from moevolve.search.loop.setup import SearchSetup
     from moevolve.search.pools.ray_actor import FirstWorker
 
 _WINDOW = 4
@@ -97,9 +96,7 @@ def files_of(request: ShrinkRequest) -> Path:
     return folder.with_name(f"{folder.name}.shrink")
 
 
-def run_file(
-    request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str], None]
-) -> tuple[Path, SearchSetup | None]:
+def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str], None]) -> Path:
     """Write the task files and the run file of a request.
 
     A run file that was made for the same request is kept: memory that is free now must not change a search that has
@@ -109,9 +106,6 @@ def run_file(
         request: The request.
         first: Calls what imports torch.
         on_stage: Called with a line about each stage of a pilot.
-
-    Returns:
-        The run file, and its search if a pilot has set it up.
 
     Raises:
         UserError: A file of requests, a task or the model can't be read, or the budget can't be met on this machine.
@@ -129,17 +123,16 @@ def run_file(
     with writing_into(folder):
         tasks = write_tasks(domains, folder / "tasks")
         if has_run_file(request):
-            return path, None
+            return path
     names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
     data, choices = _settings(request, names, first, on_stage)
-    setup = None
     if request.time is not None:
-        evaluations, text, setup = plan_time(request.time, _parsed(data), begun, first, on_stage)
+        evaluations, text = plan_time(request.time, _parsed(data), begun, first, on_stage)
         data, choices = _shortened(data, evaluations), [*choices, text]
     head = _mark(request) + "".join(f"{_CHOICE}{text}\n" for text in choices)
     with writing_into(folder):
         path.write_text(head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return path, setup
+    return path
 
 
 def choices_of(path: Path) -> tuple[str, ...]:

@@ -131,7 +131,6 @@ def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
 
 
 def _rows(read: Places) -> Iterator[DataRow]:
-    """The rows of (place, content) of each line."""
     first: tuple[str, bool, bool] | None = None
     begun = ""
     for place, found in read:
@@ -140,12 +139,10 @@ def _rows(read: Places) -> Iterator[DataRow]:
         if first is None:
             first, begun = form, place
         if form != first:
-            raise UserError(f"{place}: {_difference(form, first)} at {begun}; put rows of each form into a file")
+            raise UserError(f"{place}: {_said(form)}, but {_said(first)} at {begun}; put rows of each form into a file")
         yield row
 
 
-def _difference(form: tuple[str, bool, bool], first: tuple[str, bool, bool]) -> str:
-    if form[0] != first[0]:
-        return f"a row with `{form[0]}`, but one with `{first[0]}`"
-    what, has = ("an answer", form[1]) if form[1] != first[1] else ("choices", form[2])
-    return f"a row with{'' if has else 'out'} {what}, but one with{'out' if has else ''}"
+def _said(form: tuple[str, bool, bool]) -> str:
+    key, answered, chosen = form
+    return f"a row with `{key}`, with{'' if answered else 'out'} an answer{' and choices' if chosen else ''}"

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.operations.evaluate import prepared_split
+from moevolve.search.operations.answers import prepared_split
 from moevolve.search.operations.subject import Subject
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.page import TaskCheck

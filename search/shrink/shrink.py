@@ -16,7 +16,6 @@ from moevolve.search.requests.models import ExportRequest
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
-from moevolve.search.running.set_up import with_changes
 from moevolve.search.shrink.budget import Budget, SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of, folder_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.guard import check_winner, checks_table
@@ -35,7 +34,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
     seconds: dict[str, float] = {}
     with FirstWorker() as first:
         with _timed("settings", seconds):
-            path, setup = run_file(request, first, observer.on_stage)
+            path = run_file(request, first, observer.on_stage)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
@@ -49,10 +48,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
                     for each in routing:
                         observer.on_note(str(each))
             with _timed("search", seconds):
-                if setup is None:
-                    setup = set_up_new(config, None, first.call)
-                else:
-                    setup = with_changes(setup, store=config.store)
+                setup = set_up_new(config, None, first.call)
                 table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
             checks, written = _shipped(request, store, table, path, observer, seconds)
             speed = None

@@ -10,11 +10,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import final_evaluations
-from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.pilot import Measured, measure
-from moevolve.search.running.set_up import with_changes
 from moevolve.search.settings.phases import PhaseConfig
 from moevolve.search.text import duration, quantity
 
@@ -47,7 +45,7 @@ def seconds_of(text: str) -> float:
 
 def plan_time(
     text: str, config: RunConfig, begun: float, first: FirstWorker, on_stage: Callable[[str], None]
-) -> tuple[int, str, SearchSetup]:
+) -> tuple[int, str]:
     """Measure a few candidates of a search, and choose how many it can try.
 
     Args:
@@ -58,13 +56,12 @@ def plan_time(
         on_stage: Called with a line about each stage.
 
     Returns:
-        The number of candidates in all phases together, a sentence about it for people, and the search with as many.
+        The number of candidates in all phases together, and a sentence about it for people.
     """
     setup = set_up_new(config, None, first.call)
     tokens = first.call(count_tokens, setup.config, setup.prepared)
     found = measure(setup, _MEASURED, first=first, on_stage=on_stage)
-    count, said = chosen(text, setup.config, tokens, found, time.monotonic() - begun)
-    return count, said, with_changes(setup, phases=shortened(setup.config.phases, count))
+    return chosen(text, setup.config, tokens, found, time.monotonic() - begun)
 
 
 def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:
@@ -84,7 +81,7 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
 
 
 def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float) -> tuple[int, str]:
-    """Choose the number of evaluations from what a few took.
+    """Choose the number of evaluations from what a few took; see `plan_time`.
 
     Args:
         text: Time of everything.
@@ -92,9 +89,6 @@ def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Mea
         tokens: See `count_tokens`.
         found: What a few individuals took.
         spent: Seconds that have passed.
-
-    Returns:
-        The number of candidates in all phases together, and a sentence about it for people.
     """
     *before, last = config.phases
     one = found.of(last.kind)

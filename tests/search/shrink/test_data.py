@@ -258,8 +258,14 @@ BAD: dict[str, tuple[str, str]] = {
     "no known key": ('{"question": "a"}', r":1: .*none of the keys .*; it has: question"),
     "an unknown key": ('{"prompt": "a", "answers": "b"}', r":1: answers: unknown key \(did you mean `answer`\?\)"),
     "one of other choices": ('{"prompt": "a", "answer": "b", "choices": ["c", "d"]}', r":1: the answer must be one of"),
-    "two forms": ('{"prompt": "a"}\n\n{"text": "b"}', r":3: a row with `text`, but one with `prompt` at .*:1"),
-    "some answers": ('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}', r":2: a row without an answer"),
+    "two forms": (
+        '{"prompt": "a"}\n\n{"text": "b"}',
+        r":3: a row with `text`, .*, but a row with `prompt`, .* at .*:1",
+    ),
+    "some answers": (
+        '{"prompt": "a", "answer": "b"}\n{"prompt": "a"}',
+        r":2: a row with `prompt`, without an answer, but a row with `prompt`, with an answer",
+    ),
     "two questions": (json.dumps({"messages": [CHAT, CHAT]}), r":1: turns must be of user and assistant by turns"),
     "a result alone": (
         json.dumps({"conversations": [{"from": "observation", "value": "a"}]}),
