@@ -203,8 +203,8 @@ def effects_of_choices(
 
     Args:
         outlines: The individuals' genomes in columns.
-        genes: Their settings and sizes, from `genes_of`.
-        scores: The individuals' scores, float64 [individuals].
+        genes: See `genes_of`.
+        scores: Float64 [individuals].
 
     Returns:
         The share of variance that is predicted, the effects of choices, and those of their options, as in `Effects`.

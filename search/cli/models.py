@@ -58,14 +58,8 @@ def answers(
     as_json: JsonOption = False,
 ) -> None:
     if prompts:
-        asked = PromptsRequest(
-            request.individuals[0],
-            task=request.task,
-            split=request.split,
-            limit=request.limit,
-            search=request.search,
-            model=request.model,
-        )
+        same = {name: getattr(request, name) for name in ("task", "split", "limit", "search", "model")}
+        asked = PromptsRequest(request.individuals[0], **same)
         shown = moevolve.ask(store, asked)
         if as_json:
             print_json(shown)

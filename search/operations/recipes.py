@@ -216,12 +216,9 @@ def _retained(path: Path, found: Any) -> RetainedExperts:
 
 
 def selection_edit(kept: RetainedExperts, facts: ModelFacts, where: str) -> EepEdit:
-    """The edit of a list of retained experts.
+    """The edit of a list of retained experts in a file `where`.
 
-    Args:
-        kept: The list. Layers behind the last MoE layer, which are for multi-token prediction, are passed over.
-        facts: Facts of the model.
-        where: File of the list, for error messages.
+    Layers behind the last MoE layer, which are for multi-token prediction, are passed over.
 
     Raises:
         UserError: A layer is missing or has no experts, an expert doesn't exist or is named twice, or layers keep
@@ -252,13 +249,7 @@ def selection_edit(kept: RetainedExperts, facts: ModelFacts, where: str) -> EepE
 
 
 def recipe_edit(recipe: Recipe, facts: ModelFacts, rows: FitRows | None, where: str) -> Edit:
-    """The edit of a recipe.
-
-    Args:
-        recipe: The recipe.
-        facts: Facts of the model.
-        rows: What its repair is fitted on; None if it has none.
-        where: File of the recipe, for error messages.
+    """The edit of the recipe in a file `where`; its repair is fitted on `rows`.
 
     Raises:
         UserError: The recipe doesn't fit the model, or it isn't as it was written.

@@ -24,14 +24,7 @@ from moevolve.workers.contract.facts import ModelFacts
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of an evaluation or an export: an individual, or the full model of a search.
-
-    Attributes:
-        config: The search's stored configuration.
-        facts: Facts of the search's model.
-        space: Space of the search's genomes.
-        detail, genome: The stored individual; None for the full model.
-    """
+    """An individual to evaluate or export, or the full model of a search, which has no detail and no genome."""
 
     search: SearchRecord
     config: RunConfig = field(repr=False)
@@ -56,9 +49,6 @@ def find_subject(
     """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
 
     Args:
-        store: Store that holds it.
-        reference: `SEARCH:INDEX`, or `full`.
-        search: Name or id of the search, for `full`.
         model: Folder or hub id of the checkpoint; None takes the stored path.
         weights: True requires the search's weights. If the search was imported without weights, the subject's record
             (not the stored one) is bound to the ones found. False reads only the store.

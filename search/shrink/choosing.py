@@ -64,7 +64,6 @@ class Sizes:
 
     Attributes:
         experts: Experts per MoE layer.
-        rule: How its routers choose and weight experts.
         quantised: True if the checkpoint's weights are packed.
         repairs: True if the family's candidates can be repaired.
         files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own format if it is quantised.
@@ -101,11 +100,6 @@ def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str
 
     A run file that was made for the same request is kept: memory that is free now must not change a search that has
     begun.
-
-    Args:
-        request: The request.
-        first: Calls what imports torch.
-        on_stage: Called with a line about each stage of a pilot.
 
     Raises:
         UserError: A file of requests, a task or the model can't be read, or the budget can't be met on this machine.
@@ -287,10 +281,7 @@ def sizes_of(config: RunConfig) -> Sizes:
 
 
 def room_for(config: RunConfig) -> tuple[Originals, int]:
-    """Choose the first place of the original experts that fits: the device, the host, the disk.
-
-    Returns:
-        The place, and how many workers fit.
+    """Choose the first place of the original experts that fits (device, host, disk), with the most workers that do.
 
     Raises:
         NoRoomError: None of them fits; the message says what is missing.

@@ -65,13 +65,7 @@ _ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int], tuple[TaskCheck, 
 def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, path: Path) -> tuple[TaskCheck, ...]:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
-    A request with other limits loads no model again.
-
-    Args:
-        subject: The winner of a finished search.
-        table: The search's final table.
-        request: How many prompts and tokens, and the limits.
-        path: File that keeps the result.
+    The file at `path` keeps the result, so that a request with other limits loads no model again.
 
     Returns:
         A check of every task, then of every domain of the general set.

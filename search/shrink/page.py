@@ -122,12 +122,9 @@ class Shrunk:
     """A shrunk model, or a search without a candidate to export.
 
     Attributes:
-        model: Path or hub id of the checkpoint.
         choices: How the number of candidates follows from the time that was given, and the experts' width from the
             speed, as sentences; empty if none was given.
-        store: URL of its store.
         experts_full, experts: Experts per MoE layer before and after; the latter is None without a winner.
-        layers: Number of MoE layers.
         weight_bytes: Size of the checkpoint's weight files.
         routing: How much of each task's routing as many experts have; empty if all are kept, or their number is
             searched.

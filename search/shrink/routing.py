@@ -20,14 +20,7 @@ _ADAPTER = TypeAdapter(tuple[RetainedMass, ...])
 
 
 def retained_mass(config: RunConfig, experts: int, first: FirstWorker, path: Path) -> tuple[RetainedMass, ...]:
-    """Measure the full model's routing on the calibration rows of every task, once for a search.
-
-    Args:
-        config: The search.
-        experts: Experts per layer to keep.
-        first: Calls what imports torch.
-        path: File that keeps the result.
-    """
+    """Measure the full model's routing on the calibration rows of every task, once for a search: `path` keeps it."""
     if path.is_file():
         return _ADAPTER.validate_json(path.read_bytes())
     shares = first.call(routing_shares, config)
@@ -62,7 +55,7 @@ def retained(
 
     Args:
         names: Names of the tasks.
-        shares: Result of `routing_shares`.
+        shares: See `routing_shares`.
         weights: Weights of the tasks, [tasks].
         experts: Experts per layer to keep.
     """

@@ -52,8 +52,7 @@ def plan_time(
         text: Time of everything from `begun` to the end of the export.
         config: The search.
         begun: Begin of the request on the clock of `time.monotonic`.
-        first: Calls what imports torch.
-        on_stage: Called with a line about each stage.
+        first, on_stage: See `measure`.
 
     Returns:
         The number of candidates in all phases together, and a sentence about it for people.
@@ -81,15 +80,7 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
 
 
 def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float) -> tuple[int, str]:
-    """Choose the number of evaluations from what a few took; see `plan_time`.
-
-    Args:
-        text: Time of everything.
-        config: The search as its preset has it.
-        tokens: See `count_tokens`.
-        found: What a few individuals took.
-        spent: Seconds that have passed.
-    """
+    """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`."""
     *before, last = config.phases
     one = found.of(last.kind)
     fixed = _LOADS * found.other_seconds + _APPLIED * one
