@@ -1,7 +1,7 @@
-"""Stored searches beside each other: their courses, the settings that differ, and their winners' scores with tests.
+"""Compares stored searches: best fitness over evaluations or hours, settings that differ, winners' scores with tests.
 
-Searches whose settings differ only in the seed are a group. Means, ranges, intervals and tests are over a group's
-searches.
+Searches whose settings differ only in the seed are a group. Means, ranges, intervals and tests are over the searches
+of a group.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _shown(one: _Member, group: int) -> ContrastedSearch:
 
 
 def _axis(members: Sequence[_Member], by: CourseAxis) -> NDArray[np.float64]:
-    """All places at which a course begins, rises or ends, in order: float64 [places]."""
+    """All points at which the best fitness of a search rises, or the search ends, ascending: float64 [points]."""
     places = [place for one in members for place in (*_steps(one.course, by)[0], _end(one.course, by))]
     return np.unique(np.array(places, dtype=np.float64))
 
@@ -147,7 +147,7 @@ def _end(course: Course, by: CourseAxis) -> float:
 
 
 def _steps(course: Course, by: CourseAxis) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where the best so far rises, and to what: float64 [steps] each."""
+    """The points at which the best fitness rises, and its values there: float64 [steps] each."""
     if by == "hours":
         pairs = [(step.hours, step.fitness) for step in course.steps]
     else:
@@ -161,7 +161,7 @@ def _steps(course: Course, by: CourseAxis) -> tuple[NDArray[np.float64], NDArray
 
 
 def _group(place: int, group: Sequence[_Member], axis: NDArray[np.float64], by: CourseAxis) -> ContrastedGroup:
-    """The mean and the range of a group's courses; None where not all of its searches have one."""
+    """Mean and range of the best fitness over a group's searches; None where not all of them have one."""
     curves = np.full((len(group), len(axis)), np.nan)
     for curve, one in zip(curves, group, strict=True):
         places, fitness = _steps(one.course, by)
@@ -226,7 +226,7 @@ def _scores(
 def _outcomes(
     members: Sequence[_Member], found: Sequence[Mapping[tuple[str, Split], EvaluationRecord]], split: Split
 ) -> list[TaskOutcomes]:
-    """Per task of a split, the outcomes of all searches; nothing where one of them has none, or of other examples."""
+    """Per task of a split, the outcomes of all searches; empty if one has none, or has scored other examples."""
     pieces = []
     for (task, of), weight in members[0].weights.items() if members else ():
         if of != split:

@@ -55,7 +55,7 @@ _MARKED = (
 )
 """Parameters of a request that its run file depends on, besides the overrides."""
 _CHOICE = "# "
-"""Begin of the run file's lines about what a speed and a time have made of it, after the first line."""
+"""Start of the comments, after the first line, that say what was chosen for a speed and for a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def choices_of(path: Path) -> tuple[str, ...]:
 
 
 def has_run_file(request: ShrinkRequest) -> bool:
-    """Whether a run file has been written for the same request."""
+    """Whether the run file of this request exists."""
     path = files_of(request) / _RUN_FILE
     return path.is_file() and path.read_text(encoding="utf-8").startswith(_mark(request))
 
@@ -268,7 +268,7 @@ def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
 
 
 def sizes_of(config: RunConfig) -> Sizes:
-    """Describe a run's model from the headers and the config of its checkpoint."""
+    """What the headers and the config of a run's checkpoint say."""
     from moevolve.workers.checkpoints.loading import load_config, packing
     from moevolve.workers.export.sizes import file_sizes
     from moevolve.workers.profiling.outline import outline_model

@@ -90,7 +90,7 @@ def write_tasks(domains: Iterable[Domain], folder: Path) -> list[Path]:
 
 
 def _rendered(data: DataFile, render: Render | None) -> DataFile:
-    """A file whose chats with tools, if it has some, are prompts and answers."""
+    """Replace chats with tools, if a file has some, by prompts and answers in the model's template."""
     chats = tuple(row.chat for row in data.rows if row.chat is not None)
     if not chats:
         return data

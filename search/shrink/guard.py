@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from moevolve.workers.worker import EvaluationWorker
 
 _KNOWN = 100.0
-"""Largest perplexity of the full model on a general domain that it can be said to know; others aren't judged."""
+"""Perplexity of the full model above which it doesn't know a general domain, which then isn't judged."""
 _FEWEST = 2
-"""Fewest loops or broken answers that are a fault: with few prompts a single one is within the limits' chance."""
+"""Fewest loops or broken answers that are a fault. A single one may be chance where prompts are few."""
 _GRAM = 4
 _FEWEST_TOKENS = 16
 """Fewest tokens of an answer that can be called a loop."""
@@ -201,7 +201,7 @@ def _recovery(table: FinalTable, task: str) -> float | None:
 
 
 def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
-    """What is beyond the request's limits, each as the end of a sentence about the candidate."""
+    """What exceeds the request's limits, each as the end of a sentence that begins with the candidate."""
     if not check.known:
         return ()
     faults = []

@@ -1,4 +1,4 @@
-"""What shrinking a checkpoint answers: the page, or the plan of a dry run."""
+"""Records that answer a request to shrink a checkpoint."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TaskCheck:
         known: False for a domain of the general set that the full model doesn't know itself.
         graded: True if the task's answers are right or wrong, so that `recovery` says what it lost. Its perplexity,
             which is mostly of prompts, isn't judged then.
-        faults: What is beyond the request's limits, each as the end of a sentence about the candidate.
+        faults: What exceeds the request's limits, each as the end of a sentence that begins with the candidate.
     """
 
     task: str

@@ -89,7 +89,7 @@ def measured_speed(
 
 
 def slower_than_asked(budget: SpeedBudget, speed: Speed) -> str | None:
-    """What is wrong with the speed of a checkpoint, as a sentence; None if it is as fast as was asked for."""
+    """A sentence that says how far a checkpoint misses the speed; None if it is as fast as asked."""
     if speed.times >= _TOLERANCE * budget.times:
         return None
     return f"it generates {speed.times:.2f} times as many tokens/s as the full model, fewer than --speed {budget.text}"

@@ -17,16 +17,16 @@ from moevolve.search.settings.phases import PhaseConfig
 from moevolve.search.text import duration, quantity
 
 _MEASURED = 4
-"""Individuals of a pilot: fewer are too uneven, more delay a short search."""
+"""Individuals of a pilot. With fewer the mean is too noisy; more delay a short search."""
 _MOST = 10
 """Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more."""
 LEAST = 4
 """Fewest evaluations of a search."""
 _LOADS = 4
-"""How often the model is still loaded after the pilot: for the routing, the search, the checks and the export."""
+"""How often the model is loaded after the pilot: for the routing, the search, the checks and the export."""
 _APPLIED = 4
-"""How often the winner is still applied after the final scores, and what is done with it then counts as an evaluation:
-twice for the checks, and for the export and its verification."""
+"""How often the winner is applied after the final scores, each counted as one evaluation: twice for the checks, and for
+the export and its verification."""
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
@@ -51,7 +51,7 @@ def plan_time(
     Args:
         text: Time of everything from `begun` to the end of the export.
         config: The search.
-        begun: Begin of the request on the clock of `time.monotonic`.
+        begun: When the request was made, in seconds of `time.monotonic`.
         first, on_stage: See `measure`.
 
     Returns:
