@@ -7,7 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
 from moevolve.evaluators.errors import UserError
+from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.operations.opening import opened_store, refuse_server
 from moevolve.search.operations.subject import Subject, bound_subject
@@ -20,12 +25,17 @@ from moevolve.search.shrink.budget import Budget, SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of, folder_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.guard import check_winner, checks_table
 from moevolve.search.shrink.page import RetainedMass, ShrinkPlan, Shrunk, Speed, TaskCheck, Written
-from moevolve.search.shrink.routing import retained_mass
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import seconds_of
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
+from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.contract.usage import UsageRequest
+
+_TOKENS = 4096
+"""Tokens of a task that are routed: shares of an expert are then known within a percent or two."""
+_ROUTING = TypeAdapter(tuple[RetainedMass, ...])
 
 
 def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
@@ -108,6 +118,57 @@ def _check_budget(
         slower = slower_than_asked(budget, speed)
         if slower is not None and not request.force:
             raise ExportError(f"{slower}; give the same command again to time it again, or --force", written.directory)
+
+
+def retained_mass(config: RunConfig, experts: int, first: FirstWorker, path: Path) -> tuple[RetainedMass, ...]:
+    """Measure the full model's routing on the calibration rows of every task, once for a search: `path` keeps it."""
+    if path.is_file():
+        return _ROUTING.validate_json(path.read_bytes())
+    shares = first.call(routing_shares, config)
+    names = [section.task().name for section in config.tasks]
+    weights = np.array([section.weight for section in config.tasks])
+    found = retained(names, shares, weights, experts)
+    path.write_bytes(_ROUTING.dump_json(found))
+    return found
+
+
+def routing_shares(config: RunConfig) -> NDArray[np.float64]:
+    """Load the model and measure each expert's share of the routing weights.
+
+    Returns:
+        Shares, float64 [tasks, MoE layers, experts]; those of a layer sum to 1.
+    """
+    from moevolve.workers.checkpoints.loading import placed
+    from moevolve.workers.worker import EvaluationWorker
+
+    worker = EvaluationWorker(placed(config.model), config.engine)
+    splits = [section.prepared("calibration", calibrating=True) for section in config.tasks]
+    usages = [worker.analyse(UsageRequest(IdentityEdit(), _TOKENS), split) for split in splits]
+    sums = np.array([[layer.weights for layer in usage.routed] for usage in usages])
+    shares: NDArray[np.float64] = sums / np.maximum(sums.sum(axis=2, keepdims=True), np.finfo(float).tiny)
+    return shares
+
+
+def retained(
+    names: list[str], shares: NDArray[np.float64], weights: NDArray[np.float64], experts: int
+) -> tuple[RetainedMass, ...]:
+    """The shares of routing weights that the most used experts have.
+
+    Args:
+        names: Names of the tasks.
+        shares: See `routing_shares`.
+        weights: Weights of the tasks, [tasks].
+        experts: Experts per layer to keep.
+    """
+    together = np.average(shares, axis=0, weights=weights)
+    kept = np.argsort(-together, axis=1, kind="stable")[:, :experts]
+    best = -np.sort(-shares, axis=2)[:, :, :experts]
+    return tuple(
+        RetainedMass(
+            name, float(np.take_along_axis(own, kept, axis=1).sum(axis=1).mean()), float(top.sum(axis=1).mean())
+        )
+        for name, own, top in zip(names, shares, best, strict=True)
+    )
 
 
 def _shipped(

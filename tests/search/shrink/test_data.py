@@ -15,8 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_splits
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.shrink.domains import LEAST_ROWS, read_domains, write_tasks
-from moevolve.search.shrink.forms import read_data
+from moevolve.search.shrink.domains import LEAST_ROWS, read_data, read_domains, write_tasks
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
 

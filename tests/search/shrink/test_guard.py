@@ -27,7 +27,7 @@ from moevolve.search.shrink.guard import (
     structure_of,
 )
 from moevolve.search.shrink.page import TaskCheck
-from moevolve.search.shrink.routing import retained
+from moevolve.search.shrink.shrink import retained
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.worker import EvaluationWorker
