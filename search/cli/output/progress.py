@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -73,13 +74,7 @@ def describe(progress: SearchProgress) -> str:
         parts.append(f"full {percent(progress.full)}")
     if progress.rate is not None and progress.left is not None:
         parts.append(f"{progress.rate:.2f} evaluations/s")
-        parts.append(f"{_clock(progress.left)} left")
+        parts.append(f"{timedelta(seconds=round(progress.left))} left")
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     return ", ".join(parts)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
