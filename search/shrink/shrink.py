@@ -27,6 +27,7 @@ from moevolve.search.shrink.guard import check_winner, checks_table
 from moevolve.search.shrink.page import RetainedMass, ShrinkPlan, Shrunk, Speed, TaskCheck, Written
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import seconds_of
+from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import ExportError
 from moevolve.workers.contract.edits import IdentityEdit
@@ -49,6 +50,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
         with opened_store(config.store if request.store is None else request.store, create=True) as store:
+            _check_same(request, store, config)
             routing: tuple[RetainedMass, ...] = ()
             experts = config.genome.model_dump()["experts"]
             if request.speed is None and experts is not None:  # else all are kept, or their number is searched
@@ -101,6 +103,16 @@ def _checked(request: ShrinkRequest) -> Budget | SpeedBudget | None:
     if taken and not has_run_file(request):  # the same request may have written it
         raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
     return budget
+
+
+def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -> None:
+    """Refuse a search of the same name with other settings, in terms of this request rather than of a launch."""
+    found = next((one.search for one in store.searches() if one.search.name == config.name), None)
+    if found is not None and found.config_hash != config.config_hash:
+        raise UserError(
+            f"--output {folder_of(request)}: the store has a search {config.name} with other settings; choose another "
+            "folder, or another store with --store"
+        )
 
 
 def _check_budget(
