@@ -11,7 +11,7 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.text_files import writing_into
 from moevolve.search.genomes.registry import routing_weights_label
 from moevolve.search.loop.scores import FULL
-from moevolve.search.operations.evaluate import prepared_split
+from moevolve.search.operations.answers import prepared_split
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.requests.answers import Analysis
 from moevolve.search.requests.models import AnalyseRequest
@@ -60,34 +60,28 @@ def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
     before, after = analysis.before, analysis.after
     found: dict[str, tuple[Figure, str]] = {}
     if after.routed:
+        models = {"individual": after} if before is None else {"full model": before, "individual": after}
         several = "" if len(after.routed) <= draw.LAYERS else f" {draw.LAYERS} of {len(after.routed)} layers are shown."
-        found["usage"] = (
-            draw.map_figure(before, after),
-            "Share of the tokens that chose each expert, in every layer"
-            + ("; grey experts are gone." if before else "."),
-        )
+        gone = "" if before is None else "; grey experts are gone"
+        caption = f"Share of the tokens that chose each expert, in every layer{gone}."
+        found["usage"] = draw.map_figure(models), caption
         weights = routing_weights_label(analysis.kind)
-        found["activations"] = (
-            draw.bars_figure(before, after, weights),
-            "How many tokens chose each expert"
-            + ("" if weights is None else f", and the {weights} summed over " + ("them" if before else "all tokens"))
-            + (". New experts stand at the original one that they mostly consist of." if before else ".")
-            + several,
-        )
+        caption = "How many tokens chose each expert"
+        if weights is not None:
+            caption += f", and the {weights} summed over {'all tokens' if before is None else 'them'}"
+        if before is not None:
+            caption += ". New experts stand at the original one that they mostly consist of"
+        found["activations"] = draw.bars_figure(models, weights), f"{caption}.{several}"
         if any((layer.together.sum(axis=1) > layer.counts).any() for layer in after.routed):
-            found["together"] = (
-                draw.together_figure(before, after),
-                "Share of the tokens that chose both of two experts; an expert with itself is left out." + several,
-            )
-        found["words"] = (
-            draw.words_figure(after),
-            "Which experts the tokens of the most frequent words chose, in the first, the middle and the last layer.",
+            caption = "Share of the tokens that chose both of two experts; an expert with itself is left out."
+            found["together"] = draw.together_figure(models), caption + several
+        caption = (
+            "Which experts the tokens of the most frequent words chose, in the first, the middle and the last layer."
         )
+        found["words"] = draw.words_figure(after), caption
     if after.mixed:
-        found["mixing"] = (
-            draw.mixing_usage_figure(after.mixed),
-            "The mixing matrices that the model runs on, one number per block.",
-        )
+        caption = "The mixing matrices that the model runs on, one number per block."
+        found["mixing"] = draw.mixing_usage_figure(after.mixed), caption
     return found
 
 

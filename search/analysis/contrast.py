@@ -1,7 +1,7 @@
-"""Stored searches beside each other: their courses, the settings that differ, and their winners' scores with tests.
+"""Compares stored searches: best fitness over evaluations or hours, settings that differ, winners' scores with tests.
 
-Searches whose settings differ only in the seed are a group. Means, ranges, intervals and tests are over a group's
-searches.
+Searches whose settings differ only in the seed are a group. Means, ranges, intervals and tests are over the searches
+of a group.
 """
 
 from __future__ import annotations
@@ -56,17 +56,20 @@ def contrast(store: StoreReader, request: ContrastRequest) -> Contrast:
     members = [_member(store, record) for record in records.values()]
     groups = _grouped(members)
     axis = _axis(members, request.by)
-    first = groups[0]
-    full = _full_models(members)
-    models = [*full, *(_winners(place, group) for place, group in enumerate(groups))]
-    tested = _tested(models, [*[None] * len(full), *(_test(group, first) for group in groups)])
+    winners = [_winners(place, group) for place, group in enumerate(groups)]
+    tests = [None, *(_test(group, groups[0]) for group in groups[1:])]
+    corrected = iter(holm([test.p for test in tests if test is not None]))
+    tested = [
+        model if test is None else replace(model, test=test, corrected=next(corrected))
+        for model, test in zip(winners, tests, strict=True)
+    ]
     return Contrast(
         by=request.by,
         searches=tuple(_shown(one, place) for place, group in enumerate(groups) for one in group),
         settings=tuple(_differing([one for group in groups for one in group])),
         groups=tuple(_group(place, group, axis, request.by) for place, group in enumerate(groups)),
         x=tuple(axis.tolist()),
-        models=tuple(model for model in tested if model.scores),
+        models=tuple(model for model in (*_full_models(members), *tested) if model.scores),
         comparable=len({frozenset(one.fingerprints.items()) for one in members}) == 1,
     )
 
@@ -131,13 +134,12 @@ def _differing(members: Sequence[_Member]) -> Iterator[SettingRow]:
 
 def _shown(one: _Member, group: int) -> ContrastedSearch:
     best = max((step.fitness for step in one.course.steps), default=None)
-    return ContrastedSearch(
-        one.search.name, one.search.seed, group, one.search.status, one.course.individuals, one.course.hours, best
-    )
+    search, course = one.search, one.course
+    return ContrastedSearch(search.name, search.seed, group, search.status, course.individuals, course.hours, best)
 
 
 def _axis(members: Sequence[_Member], by: CourseAxis) -> NDArray[np.float64]:
-    """All places at which a course begins, rises or ends, in order: float64 [places]."""
+    """All points at which the best fitness of a search rises, or the search ends, ascending: float64 [points]."""
     places = [place for one in members for place in (*_steps(one.course, by)[0], _end(one.course, by))]
     return np.unique(np.array(places, dtype=np.float64))
 
@@ -147,7 +149,7 @@ def _end(course: Course, by: CourseAxis) -> float:
 
 
 def _steps(course: Course, by: CourseAxis) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where the best so far rises, and to what: float64 [steps] each."""
+    """The points at which the best fitness rises, and its values there: float64 [steps] each."""
     if by == "hours":
         pairs = [(step.hours, step.fitness) for step in course.steps]
     else:
@@ -161,7 +163,7 @@ def _steps(course: Course, by: CourseAxis) -> tuple[NDArray[np.float64], NDArray
 
 
 def _group(place: int, group: Sequence[_Member], axis: NDArray[np.float64], by: CourseAxis) -> ContrastedGroup:
-    """The mean and the range of a group's courses; None where not all of its searches have one."""
+    """Mean and range of the best fitness over a group's searches; None where not all of them have one."""
     curves = np.full((len(group), len(axis)), np.nan)
     for curve, one in zip(curves, group, strict=True):
         places, fitness = _steps(one.course, by)
@@ -226,7 +228,7 @@ def _scores(
 def _outcomes(
     members: Sequence[_Member], found: Sequence[Mapping[tuple[str, Split], EvaluationRecord]], split: Split
 ) -> list[TaskOutcomes]:
-    """Per task of a split, the outcomes of all searches; nothing where one of them has none, or of other examples."""
+    """Per task of a split, the outcomes of all searches; empty if one has none, or has scored other examples."""
     pieces = []
     for (task, of), weight in members[0].weights.items() if members else ():
         if of != split:
@@ -242,8 +244,6 @@ def _outcomes(
 
 def _test(group: Sequence[_Member], first: Sequence[_Member]) -> Significance | None:
     """The paired test on `test` against the first group: searches of the same seed, or in the order of seeds."""
-    if group is first:
-        return None
     mine, theirs = ({one.search.seed: one for one in side if one.winner} for side in (group, first))
     common = [seed for seed in mine if seed in theirs]
     pairs = [(mine[seed], theirs[seed]) for seed in common] or list(zip(mine.values(), theirs.values(), strict=False))
@@ -255,11 +255,3 @@ def _test(group: Sequence[_Member], first: Sequence[_Member]) -> Significance | 
         return None
     left, right = ([replace(each, values=each.values[side::2]) for each in outcomes] for side in (0, 1))
     return paired_test(left, right)
-
-
-def _tested(models: Sequence[ContrastedModel], tests: Sequence[Significance | None]) -> list[ContrastedModel]:
-    corrected = iter(holm([test.p for test in tests if test is not None]))
-    return [
-        model if test is None else replace(model, test=test, corrected=next(corrected))
-        for model, test in zip(models, tests, strict=True)
-    ]

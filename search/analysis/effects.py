@@ -32,12 +32,12 @@ Floats = NDArray[np.float64]
 Values = tuple[float | str | None, ...]
 """The value of every individual, None where it has none."""
 _MOST = 1000
-"""Largest number of individuals that are looked at; the fit takes the cube of it."""
+"""Most individuals that are used: the time of the fit grows with the cube of their number."""
 _DRAWS = 1000
 _MOST_NAMES = 12
 """Largest number of names that a setting may have as options; one with more is left out."""
 _WIDE = 20.0
-"""Ratio of largest to smallest from which positive numbers are taken by their logarithms."""
+"""Ratio of the largest to the smallest of positive numbers above which their logarithms are used."""
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?(?=$|[\s%])")
 _INTERVAL = (2.5, 50.0, 97.5)
 
@@ -196,8 +196,8 @@ def effects_of_choices(
 
     Args:
         outlines: The individuals' genomes in columns.
-        genes: Their settings and sizes, from `genes_of`.
-        scores: The individuals' scores, float64 [individuals].
+        genes: See `genes_of`.
+        scores: Float64 [individuals].
 
     Returns:
         The share of variance that is predicted, the effects of choices, and those of their options, as in `Effects`.

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import wraps
 from inspect import Parameter
-from types import UnionType
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from annotated_types import Ge
 from pydantic.fields import FieldInfo
 
+import moevolve
+from moevolve.search.cli.output.console import print_csv, print_json
 from moevolve.search.requests.parameters import SERVER_VARIABLE, STORE_VARIABLE
 from moevolve.search.requests.record import Request, default_of, fields_of, flag_of, one_line_errors, option_names
 
@@ -34,39 +35,81 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
 
 
-P = ParamSpec("P")
-R = TypeVar("R", bound=Request[Any])
-
-
-def takes(kind: Callable[..., R], *but: str) -> Callable[[Callable[Concatenate[R, P], None]], Callable[..., None]]:
+def takes(kind: type[Request[Any]], *but: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the parameters of a request, and pass it the request as its first argument.
 
     Args:
         kind: Record of the request.
         but: Names of fields that the command leaves out.
     """
-    fields = {name: field for name, field in fields_of(kind).items() if name not in but}  # type: ignore[arg-type]
+    return lambda command: _command(kind, but, command, _options_of(command, 1), command.__doc__)
 
-    def taking(command: Callable[Concatenate[R, P], None]) -> Callable[..., None]:
-        @wraps(command)
-        def run(*_: Any, **given: Any) -> None:
-            asked = {name: given.pop(name) for name in fields}
-            with one_line_errors():
-                request = kind(**{name: value for name, value in asked.items() if value is not None})
-            command(request, **given)  # type: ignore[call-arg]
 
-        # Typer reads from a command's signature and hints what it takes.
-        hints = get_type_hints(command, include_extras=True)
-        own = list(inspect.signature(command).parameters.values())[1:]
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [_parameter(name, field) for name, field in fields.items()]
-            + [each.replace(annotation=hints[each.name], kind=Parameter.KEYWORD_ONLY) for each in own]
-        )
-        run.__annotations__ = {name: each.annotation for name, each in inspect.signature(run).parameters.items()}
-        run.__doc__ = command.__doc__ or (inspect.getdoc(kind) or "").partition("\n\nRaises:")[0]
-        return run
+def shows(
+    kind: type[Request[Any]], *but: str, csv: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function that prints an answer: it asks the store or the server, and can print JSON instead.
 
-    return taking
+    The function takes the answer, the request, and its own options.
+
+    Args:
+        kind: Record of the request.
+        but: Names of fields that the command leaves out.
+        csv: The answer is a listing, which can be printed as CSV, too.
+    """
+
+    def showing(show: Callable[..., None]) -> Callable[..., None]:
+        def command(request: Request[Any], store: str, as_json: bool, as_csv: bool = False, **own: Any) -> None:
+            found = moevolve.ask(store, request)
+            if as_json:
+                print_json(found)
+            elif as_csv:
+                print_csv(found)
+            else:
+                show(found, request, **own)
+
+        common = {"store": (StoreOption, DEFAULT_STORE), "as_json": (JsonOption, False), "as_csv": (CsvOption, False)}
+        options = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (kind, default) in common.items()
+            if csv or name != "as_csv"
+        ]
+        return _command(kind, but, command, [*_options_of(show, 2), *options])
+
+    return showing
+
+
+def _options_of(function: Callable[..., None], position: int) -> list[Parameter]:
+    """The parameters of a function from a position on, which are options of its command."""
+    found = list(inspect.signature(function).parameters.values())[position:]
+    # Only these types are looked up: those of answers would load what they are made with.
+    own = SimpleNamespace(__annotations__={each.name: each.annotation for each in found})
+    hints = get_type_hints(own, function.__globals__, include_extras=True)
+    return [each.replace(annotation=hints[each.name], kind=Parameter.KEYWORD_ONLY) for each in found]
+
+
+def _command(
+    kind: type[Request[Any]],
+    but: Sequence[str],
+    answer: Callable[..., None],
+    options: Sequence[Parameter],
+    doc: str | None = None,
+) -> Callable[..., None]:
+    """Make a command of a request's fields and further options; it passes the request and those to `answer`."""
+    fields = {name: field for name, field in fields_of(kind).items() if name not in but}
+
+    def run(**given: Any) -> None:
+        asked = {name: given.pop(name) for name in fields}
+        with one_line_errors():
+            request = kind(**{name: value for name, value in asked.items() if value is not None})
+        answer(request, **given)
+
+    # Typer reads from a command's signature and hints what it takes.
+    parameters = [*(_parameter(name, field) for name, field in fields.items()), *options]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__doc__ = doc or (inspect.getdoc(kind) or "").partition("\n\nRaises:")[0]
+    return run
 
 
 def option(kind: type[Request[Any]], name: str, more: str = "") -> Any:

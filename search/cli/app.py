@@ -47,15 +47,15 @@ def set_up_logging() -> None:
 COMMANDS = {
     "shrink": "shrinking",
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
-    **dict.fromkeys(("plan", "compare"), "planning"),
+    **dict.fromkeys(("plan", "compare"), "running"),
     **dict.fromkeys(
         ("searches", "label", "contrast", "effects", "best", "pareto", "show", "lineage", "tasks"), "searches"
     ),
     **dict.fromkeys(("evaluate", "answers", "outcomes"), "models"),
     **dict.fromkeys(("export", "recipe", "apply", "import_eep", "profile"), "checkpoints"),
-    "plot": "sharing",
+    "plot": "searches",
     "analyse": "models",
-    **dict.fromkeys(("report", "serve"), "sharing"),
+    **dict.fromkeys(("report", "serve"), "searches"),
     **dict.fromkeys(("db.upgrade", "db.check", "db.prune", "db.copy"), "db"),
 }
 """File of each command, which is a function of that name. Users type dashes for underscores, and a space for the dot

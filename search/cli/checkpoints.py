@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table, stages
-from moevolve.search.cli.output.profile import print_profile
 from moevolve.search.genomes.registry import part_names
 from moevolve.search.requests.models import ExportRequest, ImportEepRequest, ProfileRequest
 from moevolve.search.requests.recipes import ApplyRequest, RecipeRequest
+from moevolve.search.text import flop_count, memory_size, parameter_count, percent
 from moevolve.workers.export.folder import check_target
+
+if TYPE_CHECKING:
+    from moevolve import Imported
+    from moevolve.workers.profiling.report import ModelProfile, ProfileReport
 
 
 @takes(ExportRequest)
@@ -83,15 +89,10 @@ def apply(request: ApplyRequest, as_json: JsonOption = False) -> None:
         _print_report(report, "experts")
 
 
-@takes(ImportEepRequest)
-def import_eep(request: ImportEepRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    imported = moevolve.ask(store, request)
-    if as_json:
-        print_json(imported)
-        return
-    rows = [[item.ref, str(item.path), str(item.experts), str(item.groups), item.summary] for item in imported]
-    columns = [("individual", False), ("file", False), ("experts", True), ("groups", True), ("genome", False)]
-    print_table(None, columns, rows)
+@shows(ImportEepRequest)
+def import_eep(found: list[Imported], _: ImportEepRequest) -> None:
+    rows = [[item.ref, str(item.path), str(item.experts), str(item.groups), item.summary] for item in found]
+    print_table(None, "individual | file | >experts | >groups | genome", rows)
 
 
 @takes(ProfileRequest)
@@ -104,4 +105,55 @@ def profile(request: ProfileRequest, store: StoreOption = DEFAULT_STORE, as_json
     if as_json:
         print_json(report)
     else:
-        print_profile(report)
+        _print_profile(report)
+
+
+def _print_profile(report: ProfileReport) -> None:
+    settings, reference = report.settings, report.reference
+    ran, task = reference.load, settings.prompts
+    machine = ran.device_name if ran.device == "cuda" else f"CPU, {ran.threads} thread{'s' if ran.threads > 1 else ''}"
+    prompts = f"{settings.prompt_tokens} prompt"
+    if task is not None:
+        lengths = f"{task.shortest} to {task.longest} tokens, {task.mean} on average"
+        prompts = f"prompts of {task.task} ({task.split}), {lengths},"
+    scored = any(model.score is not None for model in report.models)
+    headings = f"model | {'>score | ' if scored else ''}>parameters | >active | >weights | >FLOPs\nper token | >batch"
+    headings += " | >peak\nmemory | >prefill\ntokens/s | >decode\ntokens/s | >answers/s"
+    print_table(
+        f"{machine}, {ran.dtype}, {prompts} and {settings.new_tokens} new tokens, "
+        f"medians of {settings.repeats}; ratios to {reference.label}",
+        headings,
+        [row for model in report.models for row in _profile_rows(model, reference, scored)],
+    )
+    output.print(f"peak memory: {report.peak_memory}")
+    for note in report.notes:
+        output.print(note, soft_wrap=True)
+
+
+def _profile_rows(model: ModelProfile, reference: ModelProfile, scored: bool) -> Iterator[list[str]]:
+    """A line per batch size; cells that don't depend on it are in the first line only."""
+    load, other = model.load, reference.load
+    head = [
+        model.label,
+        *([percent(model.score)] if scored else []),
+        f"{parameter_count(load.parameters)}\n{_share(load.parameters, other.parameters)}",
+        f"{parameter_count(load.active_parameters)}\n{_share(load.active_parameters, other.active_parameters)}",
+        f"{memory_size(load.weight_bytes)}\n{_share(load.weight_bytes, other.weight_bytes)}",
+        f"{flop_count(model.flops)}\n{_share(model.flops, reference.flops)}",
+    ]
+    for mine, theirs in zip(model.batches, reference.batches, strict=True):
+        peak = "-" if mine.peak_bytes is None else memory_size(mine.peak_bytes)
+        share = f"\n{_share(mine.peak_bytes, theirs.peak_bytes)}" if mine.peak_bytes and theirs.peak_bytes else ""
+        yield [
+            *head,
+            str(mine.batch_size),
+            peak + share,
+            f"{mine.prefill_rate:,.0f}\n{mine.prefill_rate / theirs.prefill_rate:.2f}x",
+            f"{mine.decode_rate:,.0f}\n{mine.decode_rate / theirs.decode_rate:.2f}x",
+            f"{mine.answer_rate:,.1f}\n{mine.answer_rate / theirs.answer_rate:.2f}x",
+        ]
+        head = [""] * len(head)
+
+
+def _share(mine: int, theirs: int) -> str:
+    return f"{100 * mine / theirs:.0f} %"

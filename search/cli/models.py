@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, shows, takes
 from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.requests.models import (
     AnalyseRequest,
@@ -22,7 +22,7 @@ from moevolve.search.requests.models import (
 from moevolve.search.text import percent
 
 if TYPE_CHECKING:
-    from moevolve import Analysis, Answers, AskedRow, Outcomes
+    from moevolve import Analysis, Answers, AskedRow, Evaluation, Outcomes
     from moevolve.evaluators.fitness.scoring import Answer
     from moevolve.search.requests.answers import AnsweredRow
     from moevolve.search.requests.models import AnswerFilter
@@ -32,30 +32,15 @@ _LONGEST = 480
 """Characters of a prompt that are shown without `--whole`, half from its beginning and half from its end."""
 
 
-@takes(EvaluateRequest)
-def evaluate(request: EvaluateRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    found = moevolve.ask(store, request)
+@shows(EvaluateRequest)
+def evaluate(found: Evaluation, _: EvaluateRequest) -> None:
     record, bounds = found.record, found.interval
-    if as_json:
-        print_json(found)
-        return
     if record.score is None or bounds is None:
         output.print(f"{found.ref} failed on {record.task} ({record.split}): {record.failure}")
         raise typer.Exit(1)
-    columns = [
-        ("individual", False),
-        ("task", False),
-        ("split", False),
-        ("score", True),
-        ("95 % interval", True),
-        ("examples", True),
-    ]
-    shown = f"{percent(bounds[0])} - {percent(bounds[1])}"
-    print_table(
-        None,
-        columns,
-        [[found.ref, record.task, record.split, percent(record.score), shown, str(record.examples_seen)]],
-    )
+    interval = f"{percent(bounds[0])} - {percent(bounds[1])}"
+    row = [found.ref, record.task, record.split, percent(record.score), interval, str(record.examples_seen)]
+    print_table(None, "individual | task | split | >score | >95 % interval | >examples", [row])
 
 
 @takes(AnswersRequest)
@@ -73,14 +58,8 @@ def answers(
     as_json: JsonOption = False,
 ) -> None:
     if prompts:
-        asked = PromptsRequest(
-            request.individuals[0],
-            task=request.task,
-            split=request.split,
-            limit=request.limit,
-            search=request.search,
-            model=request.model,
-        )
+        same = {name: getattr(request, name) for name in ("task", "split", "limit", "search", "model")}
+        asked = PromptsRequest(request.individuals[0], **same)
         shown = moevolve.ask(store, asked)
         if as_json:
             print_json(shown)
@@ -97,17 +76,8 @@ def answers(
     _print_answered(title, found, request.only, whole)
 
 
-@takes(OutcomesRequest)
-def outcomes(
-    request: OutcomesRequest,
-    whole: WholeOption = False,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
-) -> None:
-    found = moevolve.ask(store, request)
-    if as_json:
-        print_json(found)
-        return
+@shows(OutcomesRequest)
+def outcomes(found: Outcomes, request: OutcomesRequest, whole: WholeOption = False) -> None:
     counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.counts.items())
     _print_answered(f"{found.task} ({found.split}), {found.examples:,} rows: {counts}", found, request.only, whole)
     if found.note:
@@ -134,30 +104,27 @@ def analyse(
 
 
 def _print_prompts(asked: PromptsRequest, found: list[AskedRow], whole: bool) -> None:
-    rows: list[list[str | Text]] = [
+    rows = [
         [str(row.row), row.prompt if whole else _abridged(row.prompt), "\n".join(row.choices) or row.gold or "-"]
         for row in found
     ]
-    print_table(
-        f"{asked.task} ({asked.split})",
-        [("row", True), ("asked", False), ("scored", False)],
-        rows,
-        list(range(len(rows))),
-    )
+    print_table(f"{asked.task} ({asked.split})", ">row | asked | scored", rows, range(len(rows)))
 
 
 def _print_answered(title: str, found: Answers | Outcomes, only: AnswerFilter | None, whole: bool) -> None:
     if not found.rows:
         output.print(f"{title}; {'there are no more rows' if only is None else f'no row is {only}'}", soft_wrap=True)
         return
-    cells = [list(_row(row, found, whole)) for row in found.rows]
-    ends = [sum(map(len, cells[: place + 1])) - 1 for place in range(len(cells))]
-    columns = [("row", True), ("", False), ("", False), ("text", False)]
-    print_table(title, columns, [line for lines in cells for line in lines], ends)
+    lines: list[list[str | Text]] = []
+    ends = []
+    for row in found.rows:
+        lines += _lines(row, found, whole)
+        ends.append(len(lines) - 1)
+    print_table(title, ">row |  |  | text", lines, ends)
 
 
-def _row(row: AnsweredRow, found: Answers | Outcomes, whole: bool) -> Iterator[list[str | Text]]:
-    """Make a row's lines: the prompt, the accepted answers, and one per model."""
+def _lines(row: AnsweredRow, found: Answers | Outcomes, whole: bool) -> Iterator[list[str | Text]]:
+    """The prompt of a row, the accepted answers, and a line for each model."""
     yield [str(row.row), "prompt", "", row.prompt if whole else _abridged(row.prompt)]
     yield ["", "right", "", " | ".join(row.references) or "-"]
     for name, answer in zip(found.models, row.answers, strict=True):
@@ -189,17 +156,15 @@ def _print_layers(analysis: Analysis) -> None:
     after, before = analysis.after, analysis.before
     title = f"{analysis.ref} on {analysis.task} ({analysis.split}): {after.tokens:,} tokens"
     if after.mixed:
-        columns = [("linear layer", False), ("blocks", True), ("smallest", True), ("largest", True)]
         rows = [
             [layer.name, str(len(layer.blocks)), f"{layer.blocks.min():.3f}", f"{layer.blocks.max():.3f}"]
             for layer in after.mixed
         ]
-        print_table(title, columns, rows)
+        print_table(title, "linear layer | >blocks | >smallest | >largest", rows)
         return
-    title += f", {after.active:.2f} active experts per token"
-    columns = [("layer", True), ("experts", True), ("unused", True), ("most used", False), ("evenly used as", True)]
-    columns += [("neurons: expert", True), ("union", True)] if any(layer.neurons for layer in after.routed) else []
-    columns += [("before", True)] if before is not None else []
+    headings = ">layer | >experts | >unused | most used | >evenly used as"
+    headings += " | >neurons: expert | >union" if any(layer.neurons for layer in after.routed) else ""
+    headings += " | >before" if before is not None else ""
     rows = []
     for position, layer in enumerate(after.routed):
         top = int(layer.counts.argmax())
@@ -210,4 +175,4 @@ def _print_layers(analysis: Analysis) -> None:
         row += [f"{layer.neurons[0]}", f"{100 * layer.neurons[1] / layer.neurons[2]:.0f} %"] if layer.neurons else []
         row += [f"{before.routed[position].effective:.1f}"] if before is not None else []
         rows.append(row)
-    print_table(title, columns, rows)
+    print_table(f"{title}, {after.active:.2f} active experts per token", headings, rows)

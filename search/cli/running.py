@@ -1,21 +1,32 @@
-"""Commands that run searches and control running ones."""
+"""Commands that plan searches, run them, compare several, and control running ones."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, takes
-from moevolve.search.cli.output.console import INTERRUPTED, STOPPED, errors, exit_with_message, output, print_json
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
+from moevolve.search.cli.output.console import (
+    INTERRUPTED,
+    STOPPED,
+    errors,
+    exit_with_message,
+    output,
+    print_json,
+    stages,
+)
 from moevolve.search.cli.output.final_table import print_final_table
-from moevolve.search.cli.output.progress import watch
+from moevolve.search.cli.output.progress import line_observer, watch
+from moevolve.search.requests.planning import CompareRequest, EstimateRequest
 from moevolve.search.requests.record import fields_of
 from moevolve.search.requests.running import (
     CancelRequest,
@@ -32,7 +43,8 @@ from moevolve.store.errors import CancelledError
 from moevolve.store.session import without_password
 
 if TYPE_CHECKING:
-    from moevolve import FinalTable, RunConfig, Submitted
+    from moevolve import Control, FinalTable, Observer, RunConfig, Submitted
+    from moevolve.search.compare.config import Cell
 
 T = TypeVar("T")
 
@@ -64,7 +76,6 @@ def launch(
 
 
 def _print_submitted(sent: Submitted, as_json: bool) -> None:
-    """Print where a search is, and how to follow it."""
     if as_json:
         print_json(sent)
         return
@@ -90,26 +101,99 @@ def retry(request: RetryRequest, store: StoreOption = DEFAULT_STORE, as_json: Js
     follow(partial(moevolve.retry, store, **request.arguments()), as_json)
 
 
-@takes(PauseRequest)
-def pause(request: PauseRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    _print_asked(request.search, moevolve.ask(store, request), "pause", as_json)
+@shows(PauseRequest)
+def pause(control: Control, request: PauseRequest) -> None:
+    _print_asked(request.search, control, "pause")
 
 
-@takes(StopRequest)
-def stop(request: StopRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    _print_asked(request.search, moevolve.ask(store, request), "stop", as_json)
+@shows(StopRequest)
+def stop(control: Control, request: StopRequest) -> None:
+    _print_asked(request.search, control, "stop")
 
 
-@takes(CancelRequest)
-def cancel(request: CancelRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    _print_asked(request.search, moevolve.ask(store, request), "end for good", as_json)
+@shows(CancelRequest)
+def cancel(control: Control, request: CancelRequest) -> None:
+    _print_asked(request.search, control, "end for good")
 
 
-@takes(ScaleRequest)
-def scale(request: ScaleRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+@shows(ScaleRequest)
+def scale(control: Control, request: ScaleRequest) -> None:
     asked = [] if request.workers is None else [f"have {request.workers} workers"]
     asked += [] if request.priority is None else [f"run with priority {request.priority}"]
-    _print_asked(request.search, moevolve.ask(store, request), " and ".join(asked), as_json)
+    _print_asked(request.search, control, " and ".join(asked))
+
+
+def _print_asked(search: str, control: Control, asked: str) -> None:
+    """Print which process was asked for what."""
+    if control.alive:
+        output.print(f"{search}: {control.owner} was asked to {asked}", soft_wrap=True)
+    else:
+        output.print(f"{search}: it is cancelled; nobody ran it", soft_wrap=True)
+
+
+@takes(EstimateRequest, "model")
+def plan(
+    request: EstimateRequest,
+    models: Annotated[list[str] | None, option(EstimateRequest, "model", "Several models are compared.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    with exit_with_message("interrupted; nothing was stored", moevolve.PoolError), stages() as on_stage:
+        estimates = [
+            moevolve.estimate(**(request.arguments() | {"model": model}), on_stage=on_stage)
+            for model in models or (None,)
+        ]
+    if as_json:
+        print_json(estimates[0] if len(estimates) == 1 else estimates)
+        return
+    # Imported late, since it loads what estimates are made with.
+    from moevolve.search.cli.output.plan import print_plan, print_summary
+
+    if len(estimates) > 1:
+        print_summary(estimates)
+    else:
+        print_plan(estimates[0])
+
+
+@takes(CompareRequest)
+def compare(
+    request: CompareRequest,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this CSV file.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Also write the tables to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
+    comparison = moevolve.load_comparison(**request.arguments())
+
+    def observer(place: int, cell: Cell) -> Observer:
+        # A comparison takes hours and its log is read afterwards, so each search prints two lines.
+        return line_observer(f"[{place + 1}/{len(comparison.cells)}] {cell.config.name}", 2)
+
+    for path in (csv, markdown):
+        _check_writable(path)
+    hint = "run the same command again to go on"
+    with exit_with_message(f"{INTERRUPTED}, {hint}", moevolve.PoolError, hint):
+        rows = moevolve.compare(comparison, observer=observer)
+    # Imported late, since it loads what comparisons are made with.
+    from moevolve.search.cli.output.comparison import print_tables, write_csv, write_markdown
+
+    if csv is not None:
+        write_csv(rows, csv)
+    if markdown is not None:
+        write_markdown(comparison.name, rows, markdown)
+    if as_json:
+        print_json(rows)
+    else:
+        print_tables(comparison.name, rows)
+
+
+def _check_writable(path: Path | None) -> None:
+    # Checked before hours of searches rather than after.
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise moevolve.UserError(f"{path}: the folder {path.parent} doesn't exist")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise moevolve.UserError(f"{path}: can't be written; give the path of a file")
 
 
 @takes(LogsRequest)
@@ -174,13 +258,3 @@ def watched(run: Callable[..., T], stopped: int = STOPPED, again: str | None = N
             )
         )
     return found, begun[0] if begun else None
-
-
-def _print_asked(search: str, control: moevolve.Control, asked: str, as_json: bool) -> None:
-    """Print which process was asked for what."""
-    if as_json:
-        print_json(control)
-    elif control.alive:
-        output.print(f"{search}: {control.owner} was asked to {asked}", soft_wrap=True)
-    else:
-        output.print(f"{search}: it is cancelled; nobody ran it", soft_wrap=True)

@@ -1,16 +1,16 @@
-"""Commands that list searches, individuals, lineages and tasks."""
+"""Commands that list searches, individuals, lineages and tasks, compare them, and show them as pictures and pages."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import moevolve
-from moevolve.search.cli._requests import DEFAULT_STORE, CsvOption, JsonOption, StoreOption, option, takes
-from moevolve.search.cli.output.console import output, plain, print_csv, print_json, print_table
-from moevolve.search.cli.output.contrast import print_contrast
-from moevolve.search.cli.output.effects import print_effects
+from moevolve.evaluators.types import SCORED
+from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
+from moevolve.search.cli.output.console import output, plain, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
 from moevolve.search.requests.searches import (
@@ -21,43 +21,25 @@ from moevolve.search.requests.searches import (
     LabelRequest,
     LineageRequest,
     ParetoRequest,
+    PlotFileRequest,
+    ReportFileRequest,
     SearchesRequest,
     ShowRequest,
 )
-from moevolve.search.text import flop_count, memory_size, parameter_count, percent
+from moevolve.search.requests.stores import ServeRequest
+from moevolve.search.text import flop_count, memory_size, parameter_count, percent, points, score_lines
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
-    from moevolve import BestRow, IndividualDetail, LineageGraph, SearchSummary
+    from moevolve import BestRow, Contrast, Effects, IndividualDetail, LineageGraph, Pareto, SearchSummary
+    from moevolve.search.requests.tables import Rows
     from moevolve.store.pareto import Mark
-    from moevolve.store.records import IndividualRecord
+    from moevolve.store.records import SearchRecord
 
 
-@takes(SearchesRequest)
-def searches(
-    request: SearchesRequest,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
-) -> None:
-    found = moevolve.ask(store, request)
-    if as_json or as_csv:
-        (print_json if as_json else print_csv)(found)
-        return
+@shows(SearchesRequest, csv=True)
+def searches(found: Rows[SearchSummary], _: SearchesRequest) -> None:
     noted = any(row.search.tags or row.search.note for row in found)
-    columns = [
-        ("search", False),
-        ("status", False),
-        ("genome", False),
-        ("tasks", False),
-        ("individuals", True),
-        ("failed", True),
-        ("best on search", True),
-        ("winner's dev", True),
-        ("test", True),
-        *([("tags and note", False)] if noted else []),
-        ("created", False),
-    ]
     rows = [
         [
             row.search.name,
@@ -72,60 +54,99 @@ def searches(
         ]
         for row in found
     ]
-    print_table(None, columns, rows)
+    headings = "search | status | genome | tasks | >individuals | >failed | >best on search | >winner's dev | >test"
+    print_table(None, f"{headings}{' | tags and note' if noted else ''} | created", rows)
 
 
 def _reason(row: SearchSummary) -> str | None:
     return "its driver is gone: resume it" if row.is_orphaned else row.search.status_reason
 
 
-@takes(LabelRequest)
-def label(request: LabelRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    found = moevolve.ask(store, request)
-    if as_json:
-        print_json(found)
-        return
+@shows(LabelRequest)
+def label(found: SearchRecord, _: LabelRequest) -> None:
     told = [f"tags: {' '.join(found.tags) or 'none'}", f"note: {found.note or 'none'}"]
     output.print("\n".join([*told, *(["archived"] if found.archived else [])]), soft_wrap=True)
 
 
-@takes(ContrastRequest)
-def contrast(request: ContrastRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    (print_json if as_json else print_contrast)(moevolve.ask(store, request))
-
-
-@takes(EffectsRequest)
-def effects(request: EffectsRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    (print_json if as_json else print_effects)(moevolve.ask(store, request))
-
-
-@takes(BestRequest)
-def best(
-    request: BestRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False, as_csv: CsvOption = False
-) -> None:
-    found = moevolve.ask(store, request)
-    if as_json or as_csv:
-        (print_json if as_json else print_csv)(found)
-        return
-    columns = [
-        ("individual", False),
-        ("task", False),
-        ("search", True),
-        ("dev", True),
-        ("test", True),
-        (part_names({row.genome_kind for row in found} or KINDS), True),
-        ("active", True),
-        ("parameters", True),
-        ("genome", False),
-        ("depth", True),
+@shows(ContrastRequest)
+def contrast(found: Contrast, _: ContrastRequest) -> None:
+    if found.settings:
+        headings = ["setting", *(one.name for one in found.searches)]
+        rows = [[row.name, *row.values] for row in found.settings]
+        print_table("settings that differ", " | ".join(headings), rows)
+    courses = [
+        [f"{place:,.0f}" if found.by == "evaluations" else f"{place:.2f}", *map(_spread, values)]
+        for place, values in found.points()
     ]
+    headings = [found.by, *(", ".join(group.searches) for group in found.groups)]
+    title = "best fitness so far in %, mean (range) over searches that differ only in the seed"
+    print_table(title, ">" + " | >".join(headings), courses)
+    if not found.models:
+        output.print("no search has finished: there are no winners to compare")
+        return
+    models = [
+        [
+            "\n".join((model.label, *model.refs)),
+            *("-" if (score := model.score(split)) is None else "\n".join(score_lines(score)) for split in SCORED),
+            parameter_count(model.parameters),
+            "-" if model.corrected is None else f"{model.corrected:.3g}",
+            "" if model.test is None else model.test.test,
+        ]
+        for model in found.models
+    ]
+    headings = ["winners", *(f">{split}" for split in SCORED), ">parameters", ">p (Holm)", "test"]
+    print_table("scores in % with 95 % intervals", " | ".join(headings), models)
+    output.print(found.note, soft_wrap=True)
+
+
+def _spread(values: tuple[float, float, float] | None) -> str:
+    if values is None:
+        return "-"
+    mean, low, high = map(percent, values)
+    return mean if low == high else f"{mean} ({low} - {high})"
+
+
+@shows(EffectsRequest, "genes")
+def effects(found: Effects, _: EffectsRequest) -> None:
+    rows = [
+        [
+            each.operator,
+            f"{each.individuals:,}",
+            f"{each.bests:,}",
+            f"{each.better} of {each.children}" if each.children else "-",
+            points(each.gain),
+            "-" if each.gain is None else f"{points(each.low)} to {points(each.high)}",
+        ]
+        for each in found.operators
+    ]
+    headings = "operator | >individuals | >new bests | >better than parents | >gain over best parent | >95 % interval"
+    print_table("operators", headings, rows)
+    if found.choices:
+        rows = [
+            [each.choice, percent(each.spread), f"{percent(each.low)} to {percent(each.high)}"]
+            for each in found.choices
+        ]
+        title = "how far choices moved the score, in points"
+        print_table(title, "choice | >standard deviation | >95 % interval", rows)
+        rows = [
+            [
+                *(each.choice, each.option, f"{each.individuals:,}"),
+                *(points(each.effect), f"{points(each.low)} to {points(each.high)}"),
+            ]
+            for each in found.options
+        ]
+        headings = "choice | option | >individuals | >effect | >95 % interval"
+        print_table("options, the surest first", headings, rows)
+    output.print(found.note, soft_wrap=True)
+
+
+@shows(BestRequest, csv=True)
+def best(found: Rows[BestRow], _: BestRequest) -> None:
     rows = [
         [
             row.ref,
             row.task,
-            percent(row.search_score),
-            percent(row.dev_score),
-            percent(row.test_score),
+            *map(percent, (row.search_score, row.dev_score, row.test_score)),
             str(row.experts),
             str(row.active),
             f"{parameter_count(row.parameters)} ({100 * row.parameters / row.parameters_full:.0f} %)",
@@ -134,25 +155,22 @@ def best(
         ]
         for row in found
     ]
-    print_table(None, columns, rows)
+    parts = part_names({row.genome_kind for row in found} or KINDS)
+    headings = f"individual | task | >search | >dev | >test | >{parts} | >active | >parameters | genome | >depth"
+    print_table(None, headings, rows)
 
 
-@takes(ParetoRequest, "candidates")
-def pareto(request: ParetoRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    found = moevolve.ask(store, request)
-    if as_json:
-        print_json(found)
-        return
+@shows(ParetoRequest, "candidates")
+def pareto(found: Pareto, _: ParetoRequest) -> None:
     written = {"parameters": parameter_count, "bytes": memory_size, "flops": flop_count}[found.size]
-    heading = {"parameters": "parameters", "bytes": "bytes", "flops": "FLOPs per token"}[found.size]
+    sizes = {"parameters": "parameters", "bytes": "bytes", "flops": "FLOPs per token"}[found.size]
     named: list[tuple[str, str, BestRow | Mark]] = [(row.ref, "", row) for row in found.front]
     named += [(mark.ref or "", mark.label, mark) for mark in found.marks]
     rows = [
         [ref, label, percent(model.score), "-" if (size := found.size_of(model)) is None else written(round(size))]
         for ref, label, model in named
     ]
-    columns = [("individual", False), ("not searched", False), (found.split, True), (heading, True)]
-    print_table(None, columns, rows, [len(found.front) - 1])
+    print_table(None, f"individual | not searched | >{found.split} | >{sizes}", rows, [len(found.front) - 1])
 
 
 @takes(ShowRequest)
@@ -176,8 +194,6 @@ def show(
     for label, value in _description(detail):
         output.print(f"{label:>13}  ", style="bold", end="")
         output.print(value, soft_wrap=True)
-    columns = [("task", False), ("split", False), ("score", True), ("gold log-prob", True)]
-    columns += [("examples", True), ("seconds", True), ("attempt", True), ("failure", False)]
     rows = [
         [
             item.task,
@@ -191,7 +207,8 @@ def show(
         ]
         for item in detail.evaluations
     ]
-    print_table(None, columns, rows)
+    headings = "task | split | >score | >gold log-prob | >examples | >seconds | >attempt | failure"
+    print_table(None, headings, rows)
 
 
 def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
@@ -208,16 +225,11 @@ def _description(detail: IndividualDetail) -> list[tuple[str, str]]:
             "parameters",
             f"{record.parameters:,} of {record.parameters_full:,} ({share:.1f} %), {record.active_parameters:,} active",
         ),
-        ("status", _status(record)),
+        ("status", record.status + (f" ({record.failure_kind}): {record.failure}" if record.failure else "")),
         ("fitness", fitness),
         ("content hash", record.content_hash),
         ("exports", ", ".join(f"{export.path} ({export.form})" for export in detail.exports) or "none"),
     ]
-
-
-def _status(one: IndividualRecord) -> str:
-    """Format the status, with the kind and reason of a failure."""
-    return one.status + (f" ({one.failure_kind}): {one.failure}" if one.failure else "")
 
 
 @takes(LineageRequest)
@@ -240,28 +252,19 @@ def _print_lineage(graph: LineageGraph) -> None:
     parents: dict[int, list[int]] = {node.index: [] for node in graph.nodes}
     for parent, child in graph.edges:
         parents[child].append(parent)
-    columns = [
-        ("individual", False),
-        ("depth", True),
-        ("phase", False),
-        ("operator", False),
-        ("parents", False),
-        ("fitness", True),
-        ("genome", False),
-    ]
     rows = [
         [
             f"{graph.search_name}:{node.index}",
             str(node.depth),
             node.phase,
             node.operator,
-            ", ".join(str(parent) for parent in parents[node.index]),
+            ", ".join(map(str, parents[node.index])),
             percent(node.fitness),
             node.summary,
         ]
         for node in graph.nodes
     ]
-    print_table(None, columns, rows)
+    print_table(None, "individual | >depth | phase | operator | parents | >fitness | genome", rows)
 
 
 def tasks(as_json: JsonOption = False) -> None:
@@ -271,4 +274,29 @@ def tasks(as_json: JsonOption = False) -> None:
         print_json(found)
         return
     rows = [[task.name, task.fitness, ", ".join(task.splits), task.description] for task in found]
-    print_table(None, [("task", False), ("fitness", False), ("splits", False), ("description", False)], rows)
+    print_table(None, "task | fitness | splits | description", rows)
+
+
+@takes(PlotFileRequest)
+def plot(request: PlotFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
+    moevolve.plot(store, **request.arguments())
+    output.print(f"wrote {request.path}")
+
+
+@takes(ReportFileRequest)
+def report(request: ReportFileRequest, store: StoreOption = DEFAULT_STORE) -> None:
+    # Notes on rows that were set aside need the tasks' data, which must not be downloaded for them.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+    found = moevolve.report(store, **request.arguments())
+    output.print(f"wrote {request.path}", soft_wrap=True)
+    for gap in found.gaps if found.tasks else ():
+        output.print(f"not measured: {gap.what}; {gap.command}", soft_wrap=True)
+
+
+@takes(ServeRequest)
+def serve(request: ServeRequest) -> None:
+    def on_ready(urls: tuple[str, ...]) -> None:
+        output.print(f"serving at {', '.join(urls)}; Ctrl-C stops it", soft_wrap=True)
+
+    moevolve.serve(**request.arguments(), on_ready=on_ready)

@@ -19,7 +19,7 @@ from moevolve.search.text import memory_size, parameter_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from moevolve import ShrinkPlan, Shrunk
+    from moevolve import Shrunk
     from moevolve.search.shrink.page import TaskCheck
 
 _AGAIN = "give the same command again to go on"
@@ -27,27 +27,21 @@ _AGAIN = "give the same command again to go on"
 
 @takes(ShrinkRequest)
 def shrink(request: ShrinkRequest, as_json: JsonOption = False) -> None:
-    told = f"interrupted, {_AGAIN}"
     failures = (moevolve.PoolError, moevolve.ExportError, moevolve.ProfileError)
-    with exit_with_message(told, failures):
+    with exit_with_message(f"interrupted, {_AGAIN}", failures):
         found, _ = watched(partial(moevolve.shrink, **request.arguments()), again=_AGAIN)
     if as_json:
         print_json(found)
     elif isinstance(found, moevolve.ShrinkPlan):
-        _print_plan(found)
+        output.print(found.content.rstrip(), soft_wrap=True)
+        output.print(f"# in {found.run_file}; run it with: moevolve launch {found.run_file}", soft_wrap=True)
     else:
         _print_page(found)
     if isinstance(found, moevolve.Shrunk) and found.written is None:
         raise typer.Exit(1)
 
 
-def _print_plan(found: ShrinkPlan) -> None:
-    output.print(found.content.rstrip(), soft_wrap=True)
-    output.print(f"# in {found.run_file}; run it with: moevolve launch {found.run_file}", soft_wrap=True)
-
-
 def _print_page(found: Shrunk) -> None:
-    """Print the page: scores, sizes, seconds, and where the checkpoint is."""
     print_entries(found.table)
     best, written = found.table.best, found.written
     if best is None:
@@ -64,12 +58,12 @@ def _print_page(found: Shrunk) -> None:
         ["before", *before, memory_size(found.weight_bytes)],
         ["after", *after, memory_size(written.weight_bytes)],
     ]
-    columns = [("model", False), ("experts", False), ("parameters", True), ("weight files", True)]
+    headings = "model | experts | >parameters | >weight files"
     if found.speed is not None:
-        columns.append((f"tokens/s ({found.speed.sequences} at once)", True))
+        headings += f" | >tokens/s ({found.speed.sequences} at once)"
         rows[0].append(f"{found.speed.full:.4g}")
         rows[1].append(f"{found.speed.shrunk:.4g} ({found.speed.times:.2f}x)")
-    print_table(f"{found.model}, kept: {best.summary}", columns, rows)
+    print_table(f"{found.model}, kept: {best.summary}", headings, rows)
     took = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in found.seconds.items())
     output.print(f"took {took}", soft_wrap=True)
     for choice in found.choices:
@@ -84,10 +78,10 @@ def _print_page(found: Shrunk) -> None:
 
 
 def _print_checks(checks: Sequence[TaskCheck]) -> None:
-    """Print what the winner's answers to held-out prompts are like, and what is beyond the limits."""
-    columns = [("held-out prompts", False), ("prompts", True), ("loops", True), ("JSON, calls lost", True)]
-    columns += [("agreement", True), ("perplexity", True), ("of the full score", True)]
-    print_table(None, columns, [[check.task, *check.cells] for check in checks if check.known])
+    headings = (
+        "held-out prompts | >prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >of the full score"
+    )
+    print_table(None, headings, [[check.task, *check.cells] for check in checks if check.known])
     unknown = [check.task for check in checks if not check.known]
     if unknown:
         output.print(f"not judged, since the full model doesn't know them: {', '.join(unknown)}", soft_wrap=True)

@@ -1,8 +1,8 @@
-"""Fitness curves of a search: score over individuals (EEP, Fig. 5), and score against size."""
+"""Scores of a search over individuals (EEP, Fig. 5), against size, and against measured speed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _LEGEND_WIDTH = 1.35
 """Width of a legend's entry in inches."""
+_PANEL = 3.0
+"""Width and height in inches of a panel of speeds."""
 _LEAST_SPAN = 4.0
 """Shortest range of an axis of sizes, in percentage points."""
 
@@ -124,3 +126,29 @@ def _draw_sizes(axes: Axes, points: list[tuple[float, float]], best: int | None,
         middle = (max(sizes) + min(sizes)) / 2
         axes.set_xlim(middle - _LEAST_SPAN / 2, middle + _LEAST_SPAN / 2)
     axes.grid(alpha=0.25)
+
+
+def speed_figure(scores: Mapping[str, float], rates: Mapping[int, Sequence[float]]) -> Figure:
+    """Draw scores against answers per second, a panel per batch size, with the Pareto front.
+
+    Args:
+        scores: Scores of the models, from 0 to 1, by name.
+        rates: Answers per second of these models, by batch size.
+    """
+    percent = [100 * score for score in scores.values()]
+    with drawing(_PANEL, _PANEL * len(rates)) as figure:
+        panels = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]
+        for axes, (batch_size, speeds) in zip(panels, rates.items(), strict=True):
+            axes.scatter(speeds, percent, s=14, color=BLUE, label="models")
+            # `pareto_front` prefers small sizes; speeds are better when large.
+            front = pareto_front([(-speed, score) for speed, score in zip(speeds, percent, strict=True)])
+            draw_front(axes, [(-negated, score) for negated, score in front], "no other is faster and better")
+            for name, speed, score in zip(scores, speeds, percent, strict=True):
+                axes.annotate(name, (speed, score), xytext=(3, 4), textcoords="offset points", fontsize="x-small")
+            axes.margins(x=0.2, y=0.15)
+            axes.set_xlabel(f"answers per second, batches of {batch_size}")
+            axes.grid(alpha=0.25)
+        panels[0].set_ylabel("score [%]")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=2)
+        return figure

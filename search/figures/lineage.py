@@ -61,14 +61,12 @@ def lineage_figure(graph: LineageGraph, root: str) -> Figure:
             fitness = nodes[graph.root].fitness or 0
             axes.plot(graph.root, 100 * fitness, "*", markersize=11, color=RED, zorder=4, label=root)
         for node in _labelled(known):
-            below = node.index != graph.root and _valley(known, node)
             axes.annotate(
                 str(node.index),
                 (node.index, 100 * (node.fitness or 0)),
-                xytext=(0, -5 if below else 8 if node.index == graph.root else 5),
+                xytext=(0, 8 if node.index == graph.root else 5),
                 textcoords="offset points",
                 ha="center",
-                va="top" if below else "bottom",
                 fontsize=7.5,
                 zorder=5,
             )
@@ -78,13 +76,6 @@ def lineage_figure(graph: LineageGraph, root: str) -> Figure:
         axes.grid(alpha=0.25)
         legend_above(axes)
         return figure
-
-
-def _valley(line: list[LineageNode], node: LineageNode) -> bool:
-    """Tell whether the line goes down to a node and up again, so that only below it there is room for its label."""
-    place = line.index(node)
-    around = [line[other].fitness or 0.0 for other in (place - 1, place + 1) if 0 <= other < len(line)]
-    return all(fitness > (node.fitness or 0.0) for fitness in around)
 
 
 def _labelled(line: list[LineageNode]) -> list[LineageNode]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WIDTH = 4.1
 """Width of a figure in inches: at a phone's width, its letters are as large as the text around it."""
+DPI = 200
+"""Dots per inch of pictures, and of raster images within an SVG."""
 INK = "#0b0c0d"
 """Colour of text and axes. On a page they take the page's text colour instead, for light and dark themes."""
 
@@ -75,14 +77,13 @@ def scale_below(figure: Figure, image: Any, panels: Any, label: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure; the file's suffix chooses the format.
+    """Write a figure in the format of the file's suffix.
 
     Raises:
-        UserError: the suffix is of no known format, or the file can't be written.
+        UserError: the file can't be written.
     """
-    check_format(path)
     try:
-        figure.savefig(path, dpi=200)
+        figure.savefig(path, dpi=DPI)
     except OSError as error:
         raise UserError(f"{path}: can't be written: {error.strerror or error}") from error
 
@@ -109,7 +110,7 @@ def to_svg(figure: Figure, name: str, description: str) -> str:
 
     buffer = StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", dpi=200, facecolor="none", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", dpi=DPI, facecolor="none", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)

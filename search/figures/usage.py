@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,8 @@ LAYERS = 4
 """Most layers with panels of their own."""
 _MANY = 16
 """Most experts whose bars fit half the width."""
-BEFORE, AFTER = "full model", "individual"
+Models = Mapping[str, Usage]
+"""Usages by the names of their models: the full model if it has experts, then the individual."""
 
 
 def on_originals(layer: RoutedLayer, values: NDArray[Any], experts: int) -> NDArray[np.float64]:
@@ -36,9 +37,17 @@ def on_originals(layer: RoutedLayer, values: NDArray[Any], experts: int) -> NDAr
     return placed
 
 
-def _experts(usages: Sequence[Usage]) -> int:
+def _last(models: Models) -> Usage:
+    return list(models.values())[-1]
+
+
+def _experts(models: Models) -> int:
     """Most experts of any layer: the number of original experts, if the full model has experts."""
-    return max(layer.experts for usage in usages for layer in usage.routed)
+    return max(layer.experts for usage in models.values() for layer in usage.routed)
+
+
+def _expert_label(models: Models) -> str:
+    return "expert" if len(models) == 1 else "original expert"
 
 
 def share_map(usage: Usage, experts: int) -> NDArray[np.float64]:
@@ -50,21 +59,20 @@ def share_map(usage: Usage, experts: int) -> NDArray[np.float64]:
     return found
 
 
-def map_figure(before: Usage | None, after: Usage) -> Figure:
+def map_figure(models: Models) -> Figure:
     """Draw the share of tokens that chose each expert, in all layers."""
-    shown = [usage for usage in (before, after) if usage is not None and usage.routed]
-    experts = _experts(shown)
-    maps = [share_map(usage, experts) for usage in shown]
-    layers = [layer.layer for layer in shown[-1].routed]
+    experts = _experts(models)
+    maps = {name: share_map(usage, experts) for name, usage in models.items()}
+    layers = [layer.layer for layer in _last(models).routed]
     with drawing(0.9 + max(1.1, min(0.24 * len(layers), 5.0))) as figure:
         panels = figure.subplots(1, len(maps), squeeze=False, sharey=True)[0]
-        top = max(float(np.nanmax(each)) for each in maps) or 1.0
-        for axes, each, name in zip(panels, maps, _names(before), strict=True):
+        top = max(float(np.nanmax(each)) for each in maps.values()) or 1.0
+        for axes, (name, each) in zip(panels, maps.items(), strict=True):
             axes.set_facecolor("#d8d8d8")
             image = axes.imshow(each, cmap=SEQUENTIAL, vmin=0, vmax=top, aspect="auto", interpolation="none")
             if len(maps) > 1:
                 axes.set_title(name)
-            axes.set_xlabel("expert" if before is None else "original expert")
+            axes.set_xlabel(_expert_label(models))
             axes.set_xticks(range(0, experts, -(-experts // 8)))
             rows = spread(len(layers), 12)
             axes.set_yticks(rows, [str(layers[row]) for row in rows])
@@ -73,34 +81,37 @@ def map_figure(before: Usage | None, after: Usage) -> Figure:
         return figure
 
 
-def bars_figure(before: Usage | None, after: Usage, weights: str | None) -> Figure:
+def bars_figure(models: Models, weights: str | None) -> Figure:
     """Draw every expert's activation count and accumulated routing weight in some layers, before and after.
 
     Args:
-        before: Usage of the full model; None where it has no experts.
-        after: Usage of the individual.
+        models: The usages.
         weights: Heading of the weights' column; None leaves them out.
     """
-    shown = [usage for usage in (before, after) if usage is not None and usage.routed]
-    experts, picked = _experts(shown), spread(len(shown[-1].routed), LAYERS)
+    experts, picked = _experts(models), spread(len(_last(models).routed), LAYERS)
+    colours = {name: BLUE if len(models) == 1 else colour for name, colour in zip(models, (GREY, ORANGE), strict=False)}
     headings = {"counts": "tokens that chose it"} | ({} if weights is None else {"weights": weights})
     # Many bars need the whole width, so the weights stand below the counts then.
     columns = len(headings) if experts <= _MANY else 1
-    panels = [(shown[-1].routed[position].layer, position, name) for position in picked for name in headings]
+    panels = [(position, name) for position in picked for name in headings]
     rows = len(panels) // columns
     with drawing(0.7 + 1.35 * rows) as figure:
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
-        for axes, (index, position, name) in zip(grid.ravel(), panels, strict=True):
-            layers = [usage.routed[position] for usage in shown]
-            _draw_bars(axes, layers, name, experts, _colours(before))
+        for axes, (position, name) in zip(grid.ravel(), panels, strict=True):
+            layers = [usage.routed[position] for usage in models.values()]
+            _draw_bars(axes, layers, name, experts, list(colours.values()))
             if columns == len(headings):
-                axes.set_ylabel(f"layer {index}" if name == "counts" else "")
+                axes.set_ylabel(f"layer {layers[-1].layer}" if name == "counts" else "")
                 axes.set_title(headings[name] if position == picked[0] else "", pad=12)
             else:
-                axes.set_title(f"layer {index}: {headings[name]}")
+                axes.set_title(f"layer {layers[-1].layer}: {headings[name]}")
         for axes in grid[-1]:
-            axes.set_xlabel("expert" if before is None else "original expert")
-        _legend(figure, before)
+            axes.set_xlabel(_expert_label(models))
+        if len(models) > 1:
+            from matplotlib.patches import Patch
+
+            patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
+            figure.legend(handles=patches, loc="outside upper center", ncols=2)
         return figure
 
 
@@ -116,30 +127,38 @@ def _draw_bars(axes: Axes, layers: Sequence[RoutedLayer], name: str, experts: in
     axes.margins(x=0.02)
 
 
-def together_figure(before: Usage | None, after: Usage) -> Figure:
+def together_figure(models: Models) -> Figure:
     """Draw the share of tokens that chose both of two experts in some layers; the diagonal is left out."""
-    shown = [usage for usage in (before, after) if usage is not None and usage.routed]
-    picked = spread(len(shown[-1].routed), LAYERS)
-    maps = [[_pairs(usage, position) for usage in shown] for position in picked]
-    top = max(float(np.nanmax(each, initial=0.0)) for row in maps for each in row) or 1.0
     # A row has one layer in two models, or two layers of one model.
     panels = [
-        (usage, position, each)
-        for position, row in zip(picked, maps, strict=True)
-        for usage, each in zip(shown, row, strict=True)
+        (name, usage.routed[position], _pairs(usage, position))
+        for position in spread(len(_last(models).routed), LAYERS)
+        for name, usage in models.items()
     ]
+    top = max(float(np.nanmax(pairs, initial=0.0)) for _, _, pairs in panels) or 1.0
     rows = -(-len(panels) // 2)
     with drawing(0.85 + 2.15 * rows, squares=True) as figure:
         grid = figure.subplots(rows, 2, squeeze=False)
         for axes in grid.ravel()[len(panels) :]:
             axes.set_axis_off()
-        for axes, (usage, position, pairs) in zip(grid.ravel(), panels, strict=False):
+        for axes, (name, layer, pairs) in zip(grid.ravel(), panels, strict=False):
             image = axes.imshow(pairs, cmap=SEQUENTIAL, vmin=0, vmax=top, interpolation="none")
-            _describe_pairs(axes, usage.routed[position], BEFORE if usage is before else AFTER)
+            axes.set_facecolor("#d8d8d8")
+            axes.set_title(f"layer {layer.layer}, {name}")
+            step = -(-layer.experts // 8)
+            names = [str(expert) for expert in layer.origins or range(layer.experts)][::step]
+            axes.set_xticks(range(0, layer.experts, step), names)
+            axes.set_yticks(range(0, layer.experts, step), names)
         for axes in grid[-1]:
             axes.set_xlabel("expert")
         scale_below(figure, image, grid, "tokens that chose both [%]")
         return figure
+
+
+def _pairs(usage: Usage, position: int) -> NDArray[np.float64]:
+    pairs = 100 * usage.routed[position].together / usage.tokens
+    np.fill_diagonal(pairs, np.nan)
+    return pairs
 
 
 def words_figure(usage: Usage) -> Figure:
@@ -158,41 +177,8 @@ def words_figure(usage: Usage) -> Figure:
         return figure
 
 
-def _describe_pairs(axes: Axes, layer: RoutedLayer, model: str) -> None:
-    axes.set_facecolor("#d8d8d8")
-    axes.set_title(f"layer {layer.layer}, {model}")
-    step = -(-layer.experts // 8)
-    names = [str(name) for name in layer.origins or range(layer.experts)][::step]
-    axes.set_xticks(range(0, layer.experts, step), names)
-    axes.set_yticks(range(0, layer.experts, step), names)
-
-
 def mixing_usage_figure(layers: Sequence[MixedLayer]) -> Figure:
     """Draw the mixing matrices that block-mixed layers run on."""
     what = "mixing coefficient" if layers[0].variant == "I" else "size of the block"
     blocks = np.stack([layer.blocks for layer in layers])
     return blocks_figure([layer.name for layer in layers], blocks, 1.0, f"{what} (1: as in plain low rank)")
-
-
-def _pairs(usage: Usage, position: int) -> NDArray[np.float64]:
-    layer = usage.routed[position]
-    pairs = 100 * layer.together / usage.tokens
-    np.fill_diagonal(pairs, np.nan)
-    return pairs
-
-
-def _names(before: Usage | None) -> tuple[str, ...]:
-    return (AFTER,) if before is None or not before.routed else (BEFORE, AFTER)
-
-
-def _colours(before: Usage | None) -> tuple[str, ...]:
-    return (BLUE,) if len(_names(before)) == 1 else (GREY, ORANGE)
-
-
-def _legend(figure: Figure, before: Usage | None) -> None:
-    from matplotlib.patches import Patch
-
-    names = _names(before)
-    if len(names) > 1:
-        patches = [Patch(color=colour, label=name) for name, colour in zip(names, _colours(before), strict=True)]
-        figure.legend(handles=patches, loc="outside upper center", ncols=2)

@@ -1,4 +1,4 @@
-"""A task's prompts as a model reads them, what models answer, and on which rows they are right."""
+"""Scores of stored individuals and of full models on any task: prompts, answers, and on which rows they are right."""
 
 from __future__ import annotations
 
@@ -10,16 +10,65 @@ import numpy as np
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.evaluators.metrics import score
-from moevolve.evaluators.types import Example
-from moevolve.search.loop.scores import FULL, outcomes_of
-from moevolve.search.operations.evaluate import prepared_split
-from moevolve.search.operations.subject import Subject, find_subject
-from moevolve.search.requests.answers import AnsweredRow, Answers, AskedRow, Outcomes
-from moevolve.search.requests.models import AnswerFilter, AnswersRequest, OutcomesRequest, PromptsRequest
+from moevolve.evaluators.preparation.registry import load_task
+from moevolve.evaluators.types import Example, PreparedSplit, Split
+from moevolve.search.config.files import override_lines
+from moevolve.search.config.run import TaskSection
+from moevolve.search.loop.evaluation_cache import EvaluationCache
+from moevolve.search.loop.scores import FULL, outcomes_of, with_outcomes
+from moevolve.search.loop.setup import needs_calibration
+from moevolve.search.operations.subject import Subject, bound_subject, find_subject
+from moevolve.search.requests.answers import AnsweredRow, Answers, AskedRow, Evaluation, Outcomes
+from moevolve.search.requests.models import (
+    AnswerFilter,
+    AnswersRequest,
+    EvaluateRequest,
+    OutcomesRequest,
+    PromptsRequest,
+)
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualDetail
+from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
+from moevolve.workers.contract.messages import EvaluationRequest
 from moevolve.workers.contract.settings import engine_fingerprint
+
+
+def evaluate(store: Store, request: EvaluateRequest) -> Evaluation:
+    """See `EvaluateRequest`."""
+    changes = override_lines(request.overrides)
+    subject = bound_subject(store, request.individual, request.search, request.model, changes)
+    return Evaluation(request.individual, evaluate_subject(store, subject, request.task, request.split))
+
+
+def evaluate_subject(store: Store, subject: Subject, task: str, split: Split) -> EvaluationRecord:
+    """Score a subject on one split of a task in this process; a stored evaluation is reused.
+
+    Raises:
+        UserError: there is no such task, or it has no such split.
+    """
+    from moevolve.search.pools.local import LocalPool
+    from moevolve.workers.worker import EvaluationWorker
+
+    prepared = prepared_split(subject, task, split)
+    model, engine = subject.config.model, subject.config.engine
+    sizes = {}
+    if subject.detail is not None:
+        names = ("experts", "active", "parameters", "active_parameters")
+        sizes = {name: getattr(subject.detail.individual, name) for name in names}
+    pool = LocalPool(lambda: EvaluationWorker(model, engine), {prepared.fingerprint: prepared})
+    fingerprints = subject.facts.fingerprint, engine_fingerprint(model, engine)
+    cache = EvaluationCache(store, pool, None, *fingerprints)
+    (settled,) = cache.settle([EvaluationRequest(subject.edit, (prepared.ref,), **sizes)])
+    return with_outcomes(store, settled.evaluations[0])
+
+
+def prepared_split(subject: Subject, name: str, split: Split) -> PreparedSplit:
+    """Prepare a split as the subject's search does, or by the task file for a task that the search doesn't have."""
+    section = next((item for item in subject.config.tasks if name in (item.name, load_task(item.name).name)), None)
+    if section is None:
+        return TaskSection(name=name).prepared(split)
+    return section.prepared(split, calibrating=needs_calibration(subject.space))
 
 
 def answers(store: StoreReader, request: AnswersRequest) -> Answers:
@@ -34,9 +83,15 @@ def answers(store: StoreReader, request: AnswersRequest) -> Answers:
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
 
-    names = [name for name in dict.fromkeys(request.individuals) if name != FULL]
-    subjects = {name: find_subject(store, name, request.search, request.model) for name in names or [FULL]}
-    first = _first_of_one_model(subjects)
+    names = [name for name in dict.fromkeys(request.individuals) if name != FULL] or [FULL]
+    subjects = {name: find_subject(store, name, request.search, request.model) for name in names}
+    first = subjects[names[0]]
+    for name, subject in subjects.items():
+        if _model_and_engine(subject) != _model_and_engine(first):
+            raise UserError(
+                f"{names[0]} and {name} are of different models, or their engines' settings differ; ask for the "
+                "answers of one model's individuals at a time"
+            )
     prepared = prepared_split(first, request.task, request.split)
     if prepared.window is not None:
         raise UserError(f"{prepared.task} is running text, which is read in windows: there are no answers to show")
@@ -54,14 +109,13 @@ def answers(store: StoreReader, request: AnswersRequest) -> Answers:
             raise UserError(f"{name} can't be run: {error}") from None
     answered = map(_row, places, prepared.examples, zip(*found, strict=True))
     rows = [row for row in answered if only is None or _matches(row, only)]
-    scores = [score(prepared.metric, [answer.outcome for answer in each]) for each in found]
     return Answers(
         task=prepared.task,
         split=prepared.split,
         fitness=prepared.fitness,
         models=tuple(edits),
         examined=len(prepared.examples),
-        scores=tuple(scores),
+        scores=tuple(score(prepared.metric, [answer.outcome for answer in each]) for each in found),
         rows=tuple(rows if request.rows else rows[: request.limit]),
     )
 
@@ -98,17 +152,6 @@ def prompts(store: StoreReader, request: PromptsRequest) -> list[AskedRow]:
     meter = PromptMeter(subject.config.model, subject.config.engine)
     texts = meter.texts(prepared if request.limit is None else prepared.head(request.limit))
     return [AskedRow(row, *text) for row, text in enumerate(texts)]
-
-
-def _first_of_one_model(subjects: dict[str, Subject]) -> Subject:
-    """Return the first subject, after checking that all have the same model and engine settings."""
-    (name, first), *others = subjects.items()
-    known = _model_and_engine(first)
-    for other, subject in others:
-        if _model_and_engine(subject) != known:
-            raise UserError(f"{name} and {other} are of different models, or their engines' settings differ; ask for "
-                            "the answers of one model's individuals at a time")  # fmt: skip
-    return first
 
 
 def _model_and_engine(subject: Subject) -> tuple[str, str]:
@@ -152,30 +195,29 @@ def _row(row: int, example: Example, answers: tuple[Answer, ...]) -> AnsweredRow
 def _stored_pair(
     store: StoreReader, detail: IndividualDetail, request: OutcomesRequest
 ) -> tuple[EvaluationRecord, EvaluationRecord]:
-    """The evaluations of an individual and of the model that it is compared with, on the same rows.
-
-    Raises:
-        UserError: one of them isn't stored, or is without outcomes.
-    """
-
-    def kept(found: Sequence[EvaluationRecord], name: str) -> EvaluationRecord:
-        with_outcomes = [one for one in found if one.outcomes]
-        if not with_outcomes:
-            command = f"moevolve evaluate {name} --task {request.task} --split {request.split}"
-            raise UserError(
-                f"{name} has no stored outcomes on {request.task} ({request.split}): `{command}` stores them"
-            )
-        return with_outcomes[-1]
-
+    """The evaluations of an individual and of the model that it is compared with, on the same rows."""
     wanted = [one for one in detail.evaluations if (one.task, one.split) == (request.task, request.split)]
-    mine = kept(wanted, detail.ref)
+    mine = _with_outcomes(wanted, detail.ref, request)
     if request.against == FULL:
         search, phenotype = detail.search, FULL_MODEL
     else:
         other = store.individual(request.against)
         search, phenotype = other.search, other.individual.phenotype_hash
     found = store.evaluations(phenotype, search.model_fingerprint, search.engine_fingerprint, [mine.task_fingerprint])
-    return mine, kept(found, request.against)
+    return mine, _with_outcomes(found, request.against, request)
+
+
+def _with_outcomes(found: Sequence[EvaluationRecord], name: str, request: OutcomesRequest) -> EvaluationRecord:
+    """The last evaluation that has outcomes.
+
+    Raises:
+        UserError: there is none.
+    """
+    kept = [one for one in found if one.outcomes]
+    if not kept:
+        command = f"moevolve evaluate {name} --task {request.task} --split {request.split}"
+        raise UserError(f"{name} has no stored outcomes on {request.task} ({request.split}): `{command}` stores them")
+    return kept[-1]
 
 
 def _examples(store: StoreReader, ref: str, evaluation: EvaluationRecord) -> tuple[Sequence[Example] | None, str]:

@@ -1,20 +1,26 @@
-"""Estimates of searches as users ask for them."""
+"""Estimates of searches as users ask for them, and pilots: how long a search takes, by a few of its individuals."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Split
 from moevolve.search.config.files import as_override, as_run_config, find_model, override_lines
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.devices import gpus_for
 from moevolve.search.estimate.estimate import estimate
-from moevolve.search.estimate.report import Estimate
+from moevolve.search.estimate.report import Estimate, Pilot
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.requests.planning import EstimateRequest
 from moevolve.search.running.weights import resolved_model_path
 from moevolve.workers.profiling.outline import outline_model
+
+if TYPE_CHECKING:
+    from moevolve.search.running.execute import PoolFactory
 
 
 def estimate_run(request: EstimateRequest, on_stage: Callable[[str], None] = lambda _: None) -> Estimate:
@@ -23,9 +29,28 @@ def estimate_run(request: EstimateRequest, on_stage: Callable[[str], None] = lam
     found = estimate(config, gpus_for(config, request.gpus), _prompts(request), request.utilisation)
     if request.pilot is None:
         return found
-    from moevolve.search.operations.pilot import run_pilot
-
     return replace(found, pilot=run_pilot(config, found, request.pilot, on_stage=on_stage))
+
+
+def run_pilot(
+    config: RunConfig,
+    planned: Estimate,
+    individuals: int,
+    make_pool: PoolFactory | None = None,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Pilot:
+    """Measure a few individuals, and scale to the whole search; see `set_up` and `measure` for the errors."""
+    # Plans without a pilot don't import Ray.
+    from moevolve.search.running.launch import set_up_new
+    from moevolve.search.running.pilot import measure
+
+    found = measure(set_up_new(config), individuals, make_pool, on_stage=on_stage)
+    total = sum(count.different * found.of(count.kind) for count in planned.phases) / found.workers
+    tokens = Counter[Split]()
+    for split in planned.splits:
+        tokens[split.split] += split.tokens
+    total += found.final(planned.phases[-1].kind, planned.ranked, planned.tested, tokens)
+    return Pilot(found.individuals, found.workers, found.seconds, total / 3600)
 
 
 def _config(request: EstimateRequest) -> RunConfig:

@@ -39,19 +39,17 @@ def export_subject(store: Store, subject: Subject, request: ExportRequest, notes
     detail = subject.detail
     assert detail is not None
     report = written(subject.config.model, subject.edit, replace(_card(store, detail), notes=notes), request)
-    checks = json.dumps(_source_checks(report) if report.agreement is None else asdict(report.agreement))
-    store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, checks))
+    checks: dict[str, float] = {"copied": report.copied}
+    if report.agreement is not None:
+        checks = asdict(report.agreement)
+    elif report.anew:
+        checks |= {"anew": report.anew, "difference": report.difference}
+    store.add_export(detail.ref, ExportRecord(str(report.directory), report.form, json.dumps(checks)))
     return report
 
 
 def written(model: ModelConfig, edit: Edit, card: ExportCard, options: ExportRequest | ApplyRequest) -> ExportReport:
     """Write an edited model as a checkpoint.
-
-    Args:
-        model: The unedited model.
-        edit: What changes it.
-        card: Provenance for the model card.
-        options: Folder, form, and what else is asked for.
 
     Raises:
         UserError, ExportError: See `ExportRequest`.
@@ -78,11 +76,6 @@ def _refuse(options: ExportRequest | ApplyRequest, reason: str, *names: str) -> 
             raise UserError(f"--{name.replace('_', '-')}: {reason}; leave it out")
 
 
-def _source_checks(report: ExportReport) -> dict[str, float]:
-    counts: dict[str, float] = {"copied": report.copied}
-    return counts | ({"anew": report.anew, "difference": report.difference} if report.anew else {})
-
-
 def needs_requantising(subject: Subject) -> bool:
     """Whether an individual changes weights of a quantised checkpoint, so that only `requantise` keeps its format."""
     model = subject.config.model
@@ -97,9 +90,8 @@ def _source_plan(options: ExportRequest | ApplyRequest, model: ModelConfig, edit
     asked = options.requantise or options.mtp is not None or options.pad_experts is not None
     if options.form == "source" or (options.form is None and asked):
         return plan_source(model, edit, options.mtp or "drop", options.pad_experts or 1)
-    if (options.form, options.device, options.dtype) != (None, None, None) or packing(
-        model, load_config(model)
-    ) is None:
+    changed = options.form, options.device, options.dtype
+    if any(changed) or packing(model, load_config(model)) is None:
         return None
     try:
         return None if changes_weights(edit) is not None else plan_source(model, edit)

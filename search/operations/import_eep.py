@@ -26,7 +26,6 @@ from moevolve.store.repository import Store
 from moevolve.workers.checkpoints.loading import load_config
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.methods.eep.edit import RouterSpace
 
 _AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
 """Prompt templates of the authors by model type; see `moevolve.workers.contract.settings.PACKAGED_TEMPLATES`."""
@@ -34,7 +33,7 @@ _AUTHORS_TEMPLATES = {"mixtral": "mixtral"}
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A coefficient file that was read, as a search to be stored."""
+    """A coefficient file, as a search to be stored."""
 
     path: Path
     config: RunConfig
@@ -57,7 +56,7 @@ def read_files(request: ImportEepRequest) -> list[ReadFile]:
     loading = changed_loading(*_model_of(request.experts_of), override_lines(request.overrides))
     model, engine = pinned(loading.model), loading.engine
     facts = describe_any(model)
-    return [_read(Path(path), model, engine, facts, request.active, request.router_space) for path in request.files]
+    return [_read(Path(path), model, engine, facts, request) for path in request.files]
 
 
 def store_files(store: Store, read: Sequence[ReadFile]) -> list[Imported]:
@@ -84,18 +83,14 @@ def _model_of(experts_of: str) -> tuple[ModelConfig, EngineConfig]:
 
 
 def _read(
-    path: Path,
-    model: ModelConfig,
-    engine: EngineConfig,
-    facts: ModelFacts,
-    active: int | None,
-    router_space: RouterSpace,
+    path: Path, model: ModelConfig, engine: EngineConfig, facts: ModelFacts, request: ImportEepRequest
 ) -> ReadFile:
     mapping, merging = read_coefficients(path, len(facts.moe_layers), facts.experts)
     retained, groups = int(mapping.shape[1]), group_layers(mapping, merging)
+    active = request.active
     if active is not None and active > retained:
         raise UserError(f"--active {active} is more than the {retained} experts of {path}")
-    section = EepSection(experts=retained, active=active, groups=groups, router_space=router_space)
+    section = EepSection(experts=retained, active=active, groups=groups, router_space=request.router_space)
     space = EepSpace.of(section, facts)
     firsts = [space.layer_groups.index(group) for group in range(space.groups)]
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")[:LONGEST_NAME] or "import"

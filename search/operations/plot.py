@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from io import BytesIO
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.figures.fitness import draw_fitness
-from moevolve.search.figures.style import check_format, drawing, save
+from moevolve.search.figures.style import DPI, drawing
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
@@ -24,29 +23,27 @@ _WIDTH = 8.0
 """Width of the figure in inches, unless the genome needs more."""
 
 
-def plot_search(
-    path: Path,
+def draw_search(
+    form: str,
     title: str,
     history: Sequence[IndividualRecord],
     full: float | None,
     genome: Genome | None,
     genome_label: str = "",
     start: Genome | None = None,
-) -> None:
-    """Write one figure: the fitness curve on top and the searched parameters of a genome below; either may be missing.
+) -> bytes:
+    """Draw one figure: the fitness curve on top and the searched parameters of a genome below; either may be missing.
 
     Args:
-        path: Image file; its suffix chooses the format (png, svg, pdf).
+        form: Format of the picture: png, svg, pdf.
         title: Title of the figure.
         history: All individuals of the search, in order.
-        full: Fitness of the unedited model, drawn as a line.
-        genome: Genome to draw; None draws none.
-        genome_label: Name of the genome in the figure.
+        full: Fitness of the unedited model.
+        genome, genome_label: Genome to draw, and its name in the figure.
         start: Genome that the search started from, if its kind has one.
 
     Raises:
-        UserError: nothing was evaluated yet and there is no genome to draw, the suffix is of no known format, or the
-            file can't be written.
+        UserError: nothing was evaluated yet and there is no genome to draw.
     """
     above = any(row.fitness is not None for row in history)
     drawn = None if genome is None else base_genome(genome)
@@ -56,22 +53,23 @@ def plot_search(
         raise UserError(f"{title}: no evaluated individual to plot yet")
     heights = [4.0] * above + [3.6] * (drawn is not None)
     width = _WIDTH if drawn is None else max(_WIDTH, figures_for(drawn).width(drawn))
+    picture = BytesIO()
     with drawing(sum(heights), width) as figure:
-        check_format(path)
         figure.suptitle(title)
         parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         if above:
             draw_fitness(parts[0].subplots(), history, full)
         if drawn is not None:
             figures_for(drawn).draw(parts[-1], drawn, start, genome_label)
-        save(figure, path)
+        figure.savefig(picture, format=form, dpi=DPI)
+    return picture.getvalue()
 
 
 def picture(store: StoreReader, request: PlotRequest) -> bytes:
     """See `PlotRequest`.
 
     Raises:
-        UserError: as `plot_search`, or the search was stored without the facts of its model.
+        UserError: as `draw_search`, or the search was stored without the facts of its model.
         StoreError: there is no such search or individual.
     """
     record = store.search(request.search)
@@ -81,7 +79,4 @@ def picture(store: StoreReader, request: PlotRequest) -> bytes:
     reference = request.individual or imported or build_final_table(store, record, config, history).winner
     subject = None if reference is None else find_subject(store, reference, weights=False)
     genome, start = (None, None) if subject is None else (subject.genome, start_of(subject, history))
-    with TemporaryDirectory() as folder:
-        path = Path(folder, f"plot.{request.form}")
-        plot_search(path, record.name, history, full_fitness(store, record), genome, reference or "", start)
-        return path.read_bytes()
+    return draw_search(request.form, record.name, history, full_fitness(store, record), genome, reference or "", start)

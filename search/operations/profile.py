@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import TaskSection
-from moevolve.search.figures.speed import speed_figure
+from moevolve.search.figures.fitness import speed_figure
 from moevolve.search.figures.style import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL
-from moevolve.search.operations.evaluate import prepared_split
+from moevolve.search.operations.answers import prepared_split
 from moevolve.search.operations.opening import opened_reader
 from moevolve.search.operations.subject import Subject, find_subject
 from moevolve.search.requests.models import ProfileRequest
@@ -28,7 +29,6 @@ from moevolve.workers.profiling.checkpoints import check_folder, position_limit
 from moevolve.workers.profiling.passes import PromptMeter
 from moevolve.workers.profiling.report import (
     NEW_TOKENS,
-    LoadedDtype,
     ProfiledModel,
     ProfileReport,
     ProfileSettings,
@@ -52,25 +52,23 @@ def profile(
     Temporary exports are removed. `on_stage` is called with a line about each stage.
     """
     stored = [name for name in request.models if _is_stored(name)]
-    if not stored:
-        return _profile(None, request, on_stage)
-    if store is None:
+    if stored and store is None:
         raise UserError(f"{stored[0]}: say in which store it is")
-    with opened_reader(store) as opened:
+    with nullcontext() if store is None or not stored else opened_reader(store) as opened:
         return _profile(opened, request, on_stage)
 
 
 def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Callable[[str], None]) -> ProfileReport:
     names = tuple(dict.fromkeys(request.models))
     trusted = request.trust_remote_code
-    folders = {
+    models = {
         name: ProfiledModel(name, str(check_folder(name, trusted)), trust_remote_code=trusted)
         for name in names
         if not _is_stored(name)
     }
-    subjects = _subjects(names, store, request.search, request.model)
-    full = _full_model(subjects, request)
-    configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in folders.values()]
+    configs = [ModelConfig(model.path, trust_remote_code=trusted) for model in models.values()]
+    subjects = {} if store is None else _subjects(store, request)
+    full = _full_model(subjects, request) if subjects else None
     if full is not None:
         configs.append(full)
     prompts, new_tokens = _prompts(request, subjects, configs)
@@ -79,15 +77,13 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
         _check_plot(request.plot, prompts, scores)
     settings = _settings(request, full, min(position_limit(config) for config in configs), prompts, new_tokens)
     with tempfile.TemporaryDirectory(prefix="moevolve-profile-") as scratch:
-        models = dict(folders)
         if full is not None:
             on_stage("exporting")
             models |= _stored_models(subjects, full, Path(scratch))
         order = [*([FULL] if full is not None else []), *(name for name in names if name != FULL)]
-        chosen = [models[name] for name in order]
         processes = Path(scratch, "processes")
         processes.mkdir()
-        report = profile_models(chosen, settings, processes, on_stage)
+        report = profile_models([models[name] for name in order], settings, processes, on_stage)
     notes = _notes(report, subjects)
     if request.apart is None and report.settings.apart:
         notes = (_APART, *notes)
@@ -101,13 +97,10 @@ def _profile(store: StoreReader | None, request: ProfileRequest, on_stage: Calla
 def _scores(store: StoreReader, subjects: dict[str, Subject], prompts: TaskPrompts) -> dict[str, float]:
     """Stored scores of individuals and of their full model on the prompts' task and split, by name."""
     found = {}
+    where = prompts.task, prompts.split
     for name, subject in subjects.items():
         search = subject.search
-        tasks = [
-            one.task_fingerprint
-            for one in store.search_tasks(search.id)
-            if (one.task, one.split) == (prompts.task, prompts.split)
-        ]
+        tasks = [one.task_fingerprint for one in store.search_tasks(search.id) if (one.task, one.split) == where]
         phenotypes = {FULL: FULL_MODEL}
         if subject.detail is not None:
             phenotypes[name] = subject.detail.individual.phenotype_hash
@@ -162,32 +155,27 @@ def _is_stored(name: str) -> bool:
     return name == FULL or (_INDIVIDUAL.fullmatch(name) is not None and not Path(name).is_dir())
 
 
-def _subjects(
-    names: Sequence[str], store: StoreReader | None, search: str | None, model: str | None
-) -> dict[str, Subject]:
-    individuals = [name for name in names if _is_stored(name) and name != FULL]
-    found = {}
-    if individuals or FULL in names:
-        assert store is not None
-        found = {name: find_subject(store, name, model=model) for name in individuals}
-        if not individuals:
-            found[FULL] = find_subject(store, FULL, search, model)
-    return found
+def _subjects(store: StoreReader, request: ProfileRequest) -> dict[str, Subject]:
+    """The individuals to profile, by name; the full model if there are none."""
+    individuals = [name for name in request.models if _is_stored(name) and name != FULL]
+    if not individuals:
+        return {FULL: find_subject(store, FULL, request.search, request.model)}
+    return {name: find_subject(store, name, model=request.model) for name in individuals}
 
 
-def _full_model(subjects: dict[str, Subject], request: ProfileRequest) -> ModelConfig | None:
-    """The one model that all subjects edit, on the device to profile it on; None without subjects."""
-    models = {(subject.facts.fingerprint, subject.config.model.dtype): name for name, subject in subjects.items()}
+def _full_model(subjects: dict[str, Subject], request: ProfileRequest) -> ModelConfig:
+    """The one model that all subjects edit, on the device to profile it on."""
+    models = {(each.facts.fingerprint, each.config.model.dtype): name for name, each in subjects.items()}
     if len(models) > 1:
         one, other, *_ = models.values()
         raise UserError(f"{one} and {other} are of different models or dtypes; profile one model's at a time")
-    found = next((subject.config.model for subject in subjects.values()), None)
-    if found is not None and gguf_file(found) is not None:
+    model = next(iter(subjects.values())).config.model
+    if gguf_file(model) is not None:
         raise UserError(
-            f"{found.path} is a GGUF file, and profiles are of what transformers runs; export individuals with "
+            f"{model.path} is a GGUF file, and profiles are of what transformers runs; export individuals with "
             "--form stock, and profile their folders"
         )
-    return None if found is None else placed(found, request.device, request.dtype)
+    return placed(model, request.device, request.dtype)
 
 
 def _prompts(
@@ -213,28 +201,24 @@ def _prompts(
 def _settings(
     request: ProfileRequest, full: ModelConfig | None, positions: int, prompts: TaskPrompts | None, new_tokens: int
 ) -> ProfileSettings:
-    if prompts is not None:
-        tokens, longest, fewer = (
-            prompts.mean,
-            prompts.longest,
-            "--new-tokens, or truncate prompts with engine.max_prompt_tokens",
-        )
+    if prompts is None:
+        tokens = longest = request.prompt_tokens or usual_prompt_tokens(positions)
+        fewer = "--prompt-tokens or --new-tokens"
     else:
-        tokens = request.prompt_tokens or usual_prompt_tokens(positions)
-        longest, fewer = tokens, "--prompt-tokens or --new-tokens"
+        tokens, longest = prompts.mean, prompts.longest
+        fewer = "--new-tokens, or truncate prompts with engine.max_prompt_tokens"
     if longest + new_tokens > positions:
         raise UserError(
             f"{longest} prompt tokens and {new_tokens} new ones are more than the model's {positions} positions; "
             f"give smaller {fewer}"
         )
-    dtype: LoadedDtype = request.dtype or "auto" if full is None else full.dtype
     return ProfileSettings(
         tuple(request.batch_sizes),
         tokens,
         new_tokens,
         request.repeats,
         request.device,
-        dtype,
+        (request.dtype or "auto") if full is None else full.dtype,
         request.threads,
         request.apart,
         prompts,

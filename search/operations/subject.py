@@ -24,16 +24,7 @@ from moevolve.workers.contract.facts import ModelFacts
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of an evaluation or an export: an individual, or the full model of a search.
-
-    Attributes:
-        search: The search it belongs to.
-        config: The search's stored configuration.
-        facts: Facts of the search's model.
-        space: Space of the search's genomes.
-        detail: The stored individual; None for the full model.
-        genome: Genome of the individual; None for the full model.
-    """
+    """An individual to evaluate or export, or the full model of a search, which has no detail and no genome."""
 
     search: SearchRecord
     config: RunConfig = field(repr=False)
@@ -58,9 +49,6 @@ def find_subject(
     """Look up `SEARCH:INDEX`, or `full` (of `search`, or of the store's only search).
 
     Args:
-        store: Store that holds it.
-        reference: `SEARCH:INDEX`, or `full`.
-        search: Name or id of the search, for `full`.
         model: Folder or hub id of the checkpoint; None takes the stored path.
         weights: True requires the search's weights. If the search was imported without weights, the subject's record
             (not the stored one) is bound to the ones found. False reads only the store.
@@ -72,9 +60,11 @@ def find_subject(
     """
     detail = None if reference == FULL else store.individual(reference)
     record = _search_of_full(store, search) if detail is None else detail.search
-    config = _with_model_path(
-        parse_stored_config(record.config), record.model_path if model is None else resolved_model_path(model)
-    )
+    config = parse_stored_config(record.config)
+    path = record.model_path if model is None else resolved_model_path(model)
+    if path != config.model.path:
+        moved = replace(config.model, path=path, revision=None, own_dtype=None)
+        config = config.model_copy(update={"model": moved})
     if overrides:
         changed = changed_loading(config.model, config.engine, overrides)
         config = config.model_copy(update={"model": changed.model, "engine": changed.engine})
@@ -85,7 +75,7 @@ def find_subject(
             detail = None if detail is None else replace(detail, search=record)
     else:
         facts = stored_facts(store, record)
-    space = calibrated_space(uncalibrated_space(config, facts), config, store, record.id, facts.fingerprint)
+    space = calibrated_space(config.space(facts), config, store, record.id, facts.fingerprint)
     genome = None if detail is None else space.from_bytes(detail.individual.genome)
     return Subject(record, config, facts, space, detail, genome)
 
@@ -109,22 +99,10 @@ def bound_subject(
     return subject
 
 
-def uncalibrated_space(config: RunConfig, facts: ModelFacts) -> GenomeSpace[Any]:
-    """Make the genome space of a stored search without its calibration."""
-    return config.space(facts)
-
-
 def start_of(subject: Subject, history: Sequence[IndividualRecord]) -> Genome | None:
     """Restore the genome that a subject's search started from, unrepaired; None if its method has no start."""
     start = next((row for row in history if row.operator == START), None)
     return None if start is None else base_genome(subject.space.from_bytes(start.genome))
-
-
-def _with_model_path(config: RunConfig, path: str) -> RunConfig:
-    """Change the model's path in a configuration."""
-    if path == config.model.path:
-        return config
-    return config.model_copy(update={"model": replace(config.model, path=path, revision=None, own_dtype=None)})
 
 
 def _search_of_full(store: StoreReader, search: str | None) -> SearchRecord:

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.operations.opening import opened_store, refuse_server
-from moevolve.search.operations.subject import uncalibrated_space
 from moevolve.search.requests.stores import CheckRequest, CopyRequest, PruneRequest, UpgradeRequest
 from moevolve.search.running.calibration import stored_fingerprint
 from moevolve.search.running.weights import stored_facts
@@ -56,7 +55,7 @@ def _calibrations(store: StoreReader, search: SearchRecord) -> Collection[str]:
         return ()
     try:
         config = parse_stored_config(search.config)
-        recipe = uncalibrated_space(config, stored_facts(store, search)).recipe
+        recipe = config.space(stored_facts(store, search)).recipe
     except UserError:
         return store.calibrations()
     return () if recipe is None else (stored_fingerprint(recipe, config, store, search.id, search.model_fingerprint),)

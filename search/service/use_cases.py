@@ -56,13 +56,13 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     searches.ContrastRequest: UseCase("moevolve.search.analysis.contrast:contrast", "/contrast"),
     searches.EffectsRequest: UseCase("moevolve.search.analysis.effects:effects", "/searches/{search}/effects"),
     searches.BestRequest: UseCase(f"{_QUERIES}:best", "/best"),
-    searches.ParetoRequest: UseCase("moevolve.search.analysis.pareto:pareto", "/pareto"),
+    searches.ParetoRequest: UseCase(f"{_QUERIES}:pareto", "/pareto"),
     searches.ShowRequest: UseCase(f"{_QUERIES}:show", "/individuals/{individual}"),
     searches.GenomeRequest: UseCase(f"{_QUERIES}:genome", "/individuals/{individual}/genome"),
     searches.LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),
     searches.PlotRequest: UseCase("moevolve.search.operations.plot:picture", "/searches/{search}/plot"),
     searches.ReportRequest: UseCase("moevolve.search.report.page:page_of", "/searches/{search}/report"),
-    models.EvaluateRequest: UseCase("moevolve.search.operations.evaluate:evaluate", writes=True),
+    models.EvaluateRequest: UseCase("moevolve.search.operations.answers:evaluate", writes=True),
     models.AnswersRequest: UseCase("moevolve.search.operations.answers:answers"),
     models.OutcomesRequest: UseCase(
         "moevolve.search.operations.answers:outcomes", "/individuals/{individual}/outcomes"

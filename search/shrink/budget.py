@@ -20,7 +20,7 @@ class Budget:
     """What a checkpoint and its KV cache may take.
 
     Attributes:
-        text: The size as it was given.
+        text: The size as the user gave it.
         size: Bytes of both together.
         positions: Positions in the KV cache, of all sequences together.
     """
@@ -35,7 +35,7 @@ class SpeedBudget:
     """How fast a checkpoint has to generate.
 
     Attributes:
-        text: The speed as it was given.
+        text: The speed as the user gave it.
         times: Tokens per second, as a multiple of the full model's.
         sequences: Number of sequences that are generated at once.
         prompt_tokens: Length of their prompts; None for the usual one of profiles.
@@ -58,31 +58,23 @@ def budget_of(request: ShrinkRequest) -> Budget | SpeedBudget | None:
             "give one of --experts (for example 50%), --neurons (for example 12.5%), --size (for example 16GiB) and "
             "--speed (for example 1.5x)"
         )
+    length = None if request.context is None else _length(request.context)
+    sequences = request.batch or 1
     if request.speed is not None:
-        length = None if request.context is None else _length(request.context)
-        return SpeedBudget(request.speed, _times(request.speed), request.batch or 1, length)
-    if request.size is None:
-        if request.context is not None or request.batch is not None:
-            raise UserError("--context and --batch are of --size and --speed, of which none is given")
-        return None
-    if request.batch is not None and request.context is None:
-        raise UserError("--batch: say with --context how long the sequences are")
-    positions = 0 if request.context is None else _length(request.context) * (request.batch or 1)
-    return Budget(request.size, _size(request.size), positions)
-
-
-def _size(text: str) -> int:
-    found = quantity(text.lower(), _UNITS)
-    if found is None:
-        raise UserError(f"--size {text}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
-    return int(found)
-
-
-def _times(text: str) -> float:
-    found = quantity(text.lower(), {"x": 1})
-    if found is None or found <= 1:
-        raise UserError(f"--speed {text}: give a factor above 1, such as 1.5x")
-    return found
+        times = quantity(request.speed.lower(), {"x": 1})
+        if times is None or times <= 1:
+            raise UserError(f"--speed {request.speed}: give a factor above 1, such as 1.5x")
+        return SpeedBudget(request.speed, times, sequences, length)
+    if request.size is not None:
+        if request.batch is not None and length is None:
+            raise UserError("--batch: say with --context how long the sequences are")
+        size = quantity(request.size.lower(), _UNITS)
+        if size is None:
+            raise UserError(f"--size {request.size}: give a number with a unit, such as 16GiB, 700MB or 1.5TB")
+        return Budget(request.size, int(size), (length or 0) * sequences)
+    if request.context is not None or request.batch is not None:
+        raise UserError("--context and --batch are of --size and --speed, of which none is given")
+    return None
 
 
 def _length(text: str) -> int:
@@ -110,7 +102,7 @@ def _share(text: str) -> float | None:
 
 
 def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
-    """The number of experts to keep that a number or a share stands for.
+    """The number of experts to keep per MoE layer.
 
     Args:
         wanted: A number such as `4`, which must be possible, or a share such as `50%`, which is rounded to what is.
@@ -121,12 +113,12 @@ def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
         UserError: It is neither, or out of range; the message names what is possible.
     """
     possible = _possible(experts, groups, "--experts")
-    numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
     share = _share(wanted)
     if share is not None:
         return min(possible, key=lambda count: (abs(count - share * experts), -count))
     if wanted.strip().isdecimal() and int(wanted) in possible:
         return int(wanted)
+    numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
     raise UserError(
         f"--experts {wanted}: give a share such as 50%, or one of the numbers that this model can keep: {numbers}"
     )
@@ -139,8 +131,7 @@ def fitting_experts(budget: Budget, sizes: FileSizes, cache: int, experts: int, 
         budget: What they may take.
         sizes: Sizes of the files.
         cache: Bytes of the KV cache per position.
-        experts: Experts per MoE layer of the model.
-        groups: The model's routing groups, of which each keeps as many experts.
+        experts, groups: See `kept_experts`.
 
     Raises:
         UserError: The fewest experts don't fit; the message says what they take.

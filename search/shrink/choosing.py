@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,31 +29,33 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
-    Budget,
     SpeedBudget,
     budget_of,
     fitting_experts,
     kept_experts,
     kept_share,
 )
-from moevolve.search.shrink.chats import ToolChat, render_chats
-from moevolve.search.shrink.domains import read_domains, write_tasks
-from moevolve.search.shrink.speed import plan_speed
+from moevolve.search.shrink.domains import read_domains, render_chats, write_tasks
+from moevolve.search.shrink.rows import Chat
+from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import plan_time, shortened
 from moevolve.workers.contract.facts import FileSizes
-from moevolve.workers.contract.settings import ModelConfig, Originals
+from moevolve.workers.contract.settings import Originals
 from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
-    from moevolve.search.loop.setup import SearchSetup
     from moevolve.search.pools.ray_actor import FirstWorker
-    from moevolve.workers.profiling.outline import ModelOutline
 
 _WINDOW = 4
 """Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
 _RUN_FILE = "run.yaml"
+_MARKED = (
+    *("model", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights", "evaluations"),
+    *("time", "repair", "seed"),
+)
+"""Parameters of a request that its run file depends on, besides the overrides."""
 _CHOICE = "# "
-"""Begin of the run file's lines about what a speed and a time have made of it, after the first line."""
+"""Start of the comments, after the first line, that say what was chosen for a speed and for a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,6 @@ class Sizes:
 
     Attributes:
         experts: Experts per MoE layer.
-        rule: How its routers choose and weight experts.
         quantised: True if the checkpoint's weights are packed.
         repairs: True if the family's candidates can be repaired.
         files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own format if it is quantised.
@@ -76,14 +76,6 @@ class Sizes:
     repairs: bool
     files: FileSizes
     cache_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Where the original experts fit on this machine, and how many workers do."""
-
-    originals: Originals
-    workers: int
 
 
 def folder_of(request: ShrinkRequest) -> Path:
@@ -103,29 +95,18 @@ def files_of(request: ShrinkRequest) -> Path:
     return folder.with_name(f"{folder.name}.shrink")
 
 
-def run_file(
-    request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str], None]
-) -> tuple[Path, SearchSetup | None]:
+def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str], None]) -> Path:
     """Write the task files and the run file of a request.
 
     A run file that was made for the same request is kept: memory that is free now must not change a search that has
     begun.
 
-    Args:
-        request: The request.
-        first: Calls what imports torch.
-        on_stage: Called with a line about each stage of a pilot.
-
-    Returns:
-        The run file, and its search if a pilot has set it up.
-
     Raises:
-        UserError: A file of requests or a task can't be read, or the model can't be had, kept so many experts of, or
-            held on this machine.
+        UserError: A file of requests, a task or the model can't be read, or the budget can't be met on this machine.
     """
     begun = time.monotonic()
 
-    def render(chats: tuple[ToolChat, ...]) -> tuple[tuple[str, str | None], ...]:
+    def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...]:
         # There is no task before the chats are rendered.
         config = _parsed(_base(replace(request, weights=()), ["chats"], first))
         return first.call(render_chats, config, chats)
@@ -136,17 +117,16 @@ def run_file(
     with writing_into(folder):
         tasks = write_tasks(domains, folder / "tasks")
         if has_run_file(request):
-            return path, None
+            return path
     names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
     data, choices = _settings(request, names, first, on_stage)
-    setup = None
     if request.time is not None:
-        plan, setup = plan_time(request.time, _parsed(data), begun, first, on_stage)
-        data, choices = _shortened(data, plan.evaluations), [*choices, plan.text]
+        evaluations, text = plan_time(request.time, _parsed(data), begun, first, on_stage)
+        data, choices = _shortened(data, evaluations), [*choices, text]
     head = _mark(request) + "".join(f"{_CHOICE}{text}\n" for text in choices)
     with writing_into(folder):
         path.write_text(head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return path, setup
+    return path
 
 
 def choices_of(path: Path) -> tuple[str, ...]:
@@ -156,7 +136,7 @@ def choices_of(path: Path) -> tuple[str, ...]:
 
 
 def has_run_file(request: ShrinkRequest) -> bool:
-    """Whether a run file has been written for the same request."""
+    """Whether the run file of this request exists."""
     path = files_of(request) / _RUN_FILE
     return path.is_file() and path.read_text(encoding="utf-8").startswith(_mark(request))
 
@@ -169,19 +149,8 @@ def read_run(request: ShrinkRequest, path: Path) -> RunConfig:
 
 def _mark(request: ShrinkRequest) -> str:
     """First line of a run file, which tells the request that it was made for."""
-    content = {
-        "model": request.model,
-        "budget": [request.experts, request.neurons, request.size, request.speed, request.context, request.batch],
-        "data": [str(path) for path in request.data],
-        "tasks": list(request.tasks),
-        "weights": list(request.weights),
-        "evaluations": request.evaluations,
-        "time": request.time,
-        "repair": request.repair,
-        "seed": request.seed,
-        "set": list(override_lines(request.overrides)),
-    }
-    return f"# moevolve shrink {json.dumps(content)}\n"
+    content = {name: getattr(request, name) for name in _MARKED} | {"set": override_lines(request.overrides)}
+    return f"# moevolve shrink {json.dumps(content, default=str)}\n"
 
 
 def _settings(
@@ -201,22 +170,27 @@ def _settings(
     if request.neurons is not None:
         genome["neuron_share"], preset = kept_share(request.neurons), "share"
     elif isinstance(budget, SpeedBudget):
-        plan = plan_speed(budget, config, first, on_stage)
-        choices.append(plan.text)
-        genome |= {"experts": sizes.experts, "neuron_share": plan.share}
+        on_stage("timing narrower experts")
+        share, text = chosen_share(budget, first.call(seconds_by_share, config, budget))
+        choices.append(text)
+        genome |= {"experts": sizes.experts, "neuron_share": share}
         preset = "best"
     else:
         # Only experts of the width that they have can be packed in a checkpoint's own format.
         preset = "prune" if not repaired else "repaired" if sizes.quantised else "best"
-        genome["experts"] = _experts(request, budget, sizes)
+        count, groups = sizes.experts, sizes.rule.groups
+        if budget is None:
+            assert request.experts is not None
+            genome["experts"] = kept_experts(request.experts, count, groups)
+        else:
+            genome["experts"] = fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
     data |= {"genome": genome, "preset": preset}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)
-    room: Room = first.call(room_for, _parsed(data))
-    data["model"]["originals"] = room.originals
+    data["model"]["originals"], most_workers = first.call(room_for, _parsed(data))
     if not data["workers"]["num_gpus"]:
         cores = len(os.sched_getaffinity(0))
-        count = max(1, min(_WINDOW, cores, room.workers))
+        count = max(1, min(_WINDOW, cores, most_workers))
         threads = max(1, cores // count)
         data["engine"] = {"threads": threads}
         data["workers"] = {"count": count, "num_cpus": threads}
@@ -276,15 +250,6 @@ def _override(data: dict[str, Any], request: ShrinkRequest) -> dict[str, Any]:
     return data
 
 
-def _experts(request: ShrinkRequest, budget: Budget | None, sizes: Sizes) -> int:
-    """The number of experts to keep per MoE layer."""
-    count, groups = sizes.experts, sizes.rule.groups
-    if budget is None:
-        assert request.experts is not None
-        return kept_experts(request.experts, count, groups)
-    return fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
-
-
 def _parsed(data: dict[str, Any]) -> RunConfig:
     return parse_run_config(with_preset(data, "shrink"), "shrink")
 
@@ -302,32 +267,21 @@ def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
     return data
 
 
-@lru_cache(maxsize=1)
-def _outlined(model: ModelConfig) -> ModelOutline:
-    """Outline a model once for both of the following functions, which one process runs."""
-    from moevolve.workers.profiling.outline import outline_model
-
-    return outline_model(model)
-
-
 def sizes_of(config: RunConfig) -> Sizes:
-    """Describe a run's model from the headers and the config of its checkpoint.
-
-    Raises:
-        UserError: The checkpoint can't be read, or its family isn't supported.
-    """
+    """What the headers and the config of a run's checkpoint say."""
     from moevolve.workers.checkpoints.loading import load_config, packing
     from moevolve.workers.export.sizes import file_sizes
+    from moevolve.workers.profiling.outline import outline_model
 
     model = pinned(config.model)
-    outline = _outlined(model)
+    outline = outline_model(model)
     facts, quantised = outline.facts, packing(model, load_config(model)) is not None
     files = file_sizes(model, "source" if quantised else "stock") if facts.experts else FileSizes(0, 0)
     return Sizes(facts.experts, facts.rule, quantised, facts.unrepairable is None, files, outline.cache_bytes)
 
 
-def room_for(config: RunConfig) -> Room:
-    """Choose the first place of the original experts that fits: the device, the host, the disk.
+def room_for(config: RunConfig) -> tuple[Originals, int]:
+    """Choose the first place of the original experts that fits (device, host, disk), with the most workers that do.
 
     Raises:
         NoRoomError: None of them fits; the message says what is missing.
@@ -336,23 +290,22 @@ def room_for(config: RunConfig) -> Room:
     from moevolve.search.genomes.registry import costs_of
     from moevolve.workers.checkpoints.loading import resolve_device
     from moevolve.workers.contract.capacity import NoRoomError, check_room, free_bytes
+    from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
-    outline = _outlined(config.model)
+    outline = outline_model(config.model)
     costs = costs_of(config.space(outline.facts), outline)
     device = resolve_device(config.model)
     on_gpu = device.type == "cuda"
     places: tuple[Originals, ...] = ("device", "host", "disk") if on_gpu else ("device", "disk")
-    refusal: NoRoomError | None = None
     for place in places:
         placed = config.model_copy(update={"model": replace(config.model, originals=place)})
         needed = launch_memory(placed, outline, costs, on_gpu=on_gpu)
         try:
             check_room(needed, device)
-        except NoRoomError as error:
-            refusal = error
-            continue
-        taken = needed.memory.device + needed.memory.host_peak
-        return Room(place, max(1, free_bytes(device) // max(taken, 1)))
-    assert refusal is not None
-    raise refusal
+            break
+        except NoRoomError:
+            if place == places[-1]:
+                raise
+    taken = needed.memory.device + needed.memory.host_peak
+    return place, max(1, free_bytes(device) // max(taken, 1))

@@ -1,23 +1,30 @@
-"""Files of requests as tasks: a file is a domain with four splits, scored by its answers or by the full model's."""
+"""Files of requests as people have them, as tasks: each is a domain with four splits.
+
+Files are JSONL, parquet, running text, folders of texts, and data sets of the hub, which may have other columns beside
+those of `rows.py`. Rows are scored by their answers, or by the full model's.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, first_line
+from moevolve.evaluators.text_files import parse_line, read_lines
 from moevolve.evaluators.types import SPLITS, Split
-from moevolve.search.shrink.chats import ToolChat
-from moevolve.search.shrink.forms import DataFile, DataRow, read_data
+from moevolve.search.shrink.rows import FORMS, Chat, DataRow, read_row, without_nulls
 
-Render = Callable[[tuple[ToolChat, ...]], tuple[tuple[str, str | None], ...]]
+if TYPE_CHECKING:
+    from moevolve.search.config.run import RunConfig
+
+Render = Callable[[tuple[Chat, ...]], tuple[tuple[str, str | None], ...]]
 """Prompts and answers of chats; see `render_chats`."""
 
 _SHARES: dict[Split, float] = {"calibration": 0.25, "search": 0.35, "dev": 0.15, "test": 0.25}
@@ -34,6 +41,16 @@ _SHORT_WORDS, _SHORT_CHARACTERS = 6, 48
 _OWN_TOKENS = 64
 """Tokens of the full model's own answers where the data has none."""
 
+Places = Iterator[tuple[str, Mapping[str, Any]]]
+"""Rows as plain data, each with its place for error messages."""
+_TEXTS = (".txt", ".md")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ROWS = 20_000
+"""Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand."""
+
+_TEXT_CHARACTERS = 400
+"""Fewest characters of a row of running text. Paragraphs are joined up to that, since single lines say little."""
+
 
 @dataclass(frozen=True)
 class Domain:
@@ -42,7 +59,6 @@ class Domain:
     Attributes:
         name: Name of the task: the file's, without what task names can't have.
         settings: Content of the task's file, without its source.
-        rows: Rows by split.
     """
 
     name: str
@@ -60,7 +76,7 @@ def read_domains(paths: Sequence[Path], render: Render | None = None) -> list[Do
         render: Writes chats with tools in the model's chat template. None if there can't be any.
 
     Raises:
-        UserError: See `read_data` and `render_chats`; or a file has too few rows, or two files have one name.
+        UserError: A file can't be read or has too few rows, its chats can't be rendered, or two files have one name.
     """
     domains = [_domain(_rendered(read_data(path), render)) for path in paths]
     names = [domain.name for domain in domains]
@@ -88,15 +104,37 @@ def write_tasks(domains: Iterable[Domain], folder: Path) -> list[Path]:
 
 
 def _rendered(data: DataFile, render: Render | None) -> DataFile:
-    """A file whose chats with tools, if it has some, are prompts and answers."""
+    """Replace chats with tools, if a file has some, by prompts and answers in the model's template."""
     chats = tuple(row.chat for row in data.rows if row.chat is not None)
     if not chats:
         return data
     assert render is not None and len(chats) == len(data.rows)
     texts = zip(data.rows, render(chats), strict=True)
-    return replace(
-        data, rows=tuple(replace(row, prompt=prompt, answer=answer, turns=()) for row, (prompt, answer) in texts)
-    )
+    rows = (replace(row, prompt=prompt, answer=answer, turns=()) for row, (prompt, answer) in texts)
+    return replace(data, rows=tuple(rows))
+
+
+def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...]:
+    """The prompt and the answer of every chat, as the model of a run reads them.
+
+    The token that the tokenizer puts before a text is left out of the prompt.
+
+    Raises:
+        UserError: The model has no chat template, or it refuses a chat.
+    """
+    from moevolve.workers.checkpoints.loading import load_tokenizer
+    from moevolve.workers.engine.chat import chat_template
+
+    tokenizer = load_tokenizer(config.model)
+    template = chat_template(tokenizer, config.engine)
+    if template is None:
+        raise UserError(f"model {config.model.path}: it has no chat template, which tool calls need; leave them out")
+    begins = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else None
+    rendered = []
+    for chat in chats:
+        prompt, answer = template.conversation(chat.messages, chat.tools, chat.answer)
+        rendered.append((prompt.removeprefix(begins or ""), answer))
+    return tuple(rendered)
 
 
 def _domain(data: DataFile) -> Domain:
@@ -150,7 +188,7 @@ def _settings(data: DataFile) -> dict[str, Any]:
     found["answer"] = "{{ answer }}"
     if data.rows[0].choices:
         return found | {"choices": "choices", "fitness": "rank"}
-    if data.rows[0].chat is None and all(map(_is_short, answers)):
+    if data.rows[0].chat is None and all(_is_short(answer) for answer in answers):
         # No tokenizer makes more tokens than bytes; decoding stops sooner, when the answer is decided.
         most = max(len(answer.encode()) for answer in answers) + 1
         return found | {"fitness": "generate", "matching": {"kind": "exact"}, "max_new_tokens": most}
@@ -168,3 +206,125 @@ def _as_json(row: DataRow) -> dict[str, Any]:
     if row.choices:
         content["choices"] = list(row.choices)
     return content | {"turns": [{"role": role, "content": text} for role, text in row.turns]}
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """The rows of one file, all of one form, or of a folder of documents.
+
+    Attributes:
+        is_text: True for running text, which has no answers and isn't put into a chat template.
+    """
+
+    path: Path
+    is_text: bool
+    rows: tuple[DataRow, ...]
+
+
+def read_data(path: Path) -> DataFile:
+    """Read a file of requests, a folder of documents, or the split `train` of a data set of the hub.
+
+    Raises:
+        UserError: The file is missing, empty or of a form that isn't read, or a row is malformed or of another form
+            than the rows before it. The message names file and line.
+    """
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        return DataFile(path, True, tuple(_documents(path)))
+    if suffix not in (".jsonl", ".parquet", *_TEXTS):
+        if path.exists() or not _HUB_ID.fullmatch(str(path)):
+            raise UserError(f"--data {path}: the name must end in .jsonl, .parquet, .txt or .md, or be a folder's")
+        rows = list(_rows(_hub(str(path))))
+    elif suffix in _TEXTS:
+        rows = list(_paragraphs(read_lines(path)))
+    else:
+        rows = list(_rows(_parquet(path) if suffix == ".parquet" else _jsonl(path)))
+    if not rows:
+        raise UserError(f"{path}: the file is empty")
+    return DataFile(path, suffix in _TEXTS, _of_one_kind(rows))
+
+
+def _documents(folder: Path) -> Iterator[DataRow]:
+    """Rows of all texts in a folder and the folders below it, each with the beginning of its document."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _TEXTS and path.is_file())
+    if not paths:
+        raise UserError(f"--data {folder}: the folder has no .txt or .md files; name files of other forms one by one")
+    for path in paths:
+        rows = list(_paragraphs(read_lines(path)))
+        yield from (replace(row, first_message=rows[0].prompt) for row in rows)
+
+
+def _jsonl(path: Path) -> Places:
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            yield f"{path}:{number}", parse_line(line, f"{path}:{number}")
+
+
+def _parquet(path: Path) -> Places:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: not a parquet file: {first_line(error)}") from None
+    for number, row in enumerate(rows, start=1):
+        yield f"{path}: row {number}", without_nulls(row)
+
+
+def _hub(name: str) -> Places:
+    """Rows of a data set of the hub, without the columns that no form has."""
+    from moevolve.evaluators.tasks.config import Source
+    from moevolve.evaluators.tasks.datasets import load_table
+
+    table = load_table(Source(hub=name), "train")
+    form = next((key for key in FORMS if key in table.columns), None)
+    wanted = table.columns if form is None else (form, *FORMS[form].model_fields)
+    for number in range(min(len(table), _HUB_ROWS)):
+        row = table.row(number)
+        yield table.place(number), without_nulls({key: row[key] for key in wanted if key in row})
+
+
+def _of_one_kind(rows: list[DataRow]) -> tuple[DataRow, ...]:
+    """The rows, all with their chats if one of them has tools, so that they are rendered alike."""
+    if any(row.chat is not None and row.chat.has_tools for row in rows):
+        return tuple(rows)
+    return tuple(replace(row, chat=None) for row in rows)
+
+
+def _paragraphs(text: Iterable[str]) -> Iterator[DataRow]:
+    """Rows of running text: whole paragraphs, joined up to `_TEXT_CHARACTERS`."""
+    lines: list[str] = []
+    for line in (*text, ""):
+        if line.strip():
+            lines.append(line)
+            continue
+        joined = "\n".join(lines).strip()
+        if len(joined) >= _TEXT_CHARACTERS:
+            yield DataRow(joined, joined)
+            lines = []
+        elif lines:
+            lines.append("")
+    rest = "\n".join(lines).strip()
+    if rest:
+        yield DataRow(rest, rest)
+
+
+def _rows(read: Places) -> Iterator[DataRow]:
+    first: tuple[str, bool, bool] | None = None
+    begun = ""
+    for place, found in read:
+        key, row = read_row(found, place)
+        form = key, row.answer is not None, bool(row.choices)
+        if first is None:
+            first, begun = form, place
+        if form != first:
+            raise UserError(f"{place}: {_said(form)}, but {_said(first)} at {begun}; put rows of each form into a file")
+        yield row
+
+
+def _said(form: tuple[str, bool, bool]) -> str:
+    key, answered, chosen = form
+    return f"a row with `{key}`, with{'' if answered else 'out'} an answer{' and choices' if chosen else ''}"

@@ -6,22 +6,22 @@ The winner is checked before its export, on held-out prompts of every task and o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.operations.evaluate import prepared_split
+from moevolve.search.operations.answers import prepared_split
 from moevolve.search.operations.subject import Subject
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.page import TaskCheck
-from moevolve.search.shrink.structure import is_loop, structure_of
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 
@@ -29,11 +29,15 @@ if TYPE_CHECKING:
     from moevolve.workers.worker import EvaluationWorker
 
 _KNOWN = 100.0
-"""Largest perplexity of the full model on a general domain that it can be said to know; others aren't judged."""
-
-
+"""Perplexity of the full model above which it doesn't know a general domain, which then isn't judged."""
 _FEWEST = 2
-"""Fewest loops or broken answers that are a fault: with few prompts a single one is within the limits' chance."""
+"""Fewest loops or broken answers that are a fault. A single one may be chance where prompts are few."""
+_GRAM = 4
+_FEWEST_TOKENS = 16
+"""Fewest tokens of an answer that can be called a loop."""
+_LOOP_RATIO = 0.55
+"""Share of different 4-grams of tokens below which an answer is a loop; pruned models that repeat themselves have less.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,6 @@ class Probe:
     """Rows of one domain.
 
     Attributes:
-        name: Name of the domain.
         split: The rows, with `agreement` as their fitness.
         recovery: Share of the full model's score; None where there is none.
         general: True for the set that ships.
@@ -55,40 +58,24 @@ class Probe:
     graded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """Kept checks, and what they were made of: search, winner, and numbers of prompts and tokens."""
-
-    of: tuple[str, str | None, int, int]
-    checks: tuple[TaskCheck, ...]
-
-
-_ADAPTER = TypeAdapter(_Checked)
+_ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int], tuple[TaskCheck, ...]])
+"""Kept checks, after what they were made of: search, winner, and numbers of prompts and tokens."""
 
 
 def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, path: Path) -> tuple[TaskCheck, ...]:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
-    A request with other limits loads no model again.
-
-    Args:
-        subject: The winner of a finished search.
-        table: The search's final table.
-        request: How many prompts and tokens, and the limits.
-        path: File that keeps the result.
+    The file at `path` keeps the result, so that a request with other limits loads no model again.
 
     Returns:
         A check of every task, then of every domain of the general set.
-
-    Raises:
-        UserError: The model can't be loaded, or the winner can't be run.
     """
     of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens
-    kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
-    if kept is None or kept.of != of:
-        kept = _Checked(of, _answered(subject, table, request))
-        path.write_bytes(_ADAPTER.dump_json(kept))
-    return tuple(replace(check, faults=faults_of(check, request)) for check in kept.checks)
+    kept_of, checks = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else (None, ())
+    if kept_of != of:
+        checks = _answered(subject, table, request)
+        path.write_bytes(_ADAPTER.dump_json((of, checks)))
+    return tuple(replace(check, faults=faults_of(check, request)) for check in checks)
 
 
 def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> tuple[TaskCheck, ...]:
@@ -107,11 +94,7 @@ def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> tu
 def check_edit(
     worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkRequest
 ) -> tuple[TaskCheck, ...]:
-    """Compare an edited model with the unedited one on each domain.
-
-    Raises:
-        CandidateError: The edited model can't be run.
-    """
+    """Compare an edited model with the unedited one on each domain."""
     before, after = (_measured(worker, each, probes, request) for each in (IdentityEdit(), edit))
     return tuple(_check(*each, request) for each in zip(probes, before, after, strict=True))
 
@@ -132,17 +115,12 @@ def general_set() -> list[Probe]:
     for row in map(json.loads, text.splitlines()):
         domains.setdefault(row["domain"], []).append(Example(row["prompt"], (row["answer"],)))
 
-    def split(name: str, rows: list[Example]) -> PreparedSplit:
-        matching = Matching()
-        return PreparedSplit(f"general {name}", "test", "agreement", "mean", matching, 1, " ", tuple(rows), "answer")
-
-    return [Probe(f"general {name}", split(name, rows), None, general=True) for name, rows in domains.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    text: str
-    loops: bool
+    probes = []
+    for name, rows in domains.items():
+        title = f"general {name}"
+        split = PreparedSplit(title, "test", "agreement", "mean", Matching(), 1, " ", tuple(rows), "answer")
+        probes.append(Probe(title, split, None, general=True))
+    return probes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +130,21 @@ class _Measured:
     Attributes:
         agreement: Score of the probe's split.
         texts: Reciprocal perplexity of its prompts and answers; 0 if the perplexity isn't finite.
-        answers: Free answers to its prompts.
+        answers: Free answers to its prompts, each with whether it is a loop.
     """
 
     agreement: float
     texts: float
-    answers: tuple[_Answered, ...]
+    answers: tuple[tuple[str, bool], ...]
 
 
 def _check(probe: Probe, before: _Measured, after: _Measured, request: ShrinkRequest) -> TaskCheck:
     pairs = list(zip(before.answers, after.answers, strict=True))
-    structured = [(structure_of(old.text), structure_of(new.text)) for old, new in pairs]
+    structured = [(structure_of(old), structure_of(new)) for (old, _), (new, _) in pairs]
     found = TaskCheck(
         task=probe.name,
         prompts=len(pairs),
-        loops=sum(new.loops and not old.loops for old, new in pairs),
+        loops=sum(now and not then for (_, then), (_, now) in pairs),
         structured=sum(old is not None for old, _ in structured),
         broken=sum(old is not None and new != old for old, new in structured),
         agreement=after.agreement,
@@ -193,7 +171,7 @@ def _measured(
     for agreement, text, answers in zip(scores[: len(probes)], scores[len(probes) :], answered, strict=True):
         said = [answer.text or "" for answer in answers]
         loops = [is_loop(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in said]
-        yield _Measured(agreement, text, tuple(map(_Answered, said, loops)))
+        yield _Measured(agreement, text, tuple(zip(said, loops, strict=True)))
 
 
 def _asked(split: PreparedSplit, request: ShrinkRequest) -> PreparedSplit:
@@ -223,7 +201,7 @@ def _recovery(table: FinalTable, task: str) -> float | None:
 
 
 def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
-    """What is beyond the request's limits, each as the end of a sentence about the candidate."""
+    """What exceeds the request's limits, each as the end of a sentence that begins with the candidate."""
     if not check.known:
         return ()
     faults = []
@@ -254,3 +232,29 @@ def checks_table(checks: Sequence[TaskCheck]) -> str:
         name = check.task if check.known else f"{check.task} (unknown to the full model)"
         lines.append(f"| {' | '.join((name, *check.cells))} |")
     return "\n".join(lines)
+
+
+def is_loop(tokens: Sequence[int]) -> bool:
+    """Tell whether an answer repeats itself: too few of its 4-grams of tokens differ."""
+    grams = [tuple(tokens[start : start + _GRAM]) for start in range(len(tokens) - _GRAM + 1)]
+    return len(tokens) >= _FEWEST_TOKENS and len(set(grams)) < _LOOP_RATIO * len(grams)
+
+
+def structure_of(answer: str) -> Literal["call", "json"] | None:
+    """Tell whether an answer contains a call of a tool, or another JSON object or array; None if it has neither.
+
+    A call is an object with `name`, and `arguments` or `parameters` that are an object. What stands around it, such as
+    the marks of a chat template or of a code block, doesn't matter.
+    """
+    found: Any = None
+    for match in re.finditer(r"[{\[]", answer):
+        try:
+            found, _ = json.JSONDecoder().raw_decode(answer, match.start())
+        except ValueError:
+            continue
+        break
+    if not found or not isinstance(found, dict | list):
+        return None
+    first = found[0] if isinstance(found, list) else found
+    called = isinstance(first, dict) and isinstance(first.get("name"), str)
+    return "call" if called and any(isinstance(first.get(key), dict) for key in ("arguments", "parameters")) else "json"

@@ -1,4 +1,4 @@
-"""What shrinking a checkpoint answers: the page, or the plan of a dry run."""
+"""Records that answer a request to shrink a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from moevolve.workers.contract.card import CheckpointForm
 
 @dataclass(frozen=True, slots=True)
 class ShrinkPlan:
-    """The search of a dry run.
-
-    Attributes:
-        run_file: Run file, for `moevolve launch`.
-        content: Its text.
-    """
+    """The run file of a dry run, for `moevolve launch`, and its content."""
 
     run_file: Path
     content: str
@@ -29,8 +24,6 @@ class Written:
     """The new checkpoint.
 
     Attributes:
-        directory: Its folder.
-        form: See `CheckpointForm`.
         weight_bytes: Size of its weight files.
         changes: See `ExportReport`; empty if an earlier command wrote it.
     """
@@ -76,7 +69,7 @@ class TaskCheck:
         known: False for a domain of the general set that the full model doesn't know itself.
         graded: True if the task's answers are right or wrong, so that `recovery` says what it lost. Its perplexity,
             which is mostly of prompts, isn't judged then.
-        faults: What is beyond the request's limits, each as the end of a sentence about the candidate.
+        faults: What exceeds the request's limits, each as the end of a sentence that begins with the candidate.
     """
 
     task: str
@@ -109,7 +102,6 @@ class RetainedMass:
     """How much of one task's routing the kept experts would have, before a search has chosen them.
 
     Attributes:
-        task: Name of the task.
         mass: Share of the full model's routing weights on the experts that all tasks together use most, in [0, 1].
         alone: The same for the experts that this task uses most.
     """
@@ -118,20 +110,21 @@ class RetainedMass:
     mass: float
     alone: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.task}: the experts that all tasks use most have {self.mass:.0%} of its routing weights, those that "
+            f"it uses most itself {self.alone:.0%}"
+        )
+
 
 @dataclass(frozen=True)
 class Shrunk:
     """A shrunk model, or a search without a candidate to export.
 
     Attributes:
-        model: Path or hub id of the checkpoint.
-        run_file: Run file of the search.
         choices: How the number of candidates follows from the time that was given, and the experts' width from the
             speed, as sentences; empty if none was given.
-        store: URL of its store.
-        table: Winner and final table of the search.
         experts_full, experts: Experts per MoE layer before and after; the latter is None without a winner.
-        layers: Number of MoE layers.
         weight_bytes: Size of the checkpoint's weight files.
         routing: How much of each task's routing as many experts have; empty if all are kept, or their number is
             searched.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
@@ -17,46 +15,12 @@ from moevolve.search.shrink.page import Speed, Written
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.report import NEW_TOKENS, ProfiledModel, ProfileSettings, usual_prompt_tokens
 
-if TYPE_CHECKING:
-    from moevolve.search.pools.ray_actor import FirstWorker
-
 SHARES = (1.0, 0.5, 0.25, 0.125)
 """Shares of each expert's neurons that are timed; between them, seconds are interpolated."""
 _MARGIN = 1.03
 """The share is chosen for a speed above the one asked for, since repeated timings differ by a few percent."""
 _TOLERANCE = 0.97
 _REPEATS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedPlan:
-    """The share of neurons that a speed allows.
-
-    Attributes:
-        share: Share of the experts' neurons to keep, in (0, 1).
-        text: A sentence about it for people.
-    """
-
-    share: float
-    text: str
-
-
-def plan_speed(
-    budget: SpeedBudget, config: RunConfig, first: FirstWorker, on_stage: Callable[[str], None]
-) -> SpeedPlan:
-    """Time the model with narrower experts, and choose how narrow they have to be.
-
-    Args:
-        budget: The speed.
-        config: The search, as far as it is known.
-        first: Calls what imports torch.
-        on_stage: Called with a line about each stage.
-
-    Raises:
-        UserError: No width is fast enough, or the model can't be run.
-    """
-    on_stage("timing narrower experts")
-    return chosen_share(budget, first.call(seconds_by_share, config, budget))
 
 
 def seconds_by_share(config: RunConfig, budget: SpeedBudget) -> dict[float, float]:
@@ -69,12 +33,11 @@ def seconds_by_share(config: RunConfig, budget: SpeedBudget) -> dict[float, floa
     return {share: each / NEW_TOKENS for share, each in zip(SHARES, seconds, strict=True)}
 
 
-def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> SpeedPlan:
+def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> tuple[float, str]:
     """Choose the largest share of neurons with which a model is as fast as was asked for, and a little more.
 
-    Args:
-        budget: The speed.
-        seconds: Result of `seconds_by_share`.
+    Returns:
+        The share, in (0, 1), and a sentence about it for people.
 
     Raises:
         UserError: None of the shares is fast enough; the message says how fast the fastest is.
@@ -86,12 +49,12 @@ def chosen_share(budget: SpeedBudget, seconds: Mapping[float, float]) -> SpeedPl
         taken = min(before, seconds[share])  # fewer neurons don't take longer, but by chance
         if taken <= full / aim:
             found = share + (wider - share) * (full / aim - taken) / (before - taken)
-            return SpeedPlan(
-                round(found, 4),
+            said = (
                 f"--speed {budget.text}: the full model generates {budget.sequences / full:.4g} tokens/s with "
                 f"{_at_once(budget)} on this machine, and {aim:.3g} times as many with {found:.1%} of its experts' "
-                "neurons",
+                "neurons"
             )
+            return round(found, 4), said
         wider, before = share, taken
     raise UserError(
         f"--speed {budget.text}: with {wider:.1%} of their neurons, the fewest that were timed, this model's experts "
@@ -105,11 +68,7 @@ def measured_speed(
 ) -> Speed:
     """Time a new checkpoint beside the one that it was made of, as plain `transformers` runs them.
 
-    Args:
-        config: The full model.
-        written: The new checkpoint. Its code is run only if this program has written that, for a native checkpoint.
-        budget: The speed.
-        on_stage: Called with a line about each stage.
+    The code of the new checkpoint is run only if this program has written that, for a native checkpoint.
 
     Raises:
         UserError: One of them can't be loaded.
@@ -130,7 +89,7 @@ def measured_speed(
 
 
 def slower_than_asked(budget: SpeedBudget, speed: Speed) -> str | None:
-    """What is wrong with the speed of a checkpoint, as a sentence; None if it is as fast as was asked for."""
+    """A sentence that says how far a checkpoint misses the speed; None if it is as fast as asked."""
     if speed.times >= _TOLERANCE * budget.times:
         return None
     return f"it generates {speed.times:.2f} times as many tokens/s as the full model, fewer than --speed {budget.text}"

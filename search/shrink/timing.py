@@ -5,46 +5,30 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import final_evaluations
-from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.ray_actor import FirstWorker
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.pilot import Measured, measure
-from moevolve.search.running.set_up import with_changes
 from moevolve.search.settings.phases import PhaseConfig
 from moevolve.search.text import duration, quantity
 
 _MEASURED = 4
-"""Individuals of a pilot: fewer are too uneven, more delay a short search."""
+"""Individuals of a pilot. With fewer the mean is too noisy; more delay a short search."""
 _MOST = 10
 """Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more."""
 LEAST = 4
 """Fewest evaluations of a search."""
 _LOADS = 4
-"""How often the model is still loaded after the pilot: for the routing, the search, the checks and the export."""
+"""How often the model is loaded after the pilot: for the routing, the search, the checks and the export."""
 _APPLIED = 4
-"""How often the winner is still applied after the final scores, and what is done with it then counts as an evaluation:
-twice for the checks, and for the export and its verification."""
+"""How often the winner is applied after the final scores, each counted as one evaluation: twice for the checks, and for
+the export and its verification."""
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-
-
-@dataclass(frozen=True, slots=True)
-class TimePlan:
-    """The number of candidates that a time allows.
-
-    Attributes:
-        evaluations: Number of candidates in all phases together.
-        text: A sentence about it for people.
-    """
-
-    evaluations: int
-    text: str
 
 
 def seconds_of(text: str) -> float:
@@ -61,28 +45,22 @@ def seconds_of(text: str) -> float:
 
 def plan_time(
     text: str, config: RunConfig, begun: float, first: FirstWorker, on_stage: Callable[[str], None]
-) -> tuple[TimePlan, SearchSetup]:
+) -> tuple[int, str]:
     """Measure a few candidates of a search, and choose how many it can try.
 
     Args:
         text: Time of everything from `begun` to the end of the export.
         config: The search.
-        begun: Begin of the request on the clock of `time.monotonic`.
-        first: Calls what imports torch.
-        on_stage: Called with a line about each stage.
+        begun: When the request was made, in seconds of `time.monotonic`.
+        first, on_stage: See `measure`.
 
     Returns:
-        The number of candidates, and the search with as many.
-
-    Raises:
-        UserError: See `set_up` and `measure`.
-        PoolError: No worker can be started.
+        The number of candidates in all phases together, and a sentence about it for people.
     """
     setup = set_up_new(config, None, first.call)
     tokens = first.call(count_tokens, setup.config, setup.prepared)
     found = measure(setup, _MEASURED, first=first, on_stage=on_stage)
-    plan = chosen(text, setup.config, tokens, found, time.monotonic() - begun)
-    return plan, with_changes(setup, phases=shortened(setup.config.phases, plan.evaluations))
+    return chosen(text, setup.config, tokens, found, time.monotonic() - begun)
 
 
 def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:
@@ -101,35 +79,27 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
     return (*before, last.model_copy(update=changes))
 
 
-def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float) -> TimePlan:
-    """Choose the number of evaluations from what a few took.
-
-    Args:
-        text: Time of everything.
-        config: The search as its preset has it.
-        tokens: See `count_tokens`.
-        found: What a few individuals took.
-        spent: Seconds that have passed.
-    """
+def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float) -> tuple[int, str]:
+    """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`."""
     *before, last = config.phases
     one = found.of(last.kind)
     fixed = _LOADS * found.other_seconds + _APPLIED * one
     fixed += found.final(last.kind, *final_evaluations(config), tokens)
     fixed += sum(phase.evaluations * found.of(phase.kind) for phase in before) / found.workers
     earlier = sum(phase.evaluations for phase in before)
-    preset = earlier + last.evaluations
+    most = _MOST * (earlier + last.evaluations)
     each = one / found.workers
     fitting = earlier + math.floor((seconds_of(text) - spent - fixed) / each)
     least = max(LEAST, earlier + 1)
-    count = min(max(fitting, least), _MOST * preset)
+    count = min(max(fitting, least), most)
     bound = ""
     if fitting < least:
         bound = ", the fewest that there can be, although they take longer"
     elif fitting > count:
         bound = f", {_MOST} times the preset's, although there is time for more"
     takes = spent + fixed + (count - earlier) * each
-    return TimePlan(
-        count,
+    said = (
         f"--time {text}: {count} candidates{bound}; one takes {one:.2g} s on one of {found.workers} workers (measured "
-        f"on {found.individuals}), everything about {duration(takes / 3600)}",
+        f"on {found.individuals}), everything about {duration(takes / 3600)}"
     )
+    return count, said

@@ -17,7 +17,7 @@ from moevolve.search.text import parameter_count, score_lines
 def print_tables(name: str, rows: Sequence[ComparisonRow]) -> None:
     """Print a table per task and budget; with several tasks, also a summary per budget."""
     for title, headings, body in _tables(name, rows):
-        print_table(title, [(heading, place > 0) for place, heading in enumerate(headings)], body)
+        print_table(title, " | >".join(headings), body)
     output.print(_note(rows))
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -57,7 +57,7 @@ def print_csv(rows: Iterable[Any]) -> None:
 
 def print_table(
     title: str | None,
-    columns: Sequence[tuple[str, bool]],
+    headings: str,
     rows: Sequence[Sequence[str | Text]],
     last_of_blocks: Sequence[int] = (),
 ) -> None:
@@ -65,7 +65,8 @@ def print_table(
 
     Args:
         title: Line above the table.
-        columns: Heading of each column, and whether it holds numbers, which are right-aligned.
+        headings: Headings of the columns with ` | ` between them. One with `>` before it is of numbers, which are
+            right-aligned.
         rows: Cells of each row.
         last_of_blocks: Indices of rows with a line below them.
     """
@@ -73,8 +74,10 @@ def print_table(
         # Not rich's own title, which is folded at the table's width.
         output.print(title, style="italic", soft_wrap=True)
     table = Table(header_style="bold")
-    for heading, numeric in columns:
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for heading in headings.split(" | "):
+        numeric = heading.startswith(">")
+        justify: JustifyMethod = "right" if numeric else "left"
+        table.add_column(heading.removeprefix(">"), justify=justify, no_wrap=numeric, overflow="fold")
     for index, row in enumerate(rows):
         table.add_row(*row, end_section=index in last_of_blocks)
     output.print(table)

@@ -39,32 +39,27 @@ def print_entries(found: FinalTable) -> None:
     tasks = [*found.tasks, *found.others]
     measured = {score.split for one in found.entries for score in one.scores}
     splits = [split for split in SCORED if split in measured]
-    sizes = ("parameters", *(["active"] if _tokens_skip_parameters(found) else []), "memory")
-    columns = [("model", False), *((heading, True) for heading in (*splits, *sizes))]
+    full, *others = found.entries
+    # A dense model became one whose tokens use only some parameters, so these show the saving.
+    skips = full.active_parameters == full.parameters
+    skips = skips and any(one.active_parameters != one.parameters for one in others)
+    sizes = ("parameters", *(["active"] if skips else []), "memory")
+    headings = ["model", *splits, *sizes]
     rows: list[list[str | Text]] = []
     ends = []
     for task in tasks:
         if len(tasks) > 1:
-            rows.append([Text(plain(task), "bold"), *[""] * (len(columns) - 1)])
-        rows += [_row(one, task, splits, sizes, found) for one in found.entries if _has(one, task)]
+            rows.append([Text(plain(task), "bold"), *[""] * (len(headings) - 1)])
+        scored = [one for one in found.entries if any(score.task == task for score in one.scores)]
+        rows += [_row(one, task, splits, sizes, found) for one in scored]
         ends.append(len(rows) - 1)
     print_table(
         f"{found.search} on {', '.join(tasks)}: "
         "score in % with 95 % interval (mean of draws: +- one standard deviation)",
-        columns,
+        " | >".join(headings),
         rows,
         ends,
     )
-
-
-def _tokens_skip_parameters(found: FinalTable) -> bool:
-    """Tell whether a dense model became one whose tokens use only some parameters, so that these show the saving."""
-    full, *others = found.entries
-    return full.active_parameters == full.parameters and any(one.active_parameters != one.parameters for one in others)
-
-
-def _has(entry: Entry, task: str) -> bool:
-    return any(score.task == task for score in entry.scores)
 
 
 def _row(entry: Entry, task: str, splits: Sequence[Split], sizes: Sequence[str], found: FinalTable) -> list[str | Text]:

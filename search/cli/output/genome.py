@@ -29,21 +29,18 @@ def print_genome(view: GenomeView) -> None:
     settings = outline_settings(view.outline, view.other)
     if settings:
         rows = [[label, one, *([other, "*" if one != other else ""] if two else [])] for label, one, other in settings]
-        columns = [("setting", False), *((ref, False) for ref in refs), *([("differs", False)] if two else [])]
-        print_table(None, columns, rows)
+        print_table(None, " | ".join(["setting", *refs, *(["differs"] if two else [])]), rows)
     kept = next((each for each in (view.outline, view.other) if each is not None and each.experts), None)
     sizes = max((view.outline, view.other or view.outline), key=lambda each: len(each.sizes)).sizes
-    columns = [("layers", False)]
-    if kept is not None:
-        columns += [("experts", False), ("kept", True)]
+    headings = "layers" if kept is None else "layers | experts | >kept"
     for label, full in sizes:
-        columns += [(f"{label}\n(of {full:,})", False)]
+        headings += f" | {label}\n(of {full:,})"
     rows = [
         _row(row, kept.experts if kept else 0, [full for _, full in sizes])
         for row in outline_rows(view.outline, view.other)
     ]
     if rows:
-        print_table(None, columns, rows)
+        print_table(None, headings, rows)
     if rows and (two or kept is not None):
         output.print(_legend(view.ref, view.against, kept is not None and kept.experts <= _STRIP), soft_wrap=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moevolve.search.cli.output.console import output, print_table
 from moevolve.search.estimate.report import BY_FLOPS, evaluations_note
@@ -18,7 +18,7 @@ def print_plan(report: Estimate) -> None:
     print_table(
         f"{report.name}: {report.model} ({report.family}, {report.dtype}), one worker of {report.workers}; "
         "nothing was loaded",
-        [("model", False), ("experts", True), ("parameters", True), ("active", True), ("FLOPs/token", True)],
+        "model | >experts | >parameters | >active | >FLOPs/token",
         [
             [
                 size.title if size.title == "full model" else f"{size.title} candidate",
@@ -43,53 +43,34 @@ def print_plan(report: Estimate) -> None:
 
 
 def _print_memory(report: Estimate) -> None:
-    columns = [("memory of a worker", False)]
+    several = len(report.memory) > 1
+    headings = "memory of a worker"
     for where in report.memory:
-        named = "" if len(report.memory) == 1 else f"\noriginals: {where}"
-        columns += [(f"device{named}", True), (f"host{named}", True)]
-    columns = columns if len(report.memory) > 1 else columns[:2]
+        named = f"\noriginals: {where}" if several else ""
+        # A run on a CPU has no device of its own.
+        headings += f" | >device{named} | >host{named}" if several else " | >device"
     titles = [item.title for item in next(iter(report.memory.values())).items]
-    rows = []
-    for place, title in enumerate(titles):
-        rows.append([title, *(cell for m in report.memory.values() for cell in _two(m.items[place]))])
-    rows.append(
-        ["sum", *(cell for m in report.memory.values() for cell in (memory_size(m.device), memory_size(m.host)))]
-    )
-    print_table(None, columns, [row[: len(columns)] for row in rows], (len(titles) - 1,))
-
-
-def _two(item: Any) -> tuple[str, str]:
-    return memory_size(item.device), memory_size(item.host)
+    rows = [[title] for title in [*titles, "sum"]]
+    for memory in report.memory.values():
+        sizes = [*((item.device, item.host) for item in memory.items), (memory.device, memory.host)]
+        for row, (device, host) in zip(rows, sizes, strict=True):
+            row += [memory_size(device), *([memory_size(host)] if several else [])]
+    print_table(None, headings, rows, (len(titles) - 1,))
 
 
 def _print_work(report: Estimate) -> None:
-    print_table(
-        None,
-        [("evaluated on", False), ("split", False), ("prompts", True), ("tokens", True), ("lengths", False)],
-        [[s.task, s.split, f"{s.examples:,}", f"{s.tokens:,}", s.source] for s in report.splits],
-    )
+    rows = [[s.task, s.split, f"{s.examples:,}", f"{s.tokens:,}", s.source] for s in report.splits]
+    print_table(None, "evaluated on | split | >prompts | >tokens | lengths", rows)
     for kind, flops in report.evaluation_flops.items():
-        output.print(
-            f"FLOPs per evaluation ({kind}): {flop_count(flops)}",
-            soft_wrap=True,
-        )
+        output.print(f"FLOPs per evaluation ({kind}): {flop_count(flops)}", soft_wrap=True)
 
 
 def _print_repairs(report: Estimate) -> None:
-    print_table(
-        None,
-        [
-            *(("repair of a candidate", False), ("tokens", True)),
-            *(("memory of the largest fit", True), ("allowed", True)),
-        ],
-        [
-            [
-                *(f"phase {work.phase}: {work.kind}", f"{work.tokens:,}"),
-                *(memory_size(work.needed), memory_size(work.allowed)),
-            ]
-            for work in report.repairs
-        ],
-    )
+    rows = [
+        [f"phase {work.phase}: {work.kind}", f"{work.tokens:,}", memory_size(work.needed), memory_size(work.allowed)]
+        for work in report.repairs
+    ]
+    print_table(None, "repair of a candidate | >tokens | >memory of the largest fit | >allowed", rows)
 
 
 def _print_devices(report: Estimate) -> None:
@@ -101,8 +82,7 @@ def _print_devices(report: Estimate) -> None:
         fits = _yes(one.fits[where]) + (f"\n{other}: {_yes(one.fits[other])}" if other else "")
         rows.append([f"{one.workers} x {one.name}", fits, f"about {duration(one.hours)}"])
     named = f" (originals: {originals})" if len(report.memory) > 1 else ""
-    columns = [("workers", False), (f"a worker fits{named}", False), ("the search, by FLOPs alone", False)]
-    print_table(None, columns, rows)
+    print_table(None, f"workers | a worker fits{named} | the search, by FLOPs alone", rows)
 
 
 def _yes(fits: bool) -> str:
@@ -113,16 +93,12 @@ def print_summary(reports: Sequence[Estimate]) -> None:
     """Print a line per model: sizes, memory of a worker with originals on the device and on the host, and hours."""
     first = reports[0]
     elsewhere = next((place for place in first.memory if place != "device"), "host")
-    columns = [("model", False), ("parameters\nactive", True), ("kept", True), ("candidate\nactive", True)]
-    columns += [
-        ("originals: device\ndevice", True),
-        (f"originals: {elsewhere}\ndevice + host", True),
-        ("FLOPs per\nevaluation", True),
-    ]
-    columns += [(f"{one.workers} x {one.name}\nby FLOPs alone", True) for one in first.devices]
+    headings = "model | >parameters\nactive | >kept | >candidate\nactive | >originals: device\ndevice"
+    headings += f" | >originals: {elsewhere}\ndevice + host | >FLOPs per\nevaluation"
+    headings += "".join(f" | >{one.workers} x {one.name}\nby FLOPs alone" for one in first.devices)
     if first.pilot is not None:
-        columns.append(("this machine\nby the pilot", True))
-    print_table(f"{first.name}: one worker's memory, and estimates", columns, [_row(each) for each in reports])
+        headings += " | >this machine\nby the pilot"
+    print_table(f"{first.name}: one worker's memory, and estimates", headings, [_row(each) for each in reports])
     for note in (evaluations_note(first), *((BY_FLOPS,) if first.devices else ()), *first.remarks):
         output.print(f"- {note}", soft_wrap=True)
 

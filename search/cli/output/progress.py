@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -49,27 +50,19 @@ def watch(name: str) -> Iterator[Observer]:
 
 def line_observer(name: str, lines: int = _LINES) -> Observer:
     """Make an observer that prints `lines` lines over a whole search."""
-    return _LineObserver(name, lines).observer
+    following = 0
 
+    def tell(said: str) -> None:
+        errors.print(f"{name}: {said}", soft_wrap=True)
 
-class _LineObserver:
-    """Prints notes, stages and progress as lines."""
+    def on_progress(progress: SearchProgress) -> None:
+        nonlocal following
+        part = progress.done * lines // progress.total
+        if part >= following and progress.full is not None:
+            tell(f"{progress.phase} {progress.done}/{progress.total} {describe(progress)}")
+            following = part + 1
 
-    def __init__(self, name: str, lines: int) -> None:
-        self._name = name
-        self._lines = lines
-        self._next = 0
-        self.observer = moevolve.Observer(on_note=self._line, on_stage=self._line, on_progress=self._progress)
-
-    def _line(self, said: str) -> None:
-        errors.print(f"{self._name}: {said}", soft_wrap=True)
-
-    def _progress(self, progress: SearchProgress) -> None:
-        part = progress.done * self._lines // progress.total
-        if part >= self._next and progress.full is not None:
-            counts = f"{progress.phase} {progress.done}/{progress.total}"
-            errors.print(f"{self._name}: {counts} {describe(progress)}", soft_wrap=True)
-            self._next = part + 1
+    return moevolve.Observer(on_note=tell, on_stage=tell, on_progress=on_progress)
 
 
 def describe(progress: SearchProgress) -> str:
@@ -81,13 +74,7 @@ def describe(progress: SearchProgress) -> str:
         parts.append(f"full {percent(progress.full)}")
     if progress.rate is not None and progress.left is not None:
         parts.append(f"{progress.rate:.2f} evaluations/s")
-        parts.append(f"{_clock(progress.left)} left")
+        parts.append(f"{timedelta(seconds=round(progress.left))} left")
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     return ", ".join(parts)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

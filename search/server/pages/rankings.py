@@ -11,8 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.analysis.pareto import pareto
-from moevolve.search.operations.queries import best
+from moevolve.search.operations.queries import best, pareto
 from moevolve.search.requests.parameters import ScoredSplit, SizeUnit
 from moevolve.search.requests.searches import BestRequest, ParetoRequest
 from moevolve.search.server.dependencies import NameQuery, ServerDep

@@ -63,7 +63,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 def test_colours_that_are_meant_stay(terminal: io.StringIO) -> None:
     marks: list[str | Text] = [_mark(1.0), _mark(0.0), _mark(0.25)]
-    console.print_table(NASTY, [("[bold]heading[/]", False), *[("", False)] * 3], [[NASTY, *marks]])
+    console.print_table(NASTY, "[bold]heading[/] |  |  | ", [[NASTY, *marks]])
     shown = terminal.getvalue()
     assert "\x1b[32mright\x1b[0m" in shown and "\x1b[31mwrong\x1b[0m" in shown and " 25.0 " in shown
     assert shown.count(SHOWN) == 2 and "\x1b]" not in shown and "[bold]heading[/]" in shown

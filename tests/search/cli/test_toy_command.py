@@ -17,9 +17,9 @@ from store_samples import individual, search, split
 
 import moevolve
 from moevolve._asking import asks
-from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, takes
+from moevolve.search.cli._requests import shows
 from moevolve.search.cli.app import COMMANDS, main, make_app
-from moevolve.search.cli.output.console import output, print_json
+from moevolve.search.cli.output.console import output
 from moevolve.search.requests.record import Request, record
 from moevolve.search.server.app import make_app as make_server
 from moevolve.search.server.client import RemoteService
@@ -41,13 +41,9 @@ def count(store: StoreReader, request: CountRequest) -> dict[str, int]:
     return {name: count for name, count in found.items() if count >= request.least}
 
 
-@takes(CountRequest)
-def count_individuals(request: CountRequest, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    found = moevolve.ask(store, request)
-    if as_json:
-        print_json(found)
-    else:
-        output.print(*(f"{name}: {count}" for name, count in found.items()))
+@shows(CountRequest)
+def count_individuals(found: dict[str, int], _: CountRequest) -> None:
+    output.print(*(f"{name}: {count}" for name, count in found.items()))
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from search_samples import HISTORY, history_row
 
-from moevolve.search.figures import fitness, heatmaps, lineage, speed, usage
+from moevolve.search.figures import fitness, heatmaps, lineage, usage
 from moevolve.search.figures.style import BLUE, INK, to_svg
 from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.contract.usage import RoutedLayer, Usage
@@ -45,7 +45,7 @@ def test_scores_stand_over_sizes() -> None:
 
 
 def test_scores_stand_over_speeds() -> None:
-    one, many = speed.speed_figure(
+    one, many = fitness.speed_figure(
         {"full": 0.9, "a:1": 0.8, "a:2": 0.7, "a:3": 0.85}, {1: [10, 20, 15, 12], 8: [5] * 4}
     ).axes
     assert dots(one, "models") == [[10, 90], [20, 80], [15, 70], [12, 85]]
@@ -96,6 +96,7 @@ def routed(layer: int, counts: list[int], origins: tuple[int, ...] = ()) -> Rout
 
 BEFORE = Usage(10, (routed(0, [4, 6, 8, 2]), routed(2, [1, 2, 3, 4])))
 AFTER = Usage(10, (routed(0, [9, 5], (2, 0)), routed(2, [3, 4], (1, 1))))
+BOTH = {"full model": BEFORE, "individual": AFTER}
 
 
 def test_new_experts_are_shown_where_they_come_from() -> None:
@@ -107,7 +108,7 @@ def test_new_experts_are_shown_where_they_come_from() -> None:
 
 
 def test_usage_is_drawn_before_and_after() -> None:
-    left, right, *_ = usage.map_figure(BEFORE, AFTER).axes
+    left, right, *_ = usage.map_figure(BOTH).axes
     assert (left.get_title(), right.get_title()) == ("full model", "individual")
     assert left.images[0].get_array().tolist() == [[40, 60, 80, 20], [10, 20, 30, 40]]
     assert left.images[0].get_clim() == right.images[0].get_clim() == (0, 90)
@@ -115,19 +116,19 @@ def test_usage_is_drawn_before_and_after() -> None:
 
 
 def test_bars_are_counts_and_weights() -> None:
-    grid = usage.bars_figure(BEFORE, AFTER, "routing weights").axes
+    grid = usage.bars_figure(BOTH, "routing weights").axes
     heights = [[[bar.get_height() for bar in bars] for bars in axes.containers] for axes in grid]
     assert heights[0] == [[4, 6, 8, 2], [5, 0, 9, 0]] and heights[1] == [[2, 3, 4, 1], [2.5, 0, 4.5, 0]]
     assert heights[2] == [[1, 2, 3, 4], [0, 7, 0, 0]]
-    alone = usage.bars_figure(None, BEFORE, None).axes
+    alone = usage.bars_figure({"individual": BEFORE}, None).axes
     assert len(alone) == 2 and [[bar.get_height() for bar in bars] for bars in alone[0].containers] == [[4, 6, 8, 2]]
     many = Usage(10, tuple(routed(layer, list(range(20))) for layer in range(2)))
-    whole = usage.bars_figure(None, many, "softmax").axes
+    whole = usage.bars_figure({"individual": many}, "softmax").axes
     assert len(whole) == 4 and len({axes.get_subplotspec().colspan.start for axes in whole}) == 1
 
 
 def test_pairs_leave_an_expert_with_itself_out() -> None:
-    panels = [axes for axes in usage.together_figure(BEFORE, AFTER).axes if axes.images]
+    panels = [axes for axes in usage.together_figure(BOTH).axes if axes.images]
     assert [axes.get_title() for axes in panels[:2]] == ["layer 0, full model", "layer 0, individual"]
     shown = np.ma.filled(panels[1].images[0].get_array().astype(float), np.nan)
     assert shown.tolist() == [pytest.approx([np.nan, 10], nan_ok=True), pytest.approx([10, np.nan], nan_ok=True)]

@@ -17,7 +17,7 @@ import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.search.config.files import load_run_config
-from moevolve.search.operations.recipe_files import read_recipe, selection_edit
+from moevolve.search.operations.recipes import read_recipe, selection_edit
 from moevolve.store.repository import Store
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
@@ -146,7 +146,7 @@ def test_a_malformed_recipe_is_refused(elsewhere: Path, tmp_path: Path) -> None:
         ("{", "not JSON"),
         ('{"recipe": 9}', "a recipe of form 9"),
         ('{"mlp": [1]}', "'mlp' is no decoder layer"),
-        ('{"0": [1, "2"]}', "0: expected a list of numbers of experts"),
+        ('{"0": [1, "2"]}', "0.1: Input should be a valid integer"),
         ('{"0": [1], "1": [1], "2": [1]}', "layer 3 retains 0 experts, and layer 0 1"),
         ('{"0": [1, 1], "1": [1, 2], "2": [1, 2], "3": [1, 2]}', "layer 0 retains expert 1 twice"),
         ('{"0": [1], "1": [1], "2": [1], "3": [8]}', "layer 3 retains expert 8 of"),

@@ -25,7 +25,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.operations.evaluate import evaluate_subject
+from moevolve.search.operations.answers import evaluate_subject
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.contents import ReportContents, gather, group_failures
 from moevolve.search.report.page import render_page

@@ -15,8 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_splits
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.types import PreparedSplit
-from moevolve.search.shrink.domains import LEAST_ROWS, read_domains, write_tasks
-from moevolve.search.shrink.forms import read_data
+from moevolve.search.shrink.domains import LEAST_ROWS, read_data, read_domains, write_tasks
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
 
@@ -167,7 +166,7 @@ def weather(number: int) -> dict[str, Any]:
 def test_tool_calls_are_what_the_models_template_writes(tmp_path: Path) -> None:
     """Prompt and answer together are the conversation as `transformers` renders it."""
     from moevolve.search.config.files import parse_run_config, with_preset
-    from moevolve.search.shrink.chats import render_chats
+    from moevolve.search.shrink.domains import render_chats
 
     tokenizer = word_tokenizer([*WORDS, "<tool_call>"])
     tokenizer.chat_template = TOOLED
@@ -214,7 +213,7 @@ def test_sharegpts_roles_of_tools_are_the_same_chats(tmp_path: Path) -> None:
     (other,) = read_data(written(tmp_path, "other.jsonl", [turned(7)])).rows
     assert one.chat is not None and other.chat is not None
     assert other.chat.messages[0] == {"role": "system", "content": "Be brief."}
-    assert (other.chat.tools, other.chat.first_message) == (one.chat.tools, one.chat.first_message)
+    assert (other.chat.tools, other.first_message) == (one.chat.tools, one.first_message)
     messages = [*one.chat.messages, one.chat.answer]
     assert [*other.chat.messages[1:], other.chat.answer] == without_ids(messages)
 
@@ -256,10 +255,16 @@ CHAT = {"role": "user", "content": "a"}
 BAD: dict[str, tuple[str, str]] = {
     "not JSON": ('{"prompt": "a"}\n{"prompt"', r":2: not JSON"),
     "no known key": ('{"question": "a"}', r":1: .*none of the keys .*; it has: question"),
-    "an unknown key": ('{"prompt": "a", "answers": "b"}', r":1: unknown key `answers`"),
+    "an unknown key": ('{"prompt": "a", "answers": "b"}', r":1: answers: unknown key \(did you mean `answer`\?\)"),
     "one of other choices": ('{"prompt": "a", "answer": "b", "choices": ["c", "d"]}', r":1: the answer must be one of"),
-    "two forms": ('{"prompt": "a"}\n\n{"text": "b"}', r":3: a row with `text`, but one with `prompt` at .*:1"),
-    "some answers": ('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}', r":2: a row without an answer"),
+    "two forms": (
+        '{"prompt": "a"}\n\n{"text": "b"}',
+        r":3: a row with `text`, .*, but a row with `prompt`, .* at .*:1",
+    ),
+    "some answers": (
+        '{"prompt": "a", "answer": "b"}\n{"prompt": "a"}',
+        r":2: a row with `prompt`, without an answer, but a row with `prompt`, with an answer",
+    ),
     "two questions": (json.dumps({"messages": [CHAT, CHAT]}), r":1: turns must be of user and assistant by turns"),
     "a result alone": (
         json.dumps({"conversations": [{"from": "observation", "value": "a"}]}),
@@ -267,11 +272,11 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "no call": (
         json.dumps({"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "b"}]}),
-        r":1: turn 2: the `value` of a function_call must be JSON",
+        r":1: conversations.1: it must be JSON",
     ),
     "arguments": (
         json.dumps({"messages": [CHAT, calling("look_up", "[1]")]}),
-        r":1: turn 2: call 1: `arguments` of look_up must be a JSON object",
+        r":1: messages.1.tool_calls.0.function.arguments: expected a mapping",
     ),
     "few rows": ('{"prompt": "a"}\n' * 400, rf"1 rows with different first messages; give {LEAST_ROWS} or more"),
 }
@@ -287,6 +292,6 @@ def test_a_bad_file_is_named_with_its_line(content: tuple[str, str], tmp_path: P
 
 
 def test_what_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
-    for name, said in (("rows.csv", "CSV isn't read"), ("", "the folder has no .txt or .md files")):
+    for name, said in (("rows.csv", "the name must end in .jsonl"), ("", "the folder has no .txt or .md files")):
         with pytest.raises(UserError, match=said):
             read_data(tmp_path / name)

@@ -16,10 +16,18 @@ from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_mo
 
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink import guard
-from moevolve.search.shrink.guard import Probe, check_edit, check_winner, checks_table, faults_of, general_set
+from moevolve.search.shrink.guard import (
+    Probe,
+    check_edit,
+    check_winner,
+    checks_table,
+    faults_of,
+    general_set,
+    is_loop,
+    structure_of,
+)
 from moevolve.search.shrink.page import TaskCheck
-from moevolve.search.shrink.routing import retained
-from moevolve.search.shrink.structure import is_loop, structure_of
+from moevolve.search.shrink.shrink import retained
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.worker import EvaluationWorker

@@ -33,15 +33,15 @@ def seconds(fixed: float, experts: float) -> dict[float, float]:
 
 def test_the_share_is_the_largest_that_is_fast_enough() -> None:
     for times in (1.1, 3.0):
-        share = chosen_share(asked(times), seconds(1.0, 4.0)).share
+        share, _ = chosen_share(asked(times), seconds(1.0, 4.0))
         assert 5.0 / (1.0 + 4.0 * share) == pytest.approx(1.03 * times, rel=1e-3)
 
 
 def test_a_width_that_seems_slower_than_a_wider_one_is_taken_for_as_fast() -> None:
     found = {1.0: 4.0, 0.5: 3.0, 0.25: 3.5, 0.125: 1.0}
-    plan = chosen_share(asked(2.0, sequences=8), found)
-    assert plan.share == pytest.approx(0.125 + 0.125 * (4 / 2.06 - 1) / (3 - 1), abs=1e-4)
-    assert "generates 2 tokens/s with 8 sequences at once" in plan.text and "2.06 times as many" in plan.text
+    share, said = chosen_share(asked(2.0, sequences=8), found)
+    assert share == pytest.approx(0.125 + 0.125 * (4 / 2.06 - 1) / (3 - 1), abs=1e-4)
+    assert "generates 2 tokens/s with 8 sequences at once" in said and "2.06 times as many" in said
 
 
 def test_a_speed_out_of_reach_is_refused_with_what_is_reachable() -> None:
@@ -94,7 +94,7 @@ def measured(config: Any, budget: SpeedBudget) -> dict[float, float]:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moevolve.search.shrink.speed.seconds_by_share", measured)
+    monkeypatch.setattr("moevolve.search.shrink.choosing.seconds_by_share", measured)
 
 
 @pytest.mark.usefixtures("timed")

@@ -39,13 +39,13 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     final = (3 + 3 * tokens["test"] / tokens["search"]) * 3.0
     needed = 7.0 + 4 * 10.0 + 4 * 3.0 + final + 3 * 6.0 / 2
     for extra in (1, 17, 100):
-        plan = chosen(f"{needed + extra * 3.0 / 2 + 0.01:.3f}s", config, tokens, found, spent=7.0)
-        assert plan.evaluations == 3 + extra
-    assert chosen("1s", config, tokens, found, spent=7.0).evaluations == 4
-    assert "10 times the preset's" in chosen("30d", config, tokens, found, spent=7.0).text
-    assert chosen("30d", config, tokens, found, spent=7.0).evaluations == 10 * 27
+        count, _ = chosen(f"{needed + extra * 3.0 / 2 + 0.01:.3f}s", config, tokens, found, spent=7.0)
+        assert count == 3 + extra
+    assert chosen("1s", config, tokens, found, spent=7.0)[0] == 4
+    count, said = chosen("30d", config, tokens, found, spent=7.0)
+    assert count == 10 * 27 and "10 times the preset's" in said
     slower = replace(found, workers=1)
-    by_one, by_two = (chosen("10m", config, tokens, each, spent=7.0).evaluations for each in (slower, found))
+    by_one, by_two = (chosen("10m", config, tokens, each, spent=7.0)[0] for each in (slower, found))
     assert by_one < by_two
     (first, last) = shortened(config.phases, 4)
     assert (first.evaluations, last.evaluations, last.initial) == (3, 1, 1)

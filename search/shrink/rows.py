@@ -1,0 +1,267 @@
+"""A row of a file of requests: a prompt, a text, or a chat in the form of OpenAI's API or of ShareGPT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.yaml_files import explain_validation
+
+_SHAREGPT = {role: role for role in ("system", "user", "assistant", "tool")}
+_SHAREGPT |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant"}
+_SHAREGPT |= {"observation": "tool", "function_response": "tool"}
+"""OpenAI's roles by those of ShareGPT, of which data sets with tools have more than one set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation.
+
+    Attributes:
+        messages: Messages up to the one to be answered, in the form of OpenAI's API, but with a call's arguments as an
+            object, as chat templates expect them.
+        tools: Tools that the model may call.
+        answer: The assistant's answer; None if there is none.
+    """
+
+    messages: tuple[Mapping[str, Any], ...] = field(repr=False)
+    tools: tuple[Mapping[str, Any], ...] = field(repr=False)
+    answer: Mapping[str, Any] | None = field(repr=False)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether there are tools, calls of tools or their results."""
+        messages = self.messages if self.answer is None else (*self.messages, self.answer)
+        return bool(self.tools) or any(each["role"] == "tool" or "tool_calls" in each for each in messages)
+
+
+@dataclass(frozen=True, slots=True)
+class DataRow:
+    """One request.
+
+    Attributes:
+        prompt: The last user's turn, or the prompt or text.
+        first_message: What the conversation or the document begins with, without the system prompt.
+        answer: The answer; None if there is none.
+        choices: Closed set of answers; empty for open ones.
+        turns: `(role, content)` of the turns before the prompt: at most one `system` turn, then `user` and `assistant`
+            by turns.
+        chat: The conversation with its tools, if any row of its file has some. `prompt` and `answer` are then made of
+            it by the model's chat template.
+    """
+
+    prompt: str
+    first_message: str
+    answer: str | None = None
+    choices: tuple[str, ...] = ()
+    turns: tuple[tuple[str, str], ...] = ()
+    chat: Chat | None = None
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without the fields that are null: columns of a table have them where JSON has no field."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _joined(value: Any) -> Any:
+    """The text of a field that is a list of parts."""
+    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+        return value
+    others = [part.get("type") for part in value if part.get("type") != "text"]
+    if others:
+        raise ValueError(f"it has a part of type {others[0]!r}, and only text is read")
+    return "".join(str(part.get("text", "")) for part in value)
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it must be a text that isn't empty")
+    return text
+
+
+def _parsed(value: Any) -> Any:
+    """JSON within JSON, which OpenAI's API has for arguments, and some data sets for tools."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except ValueError:
+        raise ValueError("it must be JSON") from None
+
+
+Text = Annotated[str, BeforeValidator(_joined), AfterValidator(_not_empty)]
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
+
+
+class _Call(BaseModel):
+    function: _Function
+    id: Any = None
+
+    def as_data(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.arguments or {}}
+        call = {"type": "function", "function": function}
+        return call if self.id is None else call | {"id": self.id}
+
+
+class _Message(BaseModel):
+    """A message in the form of OpenAI's API."""
+
+    model_config = ConfigDict(extra="forbid")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_joined)] = ""
+    tool_calls: tuple[_Call, ...] = ()
+    tool_call_id: Any = None
+    name: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, found: Any) -> Any:
+        return without_nulls(found)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only the assistant calls tools")
+        if not self.tool_calls:
+            _not_empty(self.content)
+        return self
+
+    def as_data(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_data() for call in self.tool_calls]
+        message["content"] = self.content
+        further = {"tool_call_id": self.tool_call_id, "name": self.name}
+        return message | {key: value for key, value in further.items() if value is not None}
+
+
+def _message_of(turn: Any) -> Any:
+    """A turn of ShareGPT's form as a message. A `function_call` holds one call as JSON, or a list of them."""
+    if not isinstance(turn, dict) or turn.keys() != {"from", "value"}:
+        raise ValueError("a turn is an object with `from` and `value`")
+    if turn["from"] not in _SHAREGPT:
+        raise ValueError(f"unknown `from` {turn['from']!r}; known are {', '.join(_SHAREGPT)}")
+    if turn["from"] != "function_call":
+        return {"role": _SHAREGPT[turn["from"]], "content": turn["value"]}
+    calls = _parsed(turn["value"])
+    calls = calls if isinstance(calls, list) else [calls]
+    return {"role": "assistant", "tool_calls": [{"function": call} for call in calls]}
+
+
+class _Form(BaseModel):
+    """A row in one of the forms. Its method `row` raises ValueError if the parts of the row don't fit together."""
+
+    model_config = ConfigDict(extra="forbid")
+    id: Any = None
+
+
+class _PromptForm(_Form):
+    prompt: Text
+    answer: Text | None = None
+    choices: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
+
+    def row(self) -> DataRow:
+        if self.choices is not None and self.answer not in self.choices:
+            raise ValueError(f"the answer must be one of the choices, {', '.join(map(repr, self.choices))}")
+        return DataRow(self.prompt, self.prompt, self.answer, self.choices or ())
+
+
+class _TextForm(_Form):
+    text: Text
+
+    def row(self) -> DataRow:
+        return DataRow(self.text, self.text)
+
+
+class _ChatForm(_Form):
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_parsed)] = None
+
+    def row(self) -> DataRow:
+        return self._row_of([message.as_data() for message in self.messages])
+
+    def _row_of(self, messages: list[dict[str, Any]]) -> DataRow:
+        for number, (before, message) in enumerate(pairwise([{"role": "system"}, *messages]), start=1):
+            if message["role"] == "tool" and before["role"] != "tool" and "tool_calls" not in before:
+                raise ValueError(f"turn {number}: a tool's result, but no call of a tool before it")
+        answer = messages.pop() if messages[-1]["role"] == "assistant" else None
+        first = next((each["content"] for each in messages if each["role"] != "system"), None)
+        if not first:
+            raise ValueError("there is no message of the user to answer")
+        tools = (tool if "function" in tool else {"type": "function", "function": tool} for tool in self.tools or ())
+        chat = Chat(tuple(messages), tuple(tools), answer)
+        if chat.has_tools:
+            # The form of a row is told by its answer, which only the model's template can write.
+            return DataRow(first, first, None if answer is None else "", chat=chat)
+        *turns, (_, prompt) = _by_turns(messages)
+        return DataRow(prompt, first, None if answer is None else answer["content"], turns=tuple(turns), chat=chat)
+
+
+class _ShareGptForm(_ChatForm):
+    messages: Annotated[
+        list[Annotated[_Message, BeforeValidator(_message_of)]], Field(alias="conversations", min_length=1)
+    ]
+    system: Text | None = None
+
+    def row(self) -> DataRow:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return self._row_of([*system, *(message.as_data() for message in self.messages)])
+
+
+def _by_turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """`(role, content)` of messages that end with a question, after checking that user and assistant take turns."""
+    roles = [message["role"] for message in messages]
+    spoken = roles[1:] if roles[0] == "system" else roles
+    if len(spoken) % 2 == 0 or spoken != (["user", "assistant"] * len(spoken))[: len(spoken)]:
+        raise ValueError(
+            f"turns must be of user and assistant by turns, after at most one system prompt; got {', '.join(roles)}"
+        )
+    return [(message["role"], message["content"]) for message in messages]
+
+
+FORMS: dict[str, type[_ChatForm | _PromptForm | _TextForm]] = {
+    "messages": _ChatForm,
+    "conversations": _ShareGptForm,
+    "prompt": _PromptForm,
+    "text": _TextForm,
+}
+"""Forms of rows by the key that tells the form."""
+
+
+def read_row(found: Mapping[str, Any], place: str) -> tuple[str, DataRow]:
+    """Read a row that stands at `place` of a file, with the key that tells its form.
+
+    Raises:
+        UserError: It has none of the known keys, or it is malformed.
+    """
+    key = next((key for key in FORMS if key in found), None)
+    if key is None:
+        known = ", ".join(f"`{key}`" for key in FORMS)
+        raise UserError(f"{place}: the row has none of the keys {known}; it has: {', '.join(found) or 'none'}")
+    form = FORMS[key]
+    try:
+        return key, form.model_validate(found).row()
+    except ValidationError as error:
+        raise UserError(f"{place}: {explain_validation(error, found, form.model_fields)}") from None
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from None
