@@ -26,7 +26,7 @@ from moevolve.workers.checkpoints.loading import load_model
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
-from moevolve.workers.engine.columns import pad_left
+from moevolve.workers.engine.columns import pad
 from moevolve.workers.engine.tokenizing import end_tokens, missing_bos, tokenize_split
 from moevolve.workers.methods.eep.edit import EepEdit
 
@@ -121,7 +121,7 @@ class AuthorsWay:
         return np.array([matcher.match(text, example) for text, example in zip(texts, split.examples, strict=True)])
 
     def _generate(self, model: MixtralForCausalLM, prompts: Sequence[Tokens], budget: int) -> list[str]:
-        ids, mask, _ = pad_left(prompts, model.device)
+        ids, mask, _ = pad(prompts, model.device, before=True)
         made = model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -147,7 +147,7 @@ class AuthorsWay:
         """Seconds of one plain pass of the full model over a split's prompts: the unit of cost."""
         prompts = self._tokens(split)
         device = self._original.device
-        batches = [pad_left(prompts[i : i + self._rows], device) for i in range(0, len(prompts), self._rows)]
+        batches = [pad(prompts[i : i + self._rows], device, before=True) for i in range(0, len(prompts), self._rows)]
         started = time.perf_counter()
         for ids, mask, _ in batches:
             self._original(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1)
