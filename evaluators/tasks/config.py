@@ -193,9 +193,7 @@ class TaskConfig(TaskFileSection):
         turns: Column with the turns of a row's conversation before the prompt: a list of `{role, content}`, a `system`
             turn first if there is one, then `user` and `assistant` in turn. They follow the shots.
         chat: Put prompts into the model's chat template, if it has one.
-        window: Tokens per window of running text, for a fitness that reads whole texts: the rows of a split, separated
-            by empty lines, are tokenised as one text and cut into windows; an incomplete last window is dropped. None
-            reads each row's text by itself.
+        window: See `PreparedSplit`; an incomplete last window is dropped.
     """
 
     name: str = Field(min_length=1)

@@ -54,7 +54,7 @@ class Significance:
     against: str = ""
 
 
-def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes], seed: int = 0) -> Significance | None:
+def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes]) -> Significance | None:
     """Two-sided paired test for equal scores on the same examples and, if there are several, the same seeds.
 
     With several seeds, seeds and examples are both random samples. The variance of the mean difference is the variance
@@ -71,7 +71,6 @@ def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes], seed
     Args:
         one, other: Outcomes of the two models, per task. Rows are the same seeds on both sides; only seeds with results
             on both sides count.
-        seed: Seed of the sign flips.
 
     Returns:
         The test, or None if no seed has results on both sides.
@@ -87,7 +86,7 @@ def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes], seed
         return None
     left, right = ([(each.values[both], each) for each in side] for side in (one, other))
     if all((rows == rows[0]).all() for rows, _ in (*left, *right)):
-        return _over_examples([(a[0], b[0], of) for (a, of), (b, _) in zip(left, right, strict=True)], seeds, seed)
+        return _over_examples([(a[0], b[0], of) for (a, of), (b, _) in zip(left, right, strict=True)], seeds)
     tables = [
         (_additive(a, of.metric) - _additive(b, of.metric), of.weight)
         for (a, of), (b, _) in zip(left, right, strict=True)
@@ -95,16 +94,12 @@ def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes], seed
     return Significance(_two_way(tables).p, "seeds x examples", seeds)
 
 
-def score_interval(outcomes: Sequence[TaskOutcomes], seed: int = 0) -> tuple[float, float]:
+def score_interval(outcomes: Sequence[TaskOutcomes]) -> tuple[float, float]:
     """95 % confidence interval of a score, which is the weighted mean over tasks and the mean over seeds.
 
     With several seeds, seeds and examples are both random samples, as in `paired_test`. With one seed, or the same
     outcomes for every seed, it is `confidence_interval` for one task, and for several a bootstrap over each task's
     examples.
-
-    Args:
-        outcomes: Outcomes per task, of at least one seed.
-        seed: Seed of the bootstrap.
     """
     tables = [(each.values[~np.isnan(each.values[:, 0])], each) for each in outcomes]
     if any((rows != rows[0]).any() for rows, _ in tables):
@@ -113,7 +108,7 @@ def score_interval(outcomes: Sequence[TaskOutcomes], seed: int = 0) -> tuple[flo
         return max(0.0, found.mean - half), min(1.0, found.mean + half)
     if len(tables) == 1:
         return confidence_interval(tables[0][0][0], metric=tables[0][1].metric)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     total = sum(of.weight for _, of in tables)
     means = np.zeros(1000)
     for rows, of in tables:
@@ -141,7 +136,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def _over_examples(
-    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], TaskOutcomes]], seeds: int, seed: int
+    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], TaskOutcomes]], seeds: int
 ) -> Significance:
     """The test over examples alone; `pairs` has both sides' outcomes, shape (examples,), per task."""
     if len(pairs) == 1 and all(np.isin(side, (0.0, 1.0)).all() for side in pairs[0][:2]):
@@ -158,7 +153,7 @@ def _over_examples(
         parts.append(difference * (of.weight / total / a.size))
     differences = np.concatenate(parts)
     observed = abs(differences.sum())
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     extreme, block = 0, max(1, 1_000_000 // differences.size)  # limits the matrix of signs to 8 MB
     for start in range(0, _RESAMPLES, block):
         signs = rng.choice((-1.0, 1.0), size=(min(block, _RESAMPLES - start), differences.size))

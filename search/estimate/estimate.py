@@ -90,12 +90,6 @@ def estimate(
     )
 
 
-def busy_workers(config: RunConfig) -> int:
-    """Number of a run's workers that evaluate at once; those beyond the window would have nothing to do."""
-    in_flight = make_schedule(config).in_flight
-    return min(config.workers.most(in_flight), in_flight)
-
-
 def _memory(
     config: RunConfig,
     outline: ModelOutline,
@@ -139,7 +133,9 @@ def _on_device(
 ) -> DeviceEstimate:
     """A search of so many FLOPs on one kind of GPU; `models` has the number of experts per layer of each model."""
     gpus, peak = config.workers.num_gpus or 1.0, device.flops(outline.facts.dtype)
-    available, workers = int(device.memory * gpus), busy_workers(config)
+    available, in_flight = int(device.memory * gpus), make_schedule(config).in_flight
+    # Workers beyond the window would have nothing to do.
+    workers = min(config.workers.most(in_flight), in_flight)
     # Several GPUs of a worker hold a model's layers one after the other, and compute one at a time.
     rate = workers * min(gpus, 1.0) * peak * utilisation
     kept: dict[str, int] = {}
