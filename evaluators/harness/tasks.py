@@ -64,11 +64,9 @@ class LoadedTask:
 def harness_task(name: str) -> TaskConfig:
     """Return the settings of an lm-eval task with default splits.
 
-    `test` has the documents that lm-eval itself evaluates on: the test documents, or else the validation documents.
-    `search` and `dev` take up to 256 shuffled documents each from the validation documents, or else from the training
-    documents. If there are only documents for evaluation, `search` and `dev` take up to a third each, and `test` the
-    rest. `calibration` takes up to 256 of the remaining training documents, at most half of them, so that some are left
-    for few-shot examples.
+    `test` has the documents that lm-eval itself evaluates on, `search` and `dev` have others, or a third each if there
+    are no others. `calibration` takes at most half of the remaining training documents, so that some are left for
+    few-shot examples. `configs/tasks/README.md` has the numbers.
 
     Args:
         name: `lm_eval:TASK` or `lm_eval:PATH.yaml`, optionally followed by `#METRIC` or `#METRIC,FILTER`.

@@ -99,7 +99,7 @@ def as_dataset(rows: list[Row], file: str) -> Dataset:
             columns.append(Dataset.from_dict({name: [row.get(name) for row in rows]}))
         except (TypeError, ValueError, OverflowError) as error:  # pyarrow's
             raise UserError(f"{file}: field `{name}` isn't of one type in all lines: {first_line(error)}") from None
-    return concatenate_datasets(columns, axis=1)
+    return concatenate_datasets(columns, axis=1) if columns else Dataset.from_dict({})
 
 
 def _load_hub(source: Source, split: str) -> Table:
