@@ -14,13 +14,14 @@ from starlette.staticfiles import StaticFiles
 
 from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server import metrics
+from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.listings import Listings
-from moevolve.search.server.pages import comparing, health, individuals, rankings, rendering, searches
+from moevolve.search.server.pages import answering, comparing, health, individuals, rankings, rendering, searches
 from moevolve.search.server.pages import launching as launch_pages
 from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
@@ -44,6 +45,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     Raises:
         UserError: the key of a webhook isn't in the environment.
     """
+    processes = ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks)
     server = ServerState(
         writer=store,
         settings=settings,
@@ -51,7 +53,8 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         previews=Turns("checks of launches"),
         preview_process=PreviewProcess(),
         feed=Feed(store),
-        processes=ProcessRunner(settings.store, settings.logs.resolve(), settings.webhooks),
+        processes=processes,
+        answers=AnswerRunner(processes),
         listings=Listings(store),
     )
 
@@ -59,6 +62,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await server.feed.close()
+        server.answers.close()
         server.preview_process.close()
 
     app = FastAPI(
@@ -78,7 +82,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     for module in (reading, launching):
         app.include_router(module.routes, prefix="/api", dependencies=[NEEDS_TOKEN])
     app.include_router(metrics.routes)
-    for pages in (searches, individuals, rankings, comparing, launch_pages, health, rendering):
+    for pages in (searches, individuals, answering, rankings, comparing, launch_pages, health, rendering):
         app.include_router(pages.routes)
     files = _RevalidatedFiles(directory=rendering.FOLDER / "static", packages=[("moevolve.search.report", "static")])
     app.mount("/static", files, name="static")

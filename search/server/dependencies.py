@@ -12,6 +12,7 @@ from fastapi.security import HTTPBearer
 
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.estimate.preview import PreviewProcess
+from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.processes import ProcessRunner
@@ -34,6 +35,7 @@ class ServerState:
     preview_process: PreviewProcess
     feed: Feed
     processes: ProcessRunner
+    answers: AnswerRunner
     listings: Listings
 
     @property

@@ -1,4 +1,4 @@
-"""The page of one individual: scores, genome, lineage, exports, and on which rows it is right.
+"""The page of one individual: scores, genome, lineage and exports.
 
 Figures are documents of their own that pages show as images, so that they are drawn only when somebody looks at them.
 """
@@ -6,7 +6,6 @@ Figures are documents of their own that pages show as images, so that they are d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
@@ -20,25 +19,20 @@ from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows
 from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import score_of
-from moevolve.search.operations.answers import outcomes
 from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.report.rendering import handle
-from moevolve.search.requests.models import OutcomesRequest
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
-from moevolve.search.server.pages.forms import form_link, from_form
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.processes import Job
 from moevolve.search.settings.phases import START
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, IndividualDetail, IndividualRecord, LineageGraph
+from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
 
 if TYPE_CHECKING:
     from moevolve.search.figures.style import Figure
 
-_PREFERRED = ("test", "dev", "search")
-"""Splits in the order in which one is shown if none was chosen."""
 _CHILDREN, _LINE = 25, 40
 """Rows of the tables of children and of the main line of ancestors."""
 _STYLE = (
@@ -70,33 +64,6 @@ def show_exports(request: Request, server: ServerDep, ref: RefPath) -> HTMLRespo
     """Exports of an individual, and the state of the latest export started from here."""
     detail = server.store.individual(ref)
     return _part(request, detail, "exports", "Exports of", job=_export_job(server, detail))
-
-
-@routes.get("/individuals/{individual}/answers")
-def show_answers(request: Request, server: ServerDep, individual: RefPath) -> HTMLResponse:
-    """On which rows an individual and another model are right."""
-    detail = server.store.individual(individual)
-    asked = _asked(request, server.store, detail)
-    if asked is None:
-        return _part(request, detail, "answers", "Answers of", asked=None)
-    found, note = None, ""
-    try:
-        found = outcomes(server.store, asked)
-    except UserError as error:
-        note = str(error)
-    scored = [each for each in detail.evaluations if each.outcomes]
-    return _part(
-        request,
-        detail,
-        "answers",
-        "Answers of",
-        asked=asked,
-        found=found,
-        note=note,
-        tasks=sorted({each.task for each in scored}),
-        splits=sorted({each.split for each in scored}, key=_PREFERRED.index),
-        link=partial(form_link, f"{_path(detail)}/answers", asked, individual=None),  # which is in the path
-    )
 
 
 @routes.get("/individuals/{ref}/genome")
@@ -175,20 +142,6 @@ def _path(detail: IndividualDetail) -> str:
 def _part(request: Request, detail: IndividualDetail, name: str, what: str, **context: Any) -> HTMLResponse:
     """A part of the page of an individual as a page of its own."""
     return render_part(request, name, what, detail.ref, _path(detail), detail=detail, **context)
-
-
-def _asked(request: Request, store: StoreReader, detail: IndividualDetail) -> OutcomesRequest | None:
-    """What a page's query asks for, or else the first split with outcomes of both; None without any outcomes."""
-    scored = [each for each in detail.evaluations if each.outcomes]
-    if not scored:
-        return None
-    if {"task", "split"} <= request.query_params.keys():
-        return from_form(OutcomesRequest)(request)
-    search, splits = detail.search, [each.task_fingerprint for each in scored]
-    full = store.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, splits)
-    both = {each.task_fingerprint for each in full if each.outcomes}
-    first = min(scored, key=lambda each: (each.task_fingerprint not in both, _PREFERRED.index(each.split)))
-    return from_form(OutcomesRequest, task=first.task, split=first.split)(request)
 
 
 def _export_job(server: ServerState, detail: IndividualDetail) -> Job | None:

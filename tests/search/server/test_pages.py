@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
@@ -16,6 +19,7 @@ from page_checks import check, page_of
 from search_lab import reranked_search
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
+from waiting import PATIENT_S
 
 from moevolve.search.genomes.contract.outline import ranges
 from moevolve.search.loop.scores import interval
@@ -106,18 +110,48 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
     assert len(seen) > 80 and {"/searches/eep?", "/individuals/nanomoe:N?", "/searches/nanomoe/costs?"} < seen
 
 
-def test_outcomes_are_shown_row_by_row(client: TestClient, store: Store) -> None:
-    found = outcomes(store, OutcomesRequest("eep:20", task="pick", split="search", only="wrong", limit=3))
-    path = "/individuals/eep:20/answers?task=pick&split=search&only=wrong&limit=3"
+def test_answers_are_shown_row_by_row_and_generated_on_request(
+    client: TestClient, store: Store, in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that generates them is a script, which notes how it was called and prints what it is given."""
+    asked, given, script = tmp_path / "asked", tmp_path / "given", tmp_path / "script"
+    script.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" >{asked}.new; mv {asked}.new {asked}\n'
+        f"while [ ! -e {given} ]; do sleep 0.05; done; cat {given}\n"
+    )
+    script.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(script))
+    task = "pick"
+    found = outcomes(store, OutcomesRequest("eep:20", task=task, split="search", only="wrong", limit=3))
+    path = f"/individuals/eep:20/answers?task={task}&split=search&only=wrong&limit=3"
     page = page_of(client, path)
     for count, name in ((found.examples, "rows"), (found.counts["both_wrong"], "both wrong")):
         assert f"{count} {name}" in page.text
     prompts = [" ".join(row.prompt.split()) for row in found.rows]
     assert len(prompts) == 3 and all(each in " ".join(page.text.split()) for each in prompts)
-    assert "moevolve answers eep:20 --task pick --split search --only wrong" in page.text
     assert "no stored outcomes" in page_of(client, path.replace("search&", "test&against=eep:0&")).text
+    started = client.post(f"{path}&part=1", headers={"x-moevolve": "1"})
+    assert started.status_code == 202 and "generating answers" in started.text
+    until(asked.exists)
+    module, *command = asked.read_text().split()[1:]
+    assert module == "moevolve.search.cli"
+    (tmp_path / "printed").write_text(in_process(*command, "--store", store.url).stdout)
+    (tmp_path / "printed").rename(given)
+    until(lambda: "generating answers" not in client.get(path).text)
+    generated, printed = page_of(client, path).text, json.loads(given.read_text())
+    rows = printed["rows"]
+    assert printed["split"] == "search" and [row["row"] for row in rows] == [row.row for row in found.rows]
+    for row in rows:
+        assert all(answer["text"] and answer["text"] in generated for answer in row["answers"])
     assert "Answers, row by row" in page_of(client, "/individuals/eep:20").text
     assert "No outcomes are stored" in page_of(client, "/individuals/evil:0/answers").text
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, store: Store) -> None:
