@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from moevolve.search.genomes.contract.outline import GenomeOutline, ranges
 from moevolve.search.genomes.registry import outline_of
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.requests.answers import ChoiceEffect, Effects, OperatorEffect, OptionEffect
+from moevolve.search.requests.answers import ChoiceEffect, Effects, GeneRow, OperatorEffect, OptionEffect
 from moevolve.search.requests.searches import EffectsRequest
 from moevolve.search.strategies.surrogate import LinearPosterior
 from moevolve.store.reader import StoreReader
@@ -67,7 +67,9 @@ def effects(store: StoreReader, request: EffectsRequest) -> Effects:
     rows = [row for row in store.page(search.id, "newest", limit=_MOST) if row.fitness is not None][::-1]
     outlines = _outlines(store, search, rows)
     scores = np.array([row.fitness for row in rows], dtype=np.float64)
-    predicted, choices, options = effects_of_choices(outlines, genes_of(outlines), scores)
+    genes = genes_of(outlines)
+    predicted, choices, options = effects_of_choices(outlines, genes, scores)
+    shown = genes if request.genes else {}
     return Effects(
         search.name,
         len(rows),
@@ -75,6 +77,11 @@ def effects(store: StoreReader, request: EffectsRequest) -> Effects:
         tuple(_operators(store, search, rows)),
         tuple(choices),
         tuple(options[: request.limit]),
+        tuple(shown),
+        tuple(
+            GeneRow(row.index, row.fitness or 0.0, values)
+            for row, values in zip(rows, zip(*shown.values(), strict=True), strict=False)
+        ),
     )
 
 

@@ -106,7 +106,7 @@ def _spread(values: tuple[float, float, float] | None) -> str:
     return mean if low == high else f"{mean} ({low} - {high})"
 
 
-@shows(EffectsRequest)
+@shows(EffectsRequest, "genes")
 def effects(found: Effects, _: EffectsRequest) -> None:
     rows = [
         [

@@ -141,6 +141,15 @@ class OptionEffect:
 
 
 @dataclass(frozen=True, slots=True)
+class GeneRow:
+    """The numbers and names that one individual's settings and sizes have, in the order of `Effects.genes`."""
+
+    index: int
+    score: float
+    values: tuple[float | str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Effects:
     """What moved the score in a search.
 
@@ -152,6 +161,8 @@ class Effects:
         operators: The one with most individuals first.
         choices: The largest effects first.
         options: Those whose effects are farthest from 0 in standard deviations first.
+        genes: Names of the settings and sizes of layers that vary. Empty unless asked for.
+        rows: Their values. Empty unless asked for.
     """
 
     search: str
@@ -160,6 +171,8 @@ class Effects:
     operators: tuple[OperatorEffect, ...]
     choices: tuple[ChoiceEffect, ...]
     options: tuple[OptionEffect, ...] = field(repr=False)
+    genes: tuple[str, ...] = ()
+    rows: tuple[GeneRow, ...] = field(default=(), repr=False)
 
     @property
     def note(self) -> str:

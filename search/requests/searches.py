@@ -126,6 +126,9 @@ class EffectsRequest(Request["Effects"]):
     search: SearchRef
     _: KW_ONLY
     limit: Annotated[int, about("List at most this many options, the surest ones first.", ge=1, le=1000)] = 20
+    genes: Annotated[
+        bool, about("List the varying settings and sizes of each individual, too, for a chart."), Flag("--genes")
+    ] = False
 
 
 @record

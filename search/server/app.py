@@ -21,7 +21,7 @@ from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.listings import Listings
-from moevolve.search.server.pages import answering, comparing, health, individuals, rankings, rendering, searches
+from moevolve.search.server.pages import answering, comparing, effects, health, individuals, rankings, rendering, searches
 from moevolve.search.server.pages import launching as launch_pages
 from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
@@ -82,7 +82,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
     for module in (reading, launching):
         app.include_router(module.routes, prefix="/api", dependencies=[NEEDS_TOKEN])
     app.include_router(metrics.routes)
-    for pages in (searches, individuals, answering, rankings, comparing, launch_pages, health, rendering):
+    for pages in (searches, effects, individuals, answering, rankings, comparing, launch_pages, health, rendering):
         app.include_router(pages.routes)
     files = _RevalidatedFiles(directory=rendering.FOLDER / "static", packages=[("moevolve.search.report", "static")])
     app.mount("/static", files, name="static")

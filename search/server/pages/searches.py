@@ -9,13 +9,12 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.analysis.effects import effects
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.operations.queries import selected
 from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
-from moevolve.search.requests.searches import EffectsRequest, SearchesRequest, SearchOrder
+from moevolve.search.requests.searches import SearchesRequest, SearchOrder
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep
 from moevolve.search.server.fitness_curves import fitness_curve
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
@@ -32,8 +31,6 @@ from moevolve.store.records import SEARCH_STATUSES, Order, SearchRecord
 
 _SEARCHES, _ROWS, _EVENTS, _MANY_EVENTS = 50, 25, 10, 500
 """Rows per page: searches, individuals, events on a page with other things, events on a page of their own."""
-_OPTIONS, _FEW_OPTIONS = 25, 8
-"""Options among the effects on a page of their own, and where they are part of another one."""
 _MAX_INDIVIDUALS = 20_000
 """Largest search for which parts that read all individuals are loaded without a click."""
 
@@ -134,15 +131,6 @@ def show_course(request: Request, server: ServerDep, search: SearchPath) -> HTML
     record = server.store.search(search)
     steps = improvements(fitness_curve(server.store, record.id), spans_of(config_of(record)))
     return _part(request, record, "course", "Fitness of", steps=steps)
-
-
-@routes.get("/searches/{search}/effects")
-def show_effects(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
-    """What moved the score in a search."""
-    record = server.store.search(search)
-    asked = EffectsRequest(record.id, limit=_FEW_OPTIONS if "part" in request.query_params else _OPTIONS)
-    found = server.listings.cached(repr(asked), partial(effects, server.store, asked))
-    return _part(request, record, "effects", "What mattered in", found=found)
 
 
 @routes.get("/searches/{search}/standings")

@@ -151,9 +151,11 @@ def test_settings_and_sizes_are_genes() -> None:
     assert ends["neurons of layers 0-2"] == pytest.approx(neurons.mean() + neurons.std() * np.array([-1, 1]), rel=0.06)
 
 
-def test_without_scores_nothing_is_told(tmp_path: Path) -> None:
+def test_without_scores_nothing_is_told(store: Store, tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as empty:
         start(empty, run_config())
-        found = effects(empty, EffectsRequest("lab"))
-    assert (found.individuals, found.predicted, found.choices) == (0, None, ())
+        found = effects(empty, EffectsRequest("lab", genes=True))
+    assert (found.individuals, found.predicted, found.choices, found.rows) == (0, None, (), ())
     assert "too few individuals" in found.note
+    genes = effects(store, EffectsRequest("bred", genes=True))
+    assert len(genes.rows) == genes.individuals and all(len(row.values) == len(genes.genes) for row in genes.rows)

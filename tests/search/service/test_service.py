@@ -16,7 +16,7 @@ from moevolve.search.analysis import effects
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.operations import plot, queries
 from moevolve.search.report import page
-from moevolve.search.requests.answers import ChoiceEffect, Effects, GenomeView
+from moevolve.search.requests.answers import ChoiceEffect, Effects, GeneRow, GenomeView
 from moevolve.search.requests.models import EvaluateRequest, OutcomesRequest
 from moevolve.search.requests.record import Request, one_line_errors
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
@@ -51,7 +51,7 @@ QUESTIONS: list[Request[Any]] = [
     SearchRequest("lab"),
     ControlRequest("lab"),
     FinalTableRequest("lab-1"),
-    EffectsRequest("lab", limit=3),
+    EffectsRequest("lab", limit=3, genes=True),
     BestRequest(task="rte", limit=2),
     BestRequest(search="alpha", by="search"),
     ContrastRequest(["lab", "alpha"], by="hours"),
@@ -100,7 +100,8 @@ def view(store: StoreReader, request: GenomeRequest) -> GenomeView:
 
 def what_mattered(store: StoreReader, request: EffectsRequest) -> Effects:
     """In the place of effects, for which the search's genomes would have to be read."""
-    return Effects(request.search, 3, None, (), (ChoiceEffect("lambda", 0.1, 0.0, 0.25),), ())
+    rows = (GeneRow(1, 0.5, (1.5, "local", None)),)
+    return Effects(request.search, 3, None, (), (ChoiceEffect("lambda", 0.1, 0.0, 0.25),), (), ("a", "b", "c"), rows)
 
 
 @pytest.fixture(scope="module")
