@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 
+import idna
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moevolve.evaluators.errors import UserError
@@ -73,10 +74,9 @@ class ServerSettings(Section):
 
     @field_validator("hosts")
     @classmethod
-    def _hosts_are_as_browsers_send_them(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _hosts_can_be_asked_for(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         for name in hosts:
-            if not name.isascii():
-                raise ValueError(f"{name!r} has characters other than ASCII: give the name in its `xn--` form")
+            ascii_host(name)
         return hosts
 
     @model_validator(mode="after")
@@ -89,7 +89,7 @@ class ServerSettings(Section):
     @property
     def allowed_hosts(self) -> frozenset[str]:
         """Host names that requests may be addressed to, lower case and without ports."""
-        return frozenset(name.lower() for name in (*LOOPBACK, *self.hosts, *self.names))
+        return frozenset(ascii_host(name) for name in (*LOOPBACK, *self.hosts, *self.names))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -120,6 +120,20 @@ class ServerSettings(Section):
                 "set MOEVOLVE_READ_TOKEN and MOEVOLVE_WRITE_TOKEN"
             )
         return found
+
+
+def ascii_host(name: str) -> str:
+    """A host name as clients send it: lower case, and an international name in its `xn--` form.
+
+    Raises:
+        ValueError: the name is international and breaks a rule of such names (UTS 46).
+    """
+    if name.isascii():
+        return name.lower()
+    try:
+        return idna.encode(name, uts46=True).decode("ascii")
+    except idna.IDNAError as error:
+        raise ValueError(f"{name!r} is no host name: {error}") from None
 
 
 def read_settings(path: Path | None, changes: Mapping[str, object]) -> ServerSettings:

@@ -81,6 +81,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         tokens=folder / "tokens",
         logs=folder / "logs",
         configurations=(runs,),
+        hosts=("Bücher.example", "straße.example"),
     )
     with Store.open(settings.store) as store:
         drive(store, start(store, run_config()), UnrulyPool(seed=1))
@@ -126,6 +127,17 @@ def test_every_page_and_file_answers_head(served: Served) -> None:
         assert (status, content) == (200, b""), path
     assert served.ask("/nothing", method="HEAD") == (404, b"")
     assert served.ask("/api/searches", method="HEAD", headers="") == (401, b""), "and no more than GET without a token"
+
+
+def test_an_international_host_name_is_known_as_browsers_send_it(served: Served) -> None:
+    for host, status in {
+        b"XN--BCHER-KVA.EXAMPLE:8080": 401,
+        b"xn--strae-oqa.example": 401,
+        b"strasse.example": 400,
+        b"xn--evil.example": 400,
+    }.items():
+        answer = served.send(b"GET /api/searches HTTP/1.1\r\nconnection: close\r\nhost: " + host + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 %d " % status), answer
 
 
 STYLE = b"GET /static/style.css HTTP/1.1\r\nhost: localhost\r\n\r\n"
