@@ -16,6 +16,7 @@ from typing import Any
 from moevolve.evaluators.errors import UserError
 from moevolve.search.running.webhooks import WebhookSection, environment_of
 from moevolve.store.events import ASKER_VARIABLE, asker
+from moevolve.store.records import DesiredState
 
 _TAIL_BYTES = 1 << 16
 _SERVER_VARIABLES = ("MOEVOLVE_SERVER", "MOEVOLVE_TOKEN", "MOEVOLVE_READ_TOKEN", "MOEVOLVE_WRITE_TOKEN")
@@ -41,7 +42,7 @@ class Job:
         process: Process id on the server's machine.
         exit_code: None while the process runs.
         last_line: Last line of its log.
-        ended: True if it was asked to end before its search had a driver.
+        asked: What it was asked for before its search had a driver: `paused`, `stopped` or `cancelled`.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Job:
     running: bool
     exit_code: int | None
     last_line: str
-    ended: bool = False
+    asked: DesiredState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class _Started:
     command: str
     at: datetime
     process: subprocess.Popen[bytes]
-    ended: bool = False
+    asked: DesiredState | None = None
 
 
 class ProcessRunner:
@@ -133,21 +134,31 @@ class ProcessRunner:
         code = started.process.poll()
         lines = self.log(name).strip().splitlines()
         last = lines[-1] if lines else ""
-        return Job(name, started.command, started.at, started.process.pid, code is None, code, last, started.ended)
+        return Job(name, started.command, started.at, started.process.pid, code is None, code, last, started.asked)
 
     def knows(self, name: str) -> bool:
         """Whether this server has started a process with a name."""
         return name in self._started
 
-    def end(self, name: str) -> Job | None:
-        """End the process that starts a search; None if no process of a search with this name is running."""
+    def ask(self, name: str, desired_state: DesiredState | None) -> Job | None:
+        """Note what a search's running process is asked for; end the process unless it is to pause or to go on.
+
+        Returns:
+            The process; None if no process of a search with this name is running.
+        """
         with self._lock:
             started = self._started.get(name)
             if started is None or started.command == "export" or started.process.poll() is not None:
                 return None
-            self._started = self._started | {name: replace(started, ended=True)}
-            started.process.terminate()
+            self._started = self._started | {name: replace(started, asked=desired_state)}
+            if desired_state not in (None, "paused"):
+                started.process.terminate()
         return self.job(name)
+
+    def asked(self, name: str) -> DesiredState | None:
+        """What a search's running process was asked for; None as well if no process is running."""
+        started = self._started.get(name)
+        return None if started is None or started.process.poll() is not None else started.asked
 
     def jobs(self) -> list[Job]:
         """The latest process of each name that this server has started, the most recent last."""

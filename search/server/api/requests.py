@@ -12,15 +12,16 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model
 
 from moevolve.search.requests.record import Request, annotation_of, default_of, fields_of, option_names, path_fields
-from moevolve.search.requests.running import CancelRequest, StopRequest
+from moevolve.search.requests.running import CancelRequest, PauseRequest, StopRequest
 from moevolve.search.requests.searches import ContrastRequest, ParetoRequest, PlotRequest
 from moevolve.search.server.dependencies import CHANGES, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.problems import READS, WRITES
+from moevolve.search.server.starting import steer_starting
 from moevolve.search.service.service import LocalService
 from moevolve.search.service.use_cases import USE_CASES, UseCase
 from moevolve.store.errors import NotFoundError, NotRunningError
-from moevolve.store.records import Control, DesiredState
+from moevolve.store.records import DesiredState
 
 _IMAGE_TYPES = {"svg": "image/svg+xml", "png": "image/png", "pdf": "application/pdf"}
 _HTML = "text/html; charset=utf-8"
@@ -52,6 +53,14 @@ def request_routes() -> APIRouter:
     return routes
 
 
+_ASKS: dict[type[Request[Any]], DesiredState] = {
+    PauseRequest: "paused",
+    StopRequest: "stopped",
+    CancelRequest: "cancelled",
+}
+"""What is asked of a search's driver by the requests that also a search without a driver can be asked for."""
+
+
 def _answer(server: ServerState, request: Request[Any]) -> Any:
     service = LocalService(server.writer, keep_open=True)
     if isinstance(request, ContrastRequest | ParetoRequest):  # they read much, and charts ask for them with each page
@@ -59,26 +68,12 @@ def _answer(server: ServerState, request: Request[Any]) -> Any:
     try:
         return service.ask(request)
     except (NotFoundError, NotRunningError):
-        ended = _end_start(server, request) if isinstance(request, StopRequest | CancelRequest) else None
-        if ended is None:
+        if not isinstance(request, PauseRequest | StopRequest | CancelRequest):
             raise
-        return ended
-
-
-def _end_start(server: ServerState, request: StopRequest | CancelRequest) -> Control | None:
-    """End the process that starts a search; None if this server is starting no such search.
-
-    A search is stored only once its model and tasks are known, and a resumed one has no driver until then either.
-    """
-    try:
-        name = server.store.search(request.search).name
-    except NotFoundError:
-        name = request.search
-    job = server.processes.end(name)
-    if job is None:
-        return None
-    asked: DesiredState = "stopped" if isinstance(request, StopRequest) else "cancelled"
-    return Control(f"process {job.process} of the server", 0, True, asked, None, 0, "starting")
+        control = steer_starting(server, request.search, _ASKS[type(request)])
+        if control is None:
+            raise
+        return control
 
 
 def _endpoint(kind: type[Request[Any]], case: UseCase, path: str) -> Callable[..., Any]:

@@ -103,8 +103,9 @@ class StartedSearch:
     def state(self) -> str:
         """The state in one or a few words."""
         if self.job.running:
-            return "asked to end" if self.job.ended else "starting" if self.search is None else "runs"
-        if self.job.ended:
+            asked = {"paused": ", pauses then", None: ""}.get(self.job.asked, ", asked to end")
+            return ("starting" if self.search is None or self.job.asked else "runs") + asked
+        if self.job.asked in ("stopped", "cancelled"):
             return "stopped while it started"
         return "finished" if self.job.exit_code == 0 else f"failed with code {self.job.exit_code}"
 
@@ -113,7 +114,7 @@ class StartedSearch:
         """CSS class of the state."""
         if self.job.running:
             return "live"
-        if self.job.ended:
+        if self.job.asked in ("stopped", "cancelled"):
             return "quiet"
         return "good" if self.job.exit_code == 0 else "bad"
 

@@ -1,4 +1,4 @@
-"""Searches that are stopped before they have a driver, and again right after they were asked to stop."""
+"""Searches that are steered before they have a driver, and again right after they were asked to stop."""
 
 from __future__ import annotations
 
@@ -109,11 +109,29 @@ def test_a_real_launch_leaves_nothing(client: TestClient, store: Store, monkeypa
     assert list(store.controls()) == ["id-alpha"]
 
 
-def test_a_pause_needs_a_driver_and_a_stop_does_not(client: TestClient) -> None:
+def test_a_pause_during_the_start_is_shown_and_comes_with_the_driver(client: TestClient, store: Store) -> None:
+    assert client.post("/api/searches/alpha/pause").status_code == 409, "nobody runs it"
     assert client.post("/api/searches/alpha/resume").status_code == 202
-    assert "isn't being run" in client.post("/api/searches/alpha/pause").json()["detail"]
-    asked = client.post("/api/searches/alpha/stop").json()
-    assert (asked["desired_state"], asked["stage"]) == ("stopped", "starting")
+    asked = client.post("/api/searches/alpha/pause").json()
+    assert (asked["desired_state"], asked["stage"]) == ("paused", "starting")
+    assert job_of(client, "alpha")["asked"] == "paused"
+    assert "starting, pauses then" in client.get("/launch", headers={"accept": "text/html"}).text
+    lease = store.acquire("id-alpha", "driver", 600)
+    until(lambda: store.control("id-alpha").desired_state == "paused")
+    until(lambda: job_of(client, "alpha")["asked"] is None)
+    assert "asked to pause" in client.get("/searches/alpha", headers={"accept": "text/html"}).text
+    assert client.post("/api/searches/alpha/resume").json() is None, "it isn't started again"
+    store.release(lease)
+
+
+def test_a_pause_during_the_start_can_be_withdrawn(client: TestClient, store: Store) -> None:
+    client.post("/api/searches/alpha/resume")
+    client.post("/api/searches/alpha/pause")
+    assert client.post("/api/searches/alpha/resume").json() is None
+    lease = store.acquire("id-alpha", "driver", 600)
+    time.sleep(0.7)  # longer than a pause takes to be passed on
+    assert store.control("id-alpha").desired_state == "running"
+    store.release(lease)
 
 
 def test_resuming_right_after_stopping_says_when_to_try_again(client: TestClient, store: Store) -> None:
