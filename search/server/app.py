@@ -21,7 +21,16 @@ from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.listings import Listings
-from moevolve.search.server.pages import answering, comparing, effects, health, individuals, rankings, rendering, searches
+from moevolve.search.server.pages import (
+    answering,
+    comparing,
+    effects,
+    health,
+    individuals,
+    rankings,
+    rendering,
+    searches,
+)
 from moevolve.search.server.pages import launching as launch_pages
 from moevolve.search.server.problems import answer_errors
 from moevolve.search.server.processes import ProcessRunner
