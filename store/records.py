@@ -16,9 +16,9 @@ from pydantic import computed_field
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
 DesiredState = Literal["running", "paused", "stopped", "cancelled"]
 """The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't."""
-EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "labelled"]
-"""A new status, a request to the driver, a new best individual, failed candidates, a retry, an exported checkpoint, or
-a new label."""
+EventKind = Literal["status", "asked", "best", "failed", "retried", "exported", "labelled", "node"]
+"""A new status, a request to the driver, a new best individual, failed candidates, a retry, a checkpoint, new tags or
+another note, or a node that is left out because workers fail there."""
 Order = Literal["best", "newest", "failed"]
 """How a listing sorts individuals: by rank, newest first, or only failed ones, newest first."""
 IndividualStatus = Literal["pending", "ok", "failed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,7 +24,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.ray_cluster import start_ray
+from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.checkpoints.files import local_directory
 from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
@@ -109,6 +109,7 @@ class FirstWorker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         kill(self.take())
+        leave_ray(self)
 
     def call(self, function: Callable[..., R], config: RunConfig, *args: Any) -> R:
         """Call a function of a configuration, with further arguments, where torch may be imported.
@@ -121,7 +122,7 @@ class FirstWorker:
         if config.workers.address is None:  # a cluster's nodes may have folders that this machine doesn't have
             local_directory(config.model)  # a wrong path is said at once, without waiting for Ray and torch
         try:
-            start_ray(config.workers)
+            start_ray(config.workers, self)
             reference = self._begin(function, config, *args)
             found: R = ray.get(reference, timeout=config.workers.start_timeout_s)
             return found
@@ -137,7 +138,7 @@ class FirstWorker:
         torch = sys.modules.get("torch")
         if torch is not None and config.workers.address is None:
             return int(torch.cuda.device_count())
-        start_ray(config.workers)
+        start_ray(config.workers, self)
         return int(ray.cluster_resources().get("GPU", 0))
 
     def _begin(self, function: Callable[..., R], *args: Any) -> Any:
@@ -175,12 +176,22 @@ def node_alive(node: str) -> bool:
         return False
 
 
+def has_other_node(workers: WorkersSection, nodes: Collection[str]) -> bool:
+    """True if the cluster has a node, besides those of these ids, that is large enough for a worker."""
+    try:
+        others = [entry["Resources"] for entry in ray.nodes() if entry["Alive"] and entry["NodeID"] not in nodes]
+    except (RayError, GetTimeoutError):
+        return False
+    return any(_suffices(has, workers) for has in others)
+
+
 def has_room_now(workers: WorkersSection) -> bool:
     """True if a node of the cluster has enough resources for a worker that nobody has reserved."""
-    return any(
-        free.get("CPU", 0.0) >= workers.num_cpus and free.get("GPU", 0.0) >= workers.num_gpus
-        for free in available_resources_per_node().values()
-    )
+    return any(_suffices(free, workers) for free in available_resources_per_node().values())
+
+
+def _suffices(resources: Mapping[str, float], workers: WorkersSection) -> bool:
+    return resources.get("CPU", 0.0) >= workers.num_cpus and resources.get("GPU", 0.0) >= workers.num_gpus
 
 
 def reason_of(error: Exception) -> str:

@@ -32,42 +32,83 @@ _HINT = (
     "for a cluster that this machine is in)"
 )
 
-_joined: dict[str | None, str | None] = {}
-"""The Rays, by session, that moevolve and not the user has put this process in, with their `workers.address`."""
+_our_connections: dict[tuple[str | None, str], str | None] = {}
+"""Connections to a Ray that moevolve, and not the user, has made in this process, with their `workers.address`."""
+
+_users: set[object] = set()
+"""Objects that use Ray in this process now."""
 
 
-def start_ray(workers: WorkersSection) -> None:
-    """Start Ray on this machine, or join the cluster at `workers.address`, unless this process is in a Ray already.
+def start_ray(workers: WorkersSection, user: object) -> None:
+    """Start Ray on this machine, or join the cluster at `workers.address`.
 
-    On this machine Ray gets all CPUs, or as many as the first workers reserve if that is more, so that a search may get
-    more workers later.
+    A process is connected to one Ray at a time. If that is too small or another than asked for, it is replaced,
+    provided that moevolve has connected to it and no object uses it. On this machine Ray gets all CPUs, or as many as
+    the first workers reserve if that is more, so that a search may get more workers later.
+
+    Args:
+        workers: Address, and resources of the workers.
+        user: Object that uses Ray until it is passed to `leave_ray`.
 
     Raises:
-        PoolError: The cluster can't be reached or refuses the connection, or this process is in another Ray.
+        PoolError: The cluster can't be reached or refuses the connection, or this process is connected to another one.
     """
-    address, session = workers.address, cluster_name()
-    if session is None:
+    if ray.is_initialized():
+        _leave_unfit(workers)
+    if not ray.is_initialized():
+        _users.clear()
         _init_ray(workers)
-        _joined[cluster_name()] = address
+        _our_connections[_connection()] = workers.address
+    _users.add(user)
+
+
+def leave_ray(user: object) -> None:
+    """Declare that an object uses Ray no longer; others in this process still may."""
+    _users.discard(user)
+
+
+def _leave_unfit(workers: WorkersSection) -> None:
+    """Disconnect from the present Ray if it doesn't suit the workers.
+
+    Raises:
+        PoolError: That Ray is in use, or the user has connected to it.
+    """
+    connection, address = _connection(), workers.address
+    ours = connection in _our_connections
+    local = ours and _our_connections[connection] is None
+    here, cpus = ray.get_runtime_context().gcs_address, ray.cluster_resources().get("CPU", 0.0)
+    if address is not None:
+        fits = address in (here, _our_connections.get(connection)) or (address == "auto" and not local)
+    else:
+        fits = not ours or (local and cpus >= _cpus_needed(workers))
+    if fits:
         return
-    here = ray.get_runtime_context().gcs_address
-    fitting = {None, here, _joined.get(session)}
-    if session not in _joined or _joined[session] is not None:  # a cluster, which `auto` finds too
-        fitting.add("auto")
-    if address not in fitting:
+    if not ours or _users:
         raise PoolError(
-            f"this process is in the Ray at {here} already, and can't be in another one at workers.address {address}: "
-            "use another process, or call ray.shutdown() first"
+            f"this process is in the Ray at {here} already, with {cpus:g} CPUs, and can't have another one for "
+            f"workers.address {address or 'null'} with num_cpus={_cpus_needed(workers)}: use another process, or call "
+            f"ray.shutdown() {'when its search has ended' if ours else 'first'}"
         )
+    ray.shutdown()
+    del _our_connections[connection]
+
+
+def _connection() -> tuple[str | None, str]:
+    """The present connection to Ray: the user may have left a cluster that moevolve joined, and joined it again."""
+    return cluster_name(), ray.get_runtime_context().get_job_id()
+
+
+def _cpus_needed(workers: WorkersSection) -> int:
+    """Number of CPUs that a Ray on this machine must have for the first workers."""
+    return max(1, math.ceil(workers.least * workers.num_cpus))
 
 
 def _init_ray(workers: WorkersSection) -> None:
     # Ray installs its own SIGTERM handlers, which end the process with a stack trace.
     before = signal.getsignal(signal.SIGTERM)
-    limit = {CAPACITY: os.environ[CAPACITY]} if CAPACITY in os.environ else {}
     options: dict[str, Any]
     if workers.address is None:
-        cpus = max(int(get_num_cpus()), math.ceil(workers.least * workers.num_cpus))
+        cpus = max(int(get_num_cpus()), _cpus_needed(workers))
         # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
         ahead = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
         options = {"address": "local", "include_dashboard": False, "num_cpus": cpus, "_system_config": ahead}
@@ -81,7 +122,7 @@ def _init_ray(workers: WorkersSection) -> None:
         # job's own directory.
         with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             ray.init(
-                runtime_env={"env_vars": {**WORKER_ENV, **limit}}
+                runtime_env={"env_vars": {**WORKER_ENV, **_capacity()}}
                 | ({} if _job_has_working_dir() else {"working_dir": empty}),
                 log_to_driver=False,
                 logging_level=logging.ERROR,
@@ -94,6 +135,11 @@ def _init_ray(workers: WorkersSection) -> None:
         # Python sets signal handlers in the main thread only; in other threads Ray has changed none.
         if threading.current_thread() is threading.main_thread() and before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+def _capacity() -> dict[str, str]:
+    """The environment variable that limits the device memory of workers, if this process has it."""
+    return {CAPACITY: os.environ[CAPACITY]} if CAPACITY in os.environ else {}
 
 
 def cluster_name() -> str | None:

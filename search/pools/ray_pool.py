@@ -16,15 +16,17 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
+from moevolve.search.pools.node_failures import FAILURES, LEFT_OUT_S, NodeFailures
 from moevolve.search.pools.ray_actor import (
     FirstWorker,
+    has_other_node,
     kill,
     node_alive,
     out_of_reach,
     reason_of,
     worker_actor,
 )
-from moevolve.search.pools.ray_cluster import start_ray
+from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
 from moevolve.workers.contract.edits import CalibrationRecipe
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, FailureKind, WorkerInfo
@@ -100,7 +102,7 @@ class RayPool:
 
     A worker that can't start, or hasn't loaded its model `start_timeout_s` after Ray has found room for it, is started
     again after a growing pause. Meanwhile the pool works with those that are ready. If none is ready and every start
-    fails, it gives up.
+    fails, it gives up. A node where several workers in a row fail is left out for a while, as long as others have room.
 
     Args:
         workers: Number of workers, their resources and time limits.
@@ -111,6 +113,7 @@ class RayPool:
         shortcuts: Lossless shortcuts that the workers take.
         needed: Memory that a worker must find before it loads the model; None skips the check.
         first: Source of the first worker's actor.
+        on_left_out: Called with a line for users when a node is left out.
 
     `poll` raises NoRoomError if no worker is ready and every worker that got a node has found too little memory.
     """
@@ -125,8 +128,9 @@ class RayPool:
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         needed: NeededMemory | None = None,
         first: FirstWorker | None = None,
+        on_left_out: Callable[[str], object] = lambda _: None,
     ) -> None:
-        start_ray(workers)
+        start_ray(workers, self)
         self._workers = workers
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
@@ -138,6 +142,8 @@ class RayPool:
         self._deaths: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
         self._failed: list[EvaluationReply] = []
+        self._nodes, self._on_left_out = NodeFailures(), on_left_out
+        self._starts = 0
         # The calibration that waits for a worker, and the finished one.
         self._job: _CalibrationJob | None = None
         self._calibrated: bytes | None = None
@@ -211,6 +217,7 @@ class RayPool:
         for actor in (self._first, *(seat.actor for seat in self._seats)):
             kill(actor)
         self._first, self._seats = None, []
+        leave_ray(self)
 
     def _resize_now(self) -> None:
         """Stop idle surplus workers, add missing ones, and create the actors whose pause is over."""
@@ -221,9 +228,15 @@ class RayPool:
         self._seats += [_Seat() for _ in range(self._count - len(self._seats))]
         for seat in self._seats:
             if seat.actor is None and seat.start_at <= time.monotonic():
-                first, self._first = self._first, None
-                seat.actor = first or self._actor_class.remote()
+                seat.actor = self._new_actor()
                 seat.wait_for(seat.actor.place.remote())
+
+    def _new_actor(self) -> Any:
+        first, self._first = self._first, None
+        bad = self._nodes.left_out
+        if first is not None or not (bad and has_other_node(self._workers, bad)):
+            return first or self._actor_class.remote()
+        return self._actor_class.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(bad))})"}).remote()
 
     def _dispatch(self) -> None:
         for seat in self._seats:
@@ -236,8 +249,11 @@ class RayPool:
             if not self._queue:
                 return
             request = seat.request = self._queue.popleft()
-            references = [self._splits[key] for key in request.fingerprints]
-            seat.wait_for(seat.actor.evaluate_refs.remote(request, references))
+            seat.wait_for(seat.actor.evaluate_refs.remote(request, self._refs(request)))
+
+    def _refs(self, request: EvaluationRequest) -> list[Any]:
+        """Ray's references to the request's splits."""
+        return [self._splits[key] for key in request.fingerprints]
 
     def _collect(self, seat: _Seat) -> list[EvaluationReply]:
         """Take the result of a seat's finished call, or replace its worker if the call failed."""
@@ -258,6 +274,7 @@ class RayPool:
         if seat.info is None:
             seat.info, seat.failed_starts = value, 0
             return []
+        self._nodes.succeeded(seat.node)
         if seat.job is not None:
             seat.job, self._calibrated = None, value
             return []
@@ -268,8 +285,9 @@ class RayPool:
     def _replace_lost(self, seat: _Seat, error: Exception) -> None:
         """Replace a worker that is lost or at fault, and attempt its candidate or calibration again or fail it."""
         fresh = _Seat()
+        left_out = self._count_against_node(seat, error)
         if seat.info is None:
-            fresh = self._after_failed_start(seat, error)
+            fresh = self._after_failed_start(seat, error, left_out)
         elif seat.request is not None:
             self._retry_or_fail(seat.request, seat.info, error)
         elif seat.job is not None:
@@ -278,20 +296,36 @@ class RayPool:
             self._job = seat.job
         self._replace(seat, fresh)
 
+    def _count_against_node(self, seat: _Seat, error: Exception) -> bool:
+        """Count a worker's failure against its node, unless the node was lost; True if that leaves it out."""
+        if not seat.node or out_of_reach(error) or not node_alive(seat.node):
+            return False
+        self._starts += seat.info is None
+        what = seat.request.ticket if seat.request is not None else _CALIBRATION
+        if not self._nodes.failed(seat.node, what if seat.info is not None else f"start {self._starts}"):
+            return False
+        told = f"{FAILURES} workers in a row failed on {seat.host}, the last by {reason_of(error)}"
+        log.warning("%s: no worker starts there for %.0f s if others have room", told, LEFT_OUT_S)
+        self._on_left_out(told)
+        return True
+
     def _replace(self, seat: _Seat, fresh: _Seat) -> None:
         # A worker that is at fault or out of reach must not return and hold resources; killing a dead one is harmless.
         kill(seat.actor)
         self._seats[self._seats.index(seat)] = fresh
 
-    def _after_failed_start(self, seat: _Seat, error: Exception) -> _Seat:
-        """The replacement of a worker whose model isn't loaded, after a pause.
+    def _after_failed_start(self, seat: _Seat, error: Exception, left_out: bool) -> _Seat:
+        """The replacement of a worker whose model isn't loaded, after a pause; `left_out` if this left its node out.
 
         Raises:
             NoRoomError: No worker is ready, and all that got a node have found too little memory.
             PoolError: No worker is ready, and all have failed to start several times.
         """
         lost = out_of_reach(error) or (seat.node != "" and not node_alive(seat.node))
-        seat.failed_starts += not lost
+        bad = self._nodes.left_out
+        # The next start, elsewhere, is the first one; but on several nodes it's hardly the nodes' fault.
+        elsewhere = left_out and len(bad) < _FAILED_STARTS and has_other_node(self._workers, bad)
+        seat.failed_starts = 0 if elsewhere else seat.failed_starts + (not lost)
         cause = error.cause if isinstance(error, RayTaskError) else None
         seat.no_room = cause if isinstance(cause, NoRoomError) else None
         if seat.no_room is not None and not self.ready and all(each.no_room for each in self._seats if each.node):

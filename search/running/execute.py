@@ -40,10 +40,26 @@ _UPDATE_S = 1.0
 PoolFactory = Callable[[SearchSetup], Pool]
 
 
-def ray_pool(setup: SearchSetup, first: FirstWorker | None = None) -> RayPool:
-    """The pool of a search's configuration on Ray; `first` is the source of the first worker, if that is there."""
+def ray_pool(
+    setup: SearchSetup, first: FirstWorker | None = None, on_left_out: Callable[[str], object] = lambda _: None
+) -> RayPool:
+    """The pool of a search's configuration on Ray.
+
+    Args:
+        setup: The search.
+        first: Source of the first worker, if that is there already.
+        on_left_out: See `RayPool`.
+    """
     config = setup.config
-    return RayPool(config.workers, config.model, config.engine, setup.all_prepared, needed=setup.needed, first=first)
+    return RayPool(
+        config.workers,
+        config.model,
+        config.engine,
+        setup.all_prepared,
+        needed=setup.needed,
+        first=first,
+        on_left_out=on_left_out,
+    )
 
 
 class ClusterShare:
@@ -136,7 +152,8 @@ def execute(
                 observer.on_note(note)
             store.set_status(lease, "running")
         try:
-            make_pool = make_pool or partial(ray_pool, first=first)
+            on_left_out = partial(store.note, setup.search_id, "node")
+            make_pool = make_pool or partial(ray_pool, first=first, on_left_out=on_left_out)
             _run(setup, store, heartbeat, share, observer, make_pool, finished)
         except StopRequested as asked:
             store.set_status(lease, asked.status, "asked for from outside")

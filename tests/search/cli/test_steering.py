@@ -184,7 +184,6 @@ def test_a_search_fails_where_no_worker_has_room(
 ) -> None:
     """Its worker is wanted for a calibration first."""
     monkeypatch.setenv(CAPACITY, "0.00005")
-    ray.shutdown()  # an earlier test's
     phases = [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["naee"]}]
     workers = {"count": 1, "address": ray_address}
     setup = set_up_new(load_run_config(tiny.write_run(tmp_path / "run.yaml", "large", phases=phases, workers=workers)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.ray_actor import FirstWorker, worker_actor
-from moevolve.search.pools.ray_cluster import cluster_name, start_ray
+from moevolve.search.pools.ray_cluster import cluster_name, leave_ray, start_ray
 
 pytestmark = pytest.mark.slow
 
@@ -28,44 +29,61 @@ def alone() -> Iterator[None]:
     ray.shutdown()
 
 
-def started(address: str | None = None, **settings: object) -> str | None:
-    """The name of the session that a search with these settings gets."""
-    start_ray(WorkersSection.model_validate({"address": address, **settings}))
-    return cluster_name()
+@contextlib.contextmanager
+def used(**settings: object) -> Iterator[str | None]:
+    """A search's Ray, by the name of its session, while the search runs."""
+    user = object()
+    start_ray(WorkersSection.model_validate(settings), user)
+    try:
+        yield cluster_name()
+    finally:
+        leave_ray(user)
 
 
-def test_a_process_is_in_one_ray_at_a_time(ray_address: str) -> None:
-    with pytest.raises(PoolError, match=r"127\.0\.0\.1:1: no Ray cluster answers there"):
-        started("127.0.0.1:1")
-    joined = started(ray_address)
-    assert ray.cluster_resources()["CPU"] == 4
-    assert [started(address) for address in ("auto", ray_address, None)] == [joined] * 3
-    ray.shutdown()
-    local = started(num_cpus=0.5)
-    assert local not in (None, joined)
-    assert ray.cluster_resources()["CPU"] >= (os.cpu_count() or 1), "it may be scaled up later"
-    assert started(count=2, num_cpus=64) == local
-    for address in (ray_address, "auto"):
-        with pytest.raises(PoolError, match=r"is in the Ray at \S+ already, .* call ray\.shutdown\(\) first"):
-            started(address)
-    assert cluster_name() == local
+def cpus() -> float:
+    return float(ray.cluster_resources()["CPU"])
 
 
-def test_a_ray_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(
+    ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PoolError, match=r"127\.0\.0\.1:1: no Ray cluster answers there"), used(address="127.0.0.1:1"):
+        pass
+    with used(address=ray_address) as joined:
+        assert cpus() == 4
+    for address in ("auto", ray_address):
+        with used(address=address) as again:
+            assert again == joined
+    with used(num_cpus=0.5) as first:
+        assert first != joined
+        assert cpus() >= (os.cpu_count() or 1), "it may be scaled up later"
+        enough = int(cpus())
+        with used(num_cpus=enough) as second:
+            assert second == first
+        for wanted in ({"count": 2, "num_cpus": enough}, {"address": ray_address}, {"address": "auto"}):
+            with pytest.raises(PoolError, match=rf"is in the Ray at \S+ already, with {enough} CPUs"), used(**wanted):
+                pass
+    with used(count="auto", min=0) as same:
+        assert same == first
+
     def no_more(num_cpus: int, **_: object) -> None:
         raise RuntimeError(f"no Ray of {num_cpus} CPUs")
 
-    monkeypatch.setattr(ray, "init", no_more)
-    with pytest.raises(PoolError, match="no Ray of 128 CPUs"):
-        started(count=2, num_cpus=64)
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "init", no_more)
+        with pytest.raises(PoolError, match=f"no Ray of {2 * enough} CPUs"), used(count=2, num_cpus=enough):
+            pass
+    assert not ray.is_initialized(), "it was too small, and nobody used it"
 
 
-def test_a_ray_that_is_the_users_own_is_taken(ray_address: str) -> None:
+def test_a_ray_that_is_the_users_own_is_taken_and_never_left(ray_address: str) -> None:
     ray.init(ray_address, log_to_driver=False)
     mine = cluster_name()
-    assert [started(address) for address in (None, "auto", ray_address)] == [mine] * 3
-    with pytest.raises(PoolError, match=r"call ray\.shutdown\(\) first"):
-        started("127.0.0.1:1")
+    for settings in ({}, {"count": 2, "num_cpus": 64}, {"address": "auto"}, {"address": ray_address}):
+        with used(**settings) as found:
+            assert found == mine
+    with pytest.raises(PoolError, match=r"call ray\.shutdown\(\) first"), used(address="127.0.0.1:1"):
+        pass
     assert cluster_name() == mine
 
 
