@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, Row, select, text, update
+from sqlalchemy import Connection, Row, and_, or_, select, text, update
 
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, NotRunningError, StoreError
 from moevolve.store.events import append, asker
@@ -202,7 +202,8 @@ def revoke_expired(connection: Connection) -> set[str]:
     Returns:
         Ids of the searches that have a driver.
     """
-    expired = update(leases).where(leases.c.expires_at <= now_of(connection))
+    unending = and_(leases.c.owner.is_not(None), leases.c.expires_at.is_(None))  # damage
+    expired = update(leases).where(or_(leases.c.expires_at <= now_of(connection), unending))
     connection.execute(expired.values(owner=None, expires_at=None, claim=None, epoch=leases.c.epoch + 1))
     held = connection.execute(select(leases.c.search_id, leases.c.owner).where(leases.c.owner.is_not(None)))
     return {row.search_id for row in held if not is_gone(row.owner)}
@@ -211,6 +212,7 @@ def revoke_expired(connection: Connection) -> set[str]:
 def _control(row: Row[Any], now: datetime) -> Control:
     lasts = row.expires_at is not None and now < row.expires_at
     alive = row.owner is not None and lasts and not is_gone(row.owner)
+    damaged = row.owner is not None and row.expires_at is None
     progress = None if row.progress is None else _PROGRESS.validate_json(row.progress)
     return Control(
         row.owner,
@@ -223,6 +225,7 @@ def _control(row: Row[Any], now: datetime) -> Control:
         progress,
         row.events,
         None if row.claim is None else ResourceRequest(**json.loads(row.claim)),
+        "its lease has an owner but no time of expiry, and counts as expired" if damaged else None,
     )
 
 

@@ -163,6 +163,7 @@ class Control:
         progress: Progress at the last renewal.
         events: Number of the search's events.
         claim: Workers that the search could use; None if it has not joined a cluster.
+        fault: Damage to the lease's row; None if there is none.
     """
 
     owner: str | None
@@ -175,6 +176,7 @@ class Control:
     progress: Progress | None = None
     events: int = 0
     claim: ResourceRequest | None = None
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

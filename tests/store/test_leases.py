@@ -10,9 +10,11 @@ import pytest
 from sqlalchemy import text
 from store_samples import decided, digest, evaluation, gone_owner, individual, search, split
 
+from moevolve.store import leases
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
 from moevolve.store.records import Lease, ResourceRequest
 from moevolve.store.repository import Store
+from moevolve.store.session import transaction
 
 WRITES: tuple[Callable[[Store, Any], None], ...] = (
     lambda store, writer: store.record(writer, [individual(0)]),
@@ -198,3 +200,17 @@ def test_a_defect_leaves_no_connection_in_an_old_snapshot(store: Store, alpha: s
         other.acquire(alpha, "driver", 60)
     assert store.control(alpha).owner == "driver"
     assert half_read, "it lives on, as in a traceback that somebody keeps"
+
+
+def test_a_lease_without_an_expiry_is_expired(store: Store, alpha: str) -> None:
+    first = store.acquire(alpha, "first", 60)
+    with transaction(store._engine, write=True) as connection:
+        connection.execute(text("UPDATE leases SET expires_at = NULL"))
+        assert leases.revoke_expired(connection) == set()
+        connection.execute(text("UPDATE leases SET owner = 'first'"))
+    found = store.control(alpha)
+    assert not found.alive and found.fault is not None and "no time of expiry" in found.fault
+    store.acquire(alpha, "second", 60)
+    assert store.control(alpha).alive and store.control(alpha).fault is None
+    with pytest.raises(LeaseLostError):
+        store.set_status(first, "finished")

@@ -55,6 +55,7 @@ def show_health(request: Request, server: ServerDep) -> HTMLResponse:
         milliseconds=1000 * seconds,
         count=len(views),
         alive=alive,
+        damaged=[view for view in views if view.control.fault is not None],
         nodes=nodes,
         minutes=round(LEFT_OUT_S / 60),
         asked=server.store.latest_events(limit=_REQUESTS, kinds=_ASKED),
