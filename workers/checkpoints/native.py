@@ -102,7 +102,11 @@ def import_native(directory: Path) -> type[PreTrainedModel]:
     module = importlib.util.module_from_spec(spec)
     # `transformers` looks up a class's module by name.
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # which would become a part of the checkpoint
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = writes
     (native_class,) = (
         value
         for key, value in vars(module).items()

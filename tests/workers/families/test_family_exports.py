@@ -95,6 +95,7 @@ def test_exports_from_bfloat16(model_config: Configs, tmp_path: Path) -> None:
     edit = make_family_edit("deepseek_v3-grouped", "both")
     report = export_model(model_config("deepseek_v3-grouped", dtype="bfloat16"), edit, tmp_path / "out", CARD)
     assert report.form == "native" and report.agreement.holds
+    assert not (report.directory / "__pycache__").exists()
     with safe_open(report.directory / "model.safetensors", "pt") as file:
         dtypes = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
     for name, dtype in dtypes.items():
