@@ -156,11 +156,9 @@ class Control:
         owner: Process that acquired the lease last and has not released it.
         epoch: Number of times that the lease has been acquired.
         alive: True if the lease has not expired and its owner is not known to have ended.
-        desired_state: State that users ask for.
         workers: Number of workers that users ask for; None means that of the config.
         priority: Priority among searches that want the same workers; the highest gets them first.
-        stage: A line about what the driver was doing at the last renewal.
-        progress: Progress at the last renewal.
+        stage, progress: What the driver was doing at the last renewal, in a line and in numbers.
         events: Number of the search's events.
         claim: Workers that the search could use; None if it has not joined a cluster.
         fault: Damage to the lease's row; None if there is none.
@@ -297,8 +295,7 @@ class IndividualRecord:
         phenotype_hash: Hash of the edit that the genome expresses to; part of the key of its evaluations.
         experts: Number of retained experts n' per MoE layer.
         active: Number of active experts k per token.
-        parameters: Number of parameters of the edited model.
-        active_parameters: Number of parameters that the edited model uses per token.
+        parameters, active_parameters: Numbers of parameters of the edited model, and of those it uses per token.
         parameters_full: Number of parameters of the unedited model.
         depth: 0 without parents, else 1 + the largest depth of a parent.
         parents: Indices of the parents in the same search, in order, each smaller than `index`.

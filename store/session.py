@@ -125,12 +125,7 @@ def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
 
 
 def _check_file(path: Path, create: bool) -> None:
-    """Refuses a path that can't be a store.
-
-    Raises:
-        StoreError: The path is a folder, its folder is missing, the file is missing and `create` is false, or this user
-            can't write to it.
-    """
+    """Refuses a path that can't be a store, or that this user can't write to."""
     if path.is_dir():
         raise StoreError(f"{path} is a folder, not a store")
     if not path.parent.is_dir():
@@ -227,11 +222,7 @@ def use_wal(engine: Engine) -> None:
 
 
 def vacuum(engine: Engine) -> bool:
-    """Returns the space of deleted rows in a SQLite file to the file system; False if there is no file.
-
-    Raises:
-        StoreError: Others use the file, or the disk is full.
-    """
+    """Returns the space of deleted rows in a SQLite file to the file system; False if there is no file."""
     try:
         return _outside_transactions(engine, "VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:

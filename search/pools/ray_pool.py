@@ -356,7 +356,7 @@ class RayPool:
         self._failed.append(EvaluationReply(ticket, {}, failure, 0.0, info.name, kind, attempts=tries))
 
     def _reason_to_give_up(self, ticket: str, info: WorkerInfo, error: Exception) -> str | None:
-        """Count a lost worker; the reason not to attempt its work again, None to attempt it again."""
+        """Count a lost worker; the reason not to attempt its work again, if there is one."""
         lost = out_of_reach(error) or not node_alive(info.node)
         (self._losses if lost else self._deaths)[ticket] += 1
         log.warning("worker %s was lost evaluating %s: %s", info.name, ticket, reason_of(error))

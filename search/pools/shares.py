@@ -67,17 +67,17 @@ def shares(nodes: Sequence[Node], contenders: Sequence[Contender]) -> Mapping[st
     Returns:
         Number of workers by search id.
     """
-    free = _FreeResources(nodes)
+    free = list(nodes)
     order = sorted(contenders, key=lambda one: (-one.priority, one.search))
     for one in order:
         for _ in range(one.least):
-            free.take(one)
+            _take(free, one)
     given = {one.search: one.least for one in order}
     for priority in dict.fromkeys(one.priority for one in order):
         takers = [one for one in order if one.priority == priority and given[one.search] < one.most]
         while takers:
             one = min(takers, key=lambda each: given[each.search])
-            if free.take(one):
+            if _take(free, one):
                 given[one.search] += 1
             else:
                 takers.remove(one)
@@ -85,21 +85,15 @@ def shares(nodes: Sequence[Node], contenders: Sequence[Contender]) -> Mapping[st
     return given
 
 
-class _FreeResources:
-    """Resources of the nodes that no worker has reserved."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._left = list(nodes)
-
-    def take(self, one: Contender) -> bool:
-        """Reserve a worker on the fullest node with room for it; False if there is none."""
-        fitting = [
-            (node.gpus, node.cpus, place)
-            for place, node in enumerate(self._left)
-            if node.cpus - one.cpus > -_GRAIN and node.gpus - one.gpus > -_GRAIN
-        ]
-        if not fitting:
-            return False
-        gpus, cpus, place = min(fitting)
-        self._left[place] = Node(cpus - one.cpus, gpus - one.gpus)
-        return True
+def _take(free: list[Node], one: Contender) -> bool:
+    """Reserve a worker on the fullest node with room for it; False if there is none."""
+    fitting = [
+        (node.gpus, node.cpus, place)
+        for place, node in enumerate(free)
+        if node.cpus - one.cpus > -_GRAIN and node.gpus - one.gpus > -_GRAIN
+    ]
+    if not fitting:
+        return False
+    gpus, cpus, place = min(fitting)
+    free[place] = Node(cpus - one.cpus, gpus - one.gpus)
+    return True

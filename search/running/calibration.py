@@ -20,17 +20,7 @@ Calibrate = Callable[[CalibrationRecipe, tuple[PreparedSplit, ...]], bytes]
 
 
 def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> SearchSetup:
-    """The setup of a recorded search with its space calibrated.
-
-    Args:
-        setup: Setup of the search.
-        store: Store of the search, which keeps calibrations.
-        calibrate: Makes the calibration if the store doesn't have it.
-
-    Raises:
-        UserError: The model can't be calibrated.
-        PoolError: No worker is available.
-    """
+    """The setup of a recorded search with its space calibrated; `calibrate` makes what the store doesn't have."""
     recipe = setup.space.recipe
     if recipe is None:
         return setup
@@ -47,11 +37,7 @@ def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> 
 def calibrated_space(
     space: GenomeSpace[G], config: RunConfig, store: StoreReader, search_id: str, model_fingerprint: str
 ) -> GenomeSpace[G]:
-    """The space of a recorded search with its stored calibration.
-
-    Raises:
-        UserError: The search stopped before its calibration was stored.
-    """
+    """The space of a recorded search with its calibration; UserError if that wasn't stored yet."""
     if space.recipe is None:
         return space
     calibration = stored_calibration(space.recipe, config, store, search_id, model_fingerprint)
@@ -79,5 +65,4 @@ def stored_fingerprint(
 
 
 def _fingerprint(config: RunConfig, recipe: CalibrationRecipe, model: str, tasks: tuple[str, ...]) -> str:
-    engine = engine_fingerprint(config.model, config.engine)
-    return calibration_fingerprint(recipe, model, engine, tasks)
+    return calibration_fingerprint(recipe, model, engine_fingerprint(config.model, config.engine), tasks)

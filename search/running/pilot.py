@@ -32,8 +32,7 @@ class Measured:
     """What a few individuals of a search took.
 
     Attributes:
-        individuals: Number of individuals.
-        workers: Number of workers that evaluated them.
+        individuals, workers: Number of individuals, and of the workers that evaluated them.
         seconds: Mean duration of one evaluation on `search` by kind of phase, making and repairing its candidate
             included.
         other_seconds: Duration of everything else: starting workers, loading the model, calibrating.
@@ -72,7 +71,7 @@ def measure(
     first: FirstWorker | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Measured:
-    """Run a search with fewer individuals. Nothing is scored on `dev` or `test`.
+    """Run a search with fewer individuals; see `execute`. Nothing is scored on `dev` or `test`.
 
     Args:
         setup: The search, which isn't recorded.
@@ -80,10 +79,6 @@ def measure(
         make_pool: Makes the pool of workers; None makes it as the run configures it.
         first: Source of that pool's first worker.
         on_stage: Called with a line about each stage.
-
-    Raises:
-        UserError: No individual could be evaluated.
-        PoolError: No worker can be started.
     """
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
         short = _shortened(setup, individuals, Path(folder))

@@ -39,7 +39,6 @@ class ModelDescription:
 
     Attributes:
         model: The configured model, with the commit and the dtype that its settings stand for now.
-        facts: Sizes of the model and its fingerprint.
         needed: Memory that a worker must find before it loads the model.
         repairs_fit: True if every repair stays within its memory limit with all the tokens it asks for. If not,
             `check_repairs` counts how many tokens there are.
@@ -52,11 +51,7 @@ class ModelDescription:
 
 
 def describe_search(config: RunConfig) -> ModelDescription:
-    """Describe the model of a search, and check the settings that depend on it.
-
-    Raises:
-        UserError: The checkpoint can't be read, or a setting doesn't suit it; the message names the field.
-    """
+    """Describe the model of a search, and check the settings that depend on it."""
     from moevolve.search.estimate.memory import launch_memory
     from moevolve.search.estimate.repairs import repair_works
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
@@ -79,15 +74,7 @@ def describe_search(config: RunConfig) -> ModelDescription:
 
 
 def check_repairs(config: RunConfig, calibration: tuple[PreparedSplit, ...]) -> None:
-    """Refuse repairs whose fits exceed their memory limit on the calibration rows that there are.
-
-    Args:
-        config: The search, with its model pinned.
-        calibration: The tasks' calibration splits.
-
-    Raises:
-        UserError: A fit is too large; the message names the field.
-    """
+    """Refuse repairs whose fits exceed their memory limit on the calibration splits; the model must be pinned."""
     from moevolve.search.estimate.repairs import repair_works
     from moevolve.workers.profiling.outline import outline_model
     from moevolve.workers.profiling.passes import PromptMeter
@@ -105,9 +92,6 @@ def pinned(model: ModelConfig) -> ModelConfig:
     """The same model at the commit that its revision stands for now, with `own_dtype` filled in.
 
     So every worker loads the checkpoint that was described, even if a branch on the hub moves.
-
-    Raises:
-        UserError: The checkpoint or its config can't be found.
     """
     from moevolve.workers.checkpoints.fingerprint import pinned_revision
     from moevolve.workers.checkpoints.loading import own_dtype

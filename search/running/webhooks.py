@@ -60,11 +60,7 @@ class WebhookSection(Section):
 
     @property
     def secret(self) -> bytes:
-        """The signature's key.
-
-        Raises:
-            UserError: The environment variable isn't set, or isn't base64 behind its prefix.
-        """
+        """The signature's key; UserError if there is none."""
         value = os.environ.get(self.secret_env)
         if not value:
             raise UserError(f"webhooks: what is sent is signed with the environment variable {self.secret_env}: set it")
@@ -80,11 +76,7 @@ _TARGETS = TypeAdapter(tuple[WebhookSection, ...])
 
 
 def targets_of_environment() -> tuple[WebhookSection, ...]:
-    """The targets of this process's searches, checked to have their keys.
-
-    Raises:
-        UserError: The variable isn't valid, or a key isn't in the environment.
-    """
+    """The targets of this process's searches, checked to have their keys."""
     try:
         targets = _TARGETS.validate_json(os.environ.get(VARIABLE) or "[]")
     except ValidationError as error:
@@ -107,15 +99,7 @@ def environment_of(targets: Sequence[WebhookSection]) -> dict[str, str]:
 def posting_webhooks(store: StoreReader, search_id: str, pauses: Sequence[float] = PAUSES_S) -> Iterator[None]:
     """Post the status that a search gets within the `with` block to this process's targets.
 
-    Targets that fail every attempt are logged; they cause no error.
-
-    Args:
-        store: Store of the search.
-        search_id: Id of the search.
-        pauses: Seconds before each attempt.
-
-    Raises:
-        UserError: On entry, the same errors as `targets_of_environment`.
+    Targets that fail every attempt, before each of which there is a pause in seconds, are logged and cause no error.
     """
     targets = targets_of_environment()
     before = _last_status(store, search_id) if targets else None
