@@ -43,8 +43,7 @@ def choose_experts(hidden: Tensor, weight: Tensor, bias: Tensor, active: int) ->
 
     Args:
         hidden: Hidden states [tokens, hidden] of any floating dtype; logits are float32.
-        weight: Weights of the linear routers, float32 [routers, experts, hidden].
-        bias: Biases of the routers, float32 [routers, experts].
+        weight, bias: Linear routers, float32 [routers, experts, hidden] and [routers, experts].
         active: Number K of experts with the largest logits that each router chooses.
 
     Returns:

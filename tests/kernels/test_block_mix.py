@@ -79,16 +79,6 @@ def test_ones_are_plain_low_rank() -> None:
     torch.testing.assert_close(found, block_mix(x, u, v, torch.ones(4, 4)), atol=1e-5, rtol=1e-5)
 
 
-def test_the_rank_reaches_k_times_r() -> None:
-    """NanoMoE, Theorem 1 (iii) and Remark 3: min(d1, d2, K r), where low rank reaches r."""
-    for form, blocks, rank, height, width in (("I", 2, 2, 6, 5), ("II", 4, 3, 2, 5), ("III", 3, 4, 5, 1)):
-        u, v, mixing = factors(form, blocks, height, width, rank)
-        largest = min(blocks * height, blocks * width, blocks * rank)
-        assert int(torch.linalg.matrix_rank(oracles.block_mix_weight(u, v, mixing))) == largest
-        ones = oracles.block_mix_weight(u, v, torch.ones(blocks, blocks))
-        assert int(torch.linalg.matrix_rank(ones)) == min(rank, blocks * height, blocks * width) <= largest
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("form", FORMS)

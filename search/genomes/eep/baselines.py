@@ -51,10 +51,7 @@ _LEAST_GAIN = 1e-12
 
 
 def _hope(space: EepSpace) -> Offspring[EepGenome]:
-    """Drop the experts with the least sum of `pair_norms` over their pairs.
-
-    The matrices of a group's layers are divided by the sums of their entries and averaged.
-    """
+    """Drop the experts with the least sum of `pair_norms`, averaged over a group's layers, over their pairs."""
     groups = mean_shares(space.statistics["pair_norms"], space.layer_groups)
     every, count = np.arange(space.experts), space.experts - space.retained
     kept = [np.setdiff1d(every, cheapest_to_drop(matrix, count)) for matrix in groups]

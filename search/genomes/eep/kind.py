@@ -56,15 +56,16 @@ class EepCosts(GenomeCosts[EepSpace]):
         return comb(subsets.experts // groups, subsets.retained // groups) ** (groups * self.space.groups)
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """See `GenomeCosts.buffer_bytes`: kept experts are copied if merged, repaired, or on the host.
-
-        Of shared experts, repairs copy the output projection.
-        """
-        shared = self._shared_bytes if repaired else 0
-        return shared + (self._kept_bytes if host or repaired or "merge" in phases else 0)
+        """Kept experts are copied if merged, repaired, or on the host; of shared experts, repairs copy one matrix."""
+        facts, total = self.outline.facts, 0
+        if repaired:
+            total += len(facts.moe_layers) * facts.shared_neurons * self.outline.hidden * facts.dtype_bytes
+        if host or repaired or "merge" in phases:
+            total += self.outline.experts_bytes * self.space.retained // self.space.experts
+        return total
 
     def calibration_bytes(self, longest: int) -> int:
-        """See `GenomeCosts.calibration_bytes`: baselines need more memory than the thresholds of dynamic skipping."""
+        """Baselines need more memory than the thresholds of dynamic skipping."""
         # Imported here because it imports torch, which most users of genomes don't need.
         from moevolve.workers.methods.eep.calibrate_experts import measuring_bytes
         from moevolve.workers.profiling.activations import expert_row_bytes
@@ -77,7 +78,7 @@ class EepCosts(GenomeCosts[EepSpace]):
         return max((measuring_bytes(each, facts, outline.hidden, row_bytes, tokens) for each in recipes), default=0)
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
-        """See `GenomeCosts.fitted_maps`: the output projections of a layer's experts are fitted together."""
+        """The output projections of a layer's experts are fitted together."""
         return tuple((self._fit(uneven),) if layer.expert else () for layer in self.outline.layers)
 
     def _fit(self, uneven: bool) -> FitOutline:
@@ -86,15 +87,6 @@ class EepCosts(GenomeCosts[EepSpace]):
         share, pool = ActiveBudget.of(space).most / space.retained, space.experts * neurons
         dense = self.outline.facts.shared_neurons
         return FitOutline(space.retained * width + dense, space.retained, share, pool, dense)
-
-    @property
-    def _kept_bytes(self) -> int:
-        return self.outline.experts_bytes * self.space.retained // self.space.experts
-
-    @property
-    def _shared_bytes(self) -> int:
-        facts = self.outline.facts
-        return len(facts.moe_layers) * facts.shared_neurons * self.outline.hidden * facts.dtype_bytes
 
     def _router(self, layer: LayerOutline, phase: str) -> int:
         """FLOPs per token of a layer's routing in addition to the unedited model's."""
@@ -107,11 +99,7 @@ class EepCosts(GenomeCosts[EepSpace]):
 
 
 def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> EepSpace:
-    """Make a space whose recipe includes the measurements for the phases and their baselines.
-
-    Raises:
-        UserError: The model doesn't support the settings, or a phase can't make experts of other widths.
-    """
+    """Make a space whose recipe includes the measurements for the phases and their baselines."""
     others = [position for position, phase in enumerate(phases) if phase.kind not in ("allocate", "repair")]
     searched = {"neuron_share": "kept experts other widths", "mean_active": "layers their own number of active experts"}
     for name, what in searched.items():

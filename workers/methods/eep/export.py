@@ -178,13 +178,10 @@ class EepExporter:
 def _router_state(
     layer: MoELayer, state: dict[str, Tensor], mapping: dict[str, Tensor], routes: bool
 ) -> dict[str, Tensor]:
-    """Tensors of an exported router, by name within the decoder layer.
+    """Tensors of an exported router, by name within the decoder layer `state`.
 
-    Args:
-        layer: Layer with the edit applied.
-        state: Tensors of the decoder layer, from which those that a router of our own replaces are taken out.
-        mapping: Tensors of a router that keeps all rows; empty if it keeps those of the new experts.
-        routes: True if the router is of our own.
+    If the router is of our own (`routes`), those that it replaces are taken out of `state`. `mapping` has the mapping
+    of a router that keeps all rows, and is empty if it keeps those of the new experts.
     """
     family = layer.family
     router = f"{family.prefix}{family.router}."

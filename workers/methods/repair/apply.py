@@ -194,7 +194,6 @@ class Gate:
     """Measures how far a model's predictions are from the unedited model's, which it has when the gate is made.
 
     Attributes:
-        sequences: Token ids.
         compared: Mask of the tokens behind which predictions are compared, bool [tokens]: those that predict an
             answer's tokens, or all tokens if there are no answers.
     """

@@ -28,8 +28,6 @@ class Reference:
     """The unedited model's residual stream before every layer and after the last, on the host.
 
     Attributes:
-        streams: Runs the sequences through the model.
-        sequences: Token ids.
         answering: Mask of the tokens that predict an answer's tokens, bool [tokens].
         states: Residual streams, layers + 1 tensors [tokens, hidden].
         checked: Mask of held-out tokens, bool [tokens].

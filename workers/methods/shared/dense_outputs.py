@@ -106,12 +106,8 @@ class _DenseOutput:
 class NetworkOutput(_DenseOutput):
     """See `LayerOutput`: the down projection of one feed-forward network.
 
-    Args:
-        layer: The layer with the network.
-        weights: Weights of the down projection.
-        input_module: A module whose first input is the network's input.
-        active_mask: Computes the active neurons for inputs [tokens, hidden]; None if all are active.
-        without_edit: Removes the network's edit.
+    The first input of `input_module` is the network's. `active_mask` computes the active neurons for inputs
+    [tokens, hidden]; without it all are active.
     """
 
     next_part = None
@@ -134,10 +130,9 @@ class NetworkOutput(_DenseOutput):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _NetworkFeatures:
-    """See `Features`: columns are neurons in their current order.
+    """See `Features`: columns are neurons of the layer's network in their current order.
 
     Attributes:
-        layer: The layer with the network.
         hidden: Inputs of the network, [tokens, hidden].
         active: The active neurons; None if all are active.
     """

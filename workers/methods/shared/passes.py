@@ -21,9 +21,7 @@ class Watch(NamedTuple):
     """A module to observe during a pass.
 
     Attributes:
-        module: The module.
-        callback: Called with the module's first input, [tokens, size], in every forward pass.
-        output: Pass the module's output to `callback` instead of its input.
+        callback: Called in every forward pass with the module's first input, or with its `output`, [tokens, size].
     """
 
     module: nn.Module

@@ -23,10 +23,8 @@ def leading_eigenvectors(square: Tensor, count: int) -> tuple[Tensor, Tensor]:
     `4 n^2 b` operations in each of 8 iterations, including orthonormalisation, instead of about `9 n^3`. The start is
     seeded, so results on one machine are reproducible bit for bit.
 
-    Args:
-        square: Symmetric positive semi-definite matrix, float64 [n, n]. A product of a matrix with its own transpose
-            must be computed in float64, because it squares the ratio of the largest to the smallest singular value.
-        count: Number of eigenvectors, 0 to n.
+    The matrix, [n, n], is symmetric and positive semi-definite. If it is a product of a matrix with its own transpose,
+    that must be computed in float64, because it squares the ratio of the largest to the smallest singular value.
 
     Returns:
         Eigenvalues [count], largest first and clamped to at least 0, and eigenvectors [n, count] whose entries of
