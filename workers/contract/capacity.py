@@ -76,10 +76,9 @@ class WorkerMemory:
 
 @dataclass(frozen=True, slots=True)
 class SmallerSettings:
-    """Settings under which a worker takes less memory.
+    """Settings under which a worker takes less memory, as text for users.
 
     Attributes:
-        settings: The settings to change, as text for users.
         device, host: Bytes that one worker then takes on each of its devices and on the host.
     """
 
@@ -93,7 +92,6 @@ class NeededMemory:
     """The memory that must be available before a worker loads its model.
 
     Attributes:
-        memory: Predicted memory of the worker.
         gpus: Value of `workers.num_gpus`: the number of devices that `device_map` spreads the model over, or the
             fraction of one device.
         alternatives: Settings that take less memory, best first.

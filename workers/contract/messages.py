@@ -75,7 +75,6 @@ class WorkerInfo:
     Attributes:
         name: Host name and process id, `HOST/PID`.
         node: Id of the Ray node; empty without Ray.
-        device: Device of the model's inputs.
     """
 
     name: str

@@ -50,7 +50,6 @@ class ModelParts:
     """A resident model and its parts, unedited.
 
     Attributes:
-        model: Whole model.
         moe_layers: MoE layers, in order of depth; empty for a dense model.
         dense_layers: Dense feed-forward networks, in order of depth; empty for a mixture of experts.
         device: Device of the model, unless it is spread over several.
@@ -263,13 +262,11 @@ class Method:
 
     Attributes:
         edit: Type of the edits, by which the method is found.
-        applicator: Creates the applicator for a model.
         owns_experts: True for the one method whose applicator is an `ExpertsOwner`. That applicator is created when a
             mixture of experts is loaded, before the model is moved to its device and before any edit. Unedited
             mixtures of experts are exported by this method.
         exporter: Exporter of the edits; None if they can't be exported. A `FollowUpEdit` uses its base's exporter.
         calibrators: Calibrator by type of recipe.
-        usage: Readers of the expert usage.
         module_uses: Function from (module, model config) to `ModuleUse`, by class name of modules that hold matrices
             in native checkpoints (`native.py.jinja`).
     """

@@ -79,7 +79,6 @@ class AttentionPart:
     """Sequences whose attention is computed together: the last tokens of each attend to all of its tokens.
 
     Attributes:
-        rows: Number of sequences.
         start: Position of the first query token in every sequence.
         length: Number of tokens per sequence; shorter sequences are padded on the right.
         keys: Columns of all tokens, int64 [rows * length].

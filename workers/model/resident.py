@@ -31,7 +31,6 @@ class ResidentModel:
 
     Args:
         model: Model as returned by `load_model`. With `originals="host"` it is still on the host, and moved here.
-        tokenizer: Tokenizer of the model.
         config: Settings that the model was loaded with.
         pass_bytes: Device memory that forward passes need besides weights and experts, in bytes; None if unknown.
         stored: Original experts that stay in the checkpoint's files; None if the model has them.
