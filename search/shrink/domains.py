@@ -44,6 +44,8 @@ _OWN_TOKENS = 64
 Places = Iterator[tuple[str, Mapping[str, Any]]]
 """Rows as plain data, each with its place for error messages."""
 _TEXTS = (".txt", ".md")
+_OTHER_FILES = (".csv", ".tsv", ".json")
+"""Files that aren't read. A missing one isn't looked for on the hub."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_ROWS = 20_000
 """Most rows of a data set of the hub that are read: the first ones. A search uses a few thousand."""
@@ -232,7 +234,7 @@ def read_data(path: Path) -> DataFile:
     if path.is_dir():
         return DataFile(path, True, tuple(_documents(path)))
     if suffix not in (".jsonl", ".parquet", *_TEXTS):
-        if path.exists() or not _HUB_ID.fullmatch(str(path)):
+        if path.exists() or suffix in _OTHER_FILES or not _HUB_ID.fullmatch(str(path)):
             raise UserError(f"--data {path}: the name must end in .jsonl, .parquet, .txt or .md, or be a folder's")
         rows = list(_rows(_hub(str(path))))
     elif suffix in _TEXTS:
