@@ -209,6 +209,6 @@ def test_what_the_store_refuses_stays_to_be_recorded(store: Store, cache: Evalua
     pool.ready.append(answer(pool.requests[0]))
     cache.poll(0.0)
     orphan = individual_record(1, "prune", Offspring(genome(), "mutation", (0,)), genome().space.describe(genome()), 1)
-    with pytest.raises(StoreError, match="parent 0"):
+    with pytest.raises(StoreError, match="FOREIGN KEY"):
         cache.record([orphan])
     assert [record.score for record in recorded(store, cache)] == [0.5]
