@@ -319,6 +319,7 @@ class RayPool:
 
         Raises:
             NoRoomError: No worker is ready, and all that got a node have found too little memory.
+            UserError: The model that is to be calibrated can't be loaded.
             PoolError: No worker is ready, and all have failed to start several times.
         """
         lost = out_of_reach(error) or (seat.node != "" and not node_alive(seat.node))
@@ -330,6 +331,8 @@ class RayPool:
         seat.no_room = cause if isinstance(cause, NoRoomError) else None
         if seat.no_room is not None and not self.ready and all(each.no_room for each in self._seats if each.node):
             raise NoRoomError(str(seat.no_room)) from error
+        if self._job is not None and not self.ready and seat.no_room is None and isinstance(cause, UserError):
+            raise UserError(str(cause)) from error  # another start wouldn't change what is wrong with the model
         if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._seats):
             raise PoolError(f"workers can't start: {reason_of(error)}") from error
         pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(seat.failed_starts - 1, 16)) if seat.failed_starts else 0.0
