@@ -116,9 +116,11 @@ def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
         _begin_transactions(engine, None)
         return engine
     _check_file(path, create)
+    file = f"file:{quote(str(path.absolute()))}"
     if create:
-        path.open("ab").close()
-    address = f"file:{quote(str(path.absolute()))}?mode=rw"  # a file that was deleted isn't made again
+        # SQLite makes the file: closing one that this process has open by other means would drop SQLite's locks on it.
+        sqlite3.connect(f"{file}?mode=rwc", uri=True).close()
+    address = f"{file}?mode=rw"  # a file that was deleted isn't made again
     engine = _engine(url, creator=lambda: _connect(address, read_only))
     _begin_transactions(engine, path)
     return engine

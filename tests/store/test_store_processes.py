@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -110,6 +112,19 @@ def file(tmp_path: Path) -> Path:
     with Store.open(f"sqlite:///{path}") as store:
         store.create_search(search(), [split()])
     return path
+
+
+def test_a_file_that_is_opened_twice_keeps_its_log(file: Path) -> None:
+    """A process that took itself for the last one would delete the log that another still reads."""
+    url = f"sqlite:///{file}"
+    ends = f"from moevolve.store.repository import Store; s = Store.open('{url}'); s.searches(); s.close()"
+    with Store.open(url) as first:
+        assert len(first.searches()) == 1
+        Store.open(url).close()
+        subprocess.run([sys.executable, "-c", ends], check=True)
+        with Store.open(url) as second:
+            second.create_search(search("beta"), [split()])
+            assert len(first.searches()) == 2
 
 
 def test_a_locked_file_is_waited_for_as_long_as_is_said(file: Path) -> None:
