@@ -7,7 +7,6 @@ occupy none of the threads that answer other requests, and the length of a queue
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 from typing import ParamSpec, TypeVar
 
@@ -30,6 +29,7 @@ class Turns:
     def __init__(self, what: str) -> None:
         self._what = what
         self._turn = CapacityLimiter(1)
+        self._count = 0
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work` in a thread once the pieces before it are done.
@@ -37,7 +37,11 @@ class Turns:
         Raises:
             HTTPException: status 503, if `MOST` are in progress or waiting.
         """
-        if self._turn.borrowed_tokens + self._turn.statistics().tasks_waiting >= MOST:
+        if self._count >= MOST:
             detail = f"{MOST} {self._what} are waited for; ask again in a moment"
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail, {"retry-after": "10"})
-        return await to_thread.run_sync(partial(work, *args, **kwargs), limiter=self._turn)
+        self._count += 1  # not the limiter's own count: a thread's start is waited for before that rises
+        try:
+            return await to_thread.run_sync(lambda: work(*args, **kwargs), limiter=self._turn)
+        finally:
+            self._count -= 1
