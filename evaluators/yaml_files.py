@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import yaml
 from pydantic import ValidationError
 
 from moevolve.evaluators.errors import UserError, first_line
+
+_UNKNOWN_KEY = "unknown key"
 
 
 class _TextKeyLoader(yaml.SafeLoader):
@@ -58,12 +61,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def explain_validation(error: ValidationError, data: Any) -> str:
-    """Put pydantic's errors about plain data into one line that names every field once."""
+def explain_validation(error: ValidationError, data: Any, known: Collection[str] = ()) -> str:
+    """Put pydantic's errors about plain data into one line that names every field once.
+
+    For an unknown key at the top level the nearest of the `known` ones is suggested.
+    """
     findings: dict[str, list[str]] = {}
     for item in error.errors():
         field = _field(item["loc"], data, missing=item["type"] == "missing")
-        findings.setdefault(".".join(field), []).append(_message(item["type"], item["msg"], item.get("ctx", {})))
+        message = _message(item["type"], item["msg"], item.get("ctx", {}))
+        near = difflib.get_close_matches(field[0], known, n=1) if message == _UNKNOWN_KEY and len(field) == 1 else []
+        findings.setdefault(".".join(field), []).append(message + (f" (did you mean `{near[0]}`?)" if near else ""))
     # A field of a union type has an error for every member of the union.
     return "; ".join(
         f"{field}: {' or '.join(dict.fromkeys(messages))}" if field else "; ".join(messages)
@@ -89,7 +97,7 @@ def _message(kind: str, message: str, context: Mapping[str, Any]) -> str:
     """Pydantic's message in YAML's terms: lists and mappings instead of tuples and models."""
     match kind:
         case "extra_forbidden" | "unexpected_keyword_argument":
-            return "unknown key"
+            return _UNKNOWN_KEY
         case "tuple_type":
             return "expected a list, for example [a, b]"
         case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":

@@ -323,7 +323,7 @@ class TaskConfig(TaskFileSection):
         try:
             task: TaskConfig = cls.model_validate(dict(raw))
         except ValidationError as error:
-            raise UserError(f"{origin or 'task'}: {explain_validation(error, dict(raw))}") from None
+            raise UserError(f"{origin or 'task'}: {explain_validation(error, dict(raw), cls.model_fields)}") from None
         task._origin = origin
         return task
 

@@ -262,6 +262,6 @@ def read_row(found: Mapping[str, Any], place: str) -> tuple[str, DataRow]:
     try:
         return key, form.model_validate(found).row()
     except ValidationError as error:
-        raise UserError(f"{place}: {explain_validation(error, found)}") from None
+        raise UserError(f"{place}: {explain_validation(error, found, form.model_fields)}") from None
     except ValueError as error:
         raise UserError(f"{place}: {error}") from None

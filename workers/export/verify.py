@@ -167,7 +167,8 @@ def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) ->
     device, dtype = exported.device, exported.dtype
     decoder, head = exported.model.get_decoder(), exported.model.get_output_embeddings()
     layers = decoder_layers(exported.model)
-    with exported.loaded(list(frame_state(exported.model))):
+    frame, of_head = exported.frame_names()
+    with exported.loaded(frame):
         restore_buffers(exported.model, device)
         arguments, normed = [], []
         for each in expected:
@@ -177,9 +178,10 @@ def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) ->
                 normed.append(decoder(input_ids=each.tokens.to(device), use_cache=False).last_hidden_state)
             arguments.append(calls)
         embedded = [calls[0][0][0] for calls in arguments]
-        logits = (head(each.normed.to(device)) for each in expected)
         yield "embeddings", compare([each.states[0] for each in expected], embedded, dtype)
         yield "final norm", compare([each.normed for each in expected], normed, dtype)
+    with exported.loaded(of_head):
+        logits = (head(each.normed.to(device)) for each in expected)
         yield "output head", compare([each.logits for each in expected], logits, dtype)
     carried: list[Any] = [None] * len(expected)
     for index, layer in enumerate(layers):
@@ -234,6 +236,19 @@ class _ExportedModel:
         for what, names in (("lack", missing), ("have unexpected", unexpected)):
             if names:
                 raise VerificationError(f"the files {what} {len(names)} tensors, such as {min(names)}")
+
+    def frame_names(self) -> tuple[list[str], list[str]]:
+        """Return the names of the tensors outside the decoder layers, and of those that the output head needs.
+
+        A head of its own isn't among the former, so that it isn't in memory beside the embeddings.
+        """
+        frame = list(frame_state(self.model))
+        head = self.model.get_output_embeddings()
+        of_head = [name for name in frame if self.model.get_submodule(name.rpartition(".")[0]) is head]
+        tied = {self.model.get_submodule(name.rpartition(".")[0]) for name in self.model.all_tied_weights_keys}
+        if not of_head or head in tied:
+            return frame, frame
+        return [name for name in frame if name not in of_head], of_head
 
     def layer_names(self, index: int) -> list[str]:
         """Return the names, in the model, of a decoder layer's tensors."""

@@ -22,7 +22,7 @@ WriteTask = Callable[..., Path]
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"promt": "x"}, "promt: unknown key"),
+        ({"promt": "x"}, "promt: unknown key (did you mean `prompt`?)"),
         ({"splits": {"search": {"from": "all", "limit": 3}}}, "splits.search.limit: unknown key"),
         (
             {"matching": {"kind": "regex"}},
