@@ -253,7 +253,7 @@ def test_dense_kinds_are_repaired_without_neurons(tiny: Any, tmp_path: Path) -> 
 def test_what_is_wrong_is_said_in_a_line(tiny: Any, in_process: Any, tmp_path: Path) -> None:
     mending: dict[str, Any] = {"kind": "repair", "evaluations": 2, "initial": 1}
     for phases, message in (
-        ([PHASES[0], mending, PHASES[1]], "phases: a repair phase repairs what others found, so it is the last of several"),
+        ([PHASES[0], mending, PHASES[1]], "phases: a repair phase repairs what others found"),
         ([PHASES[0] | {"repair": {"tolkens": 9}}], "phases.0.repair.tolkens: unknown key"),
     ):
         done = in_process("launch", written(tiny, tmp_path, phases=phases))

@@ -52,7 +52,7 @@ def message_of(path: Path, *overrides: str) -> str:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"windows": 4}, "windows: unknown key"),
+    ({"windows": 4}, "windows: unknown key (did you mean `window`?)"),
     ({"genome": {"experts": 2, "active": 4}}, "genome: active 4 is more than the 2 retained experts"),
     ({"tasks": "rte"}, "tasks: expected a list, for example [a, b]"),
     ({"model": {"path": "m", "originals": "host", "device_map": "auto"}}, "model: originals: host and device_map"),
