@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -30,13 +31,15 @@ def test_right_or_wrong_answers_are_compared_by_mcnemar() -> None:
     assert same is not None and same.p == 1.0
 
 
-def test_graded_answers_are_compared_by_flipping_signs() -> None:
+@pytest.mark.parametrize(("metric", "scale"), [("mean", np.asarray), ("geometric_mean", np.log)])
+def test_graded_answers_are_compared_by_flipping_signs(metric: str, scale: Callable[[Any], Any]) -> None:
     rng = np.random.default_rng(4)
-    one, other = rng.random(10), rng.random(10) * 0.7
-    found = paired_test([outcomes(one)], [outcomes(other)])
+    one, other = rng.random(10) ** 3, rng.random(10) ** 3 * 0.7
+    found = paired_test([outcomes(one, metric)], [outcomes(other, metric)])
     assert found is not None and found.test == "sign flips"
-    sums = [abs(np.dot(signs, one - other)) for signs in product((-1, 1), repeat=10)]
-    exact = np.mean(np.array(sums) >= abs((one - other).sum()) - 1e-12)
+    difference = scale(one) - scale(other)
+    sums = [abs(np.dot(signs, difference)) for signs in product((-1, 1), repeat=10)]
+    exact = np.mean(np.array(sums) >= abs(difference.sum()) - 1e-12)
     assert found.p == pytest.approx(exact, abs=0.02)
 
 
