@@ -62,8 +62,9 @@ def show_individual(request: Request, server: ServerDep, ref: RefPath) -> HTMLRe
 @routes.get("/individuals/{ref}/exports")
 def show_exports(request: Request, server: ServerDep, ref: RefPath) -> HTMLResponse:
     """Exports of an individual, and the state of the latest export started from here."""
-    detail = server.store.individual(ref)
-    return _part(request, detail, "exports", "Exports of", job=_export_job(server, detail))
+    # The process first: what it has written is stored by the time it has ended.
+    job = _export_job(server, server.store.individual(ref))
+    return _part(request, server.store.individual(ref), "exports", "Exports of", job=job)
 
 
 @routes.get("/individuals/{ref}/genome")

@@ -27,6 +27,7 @@ from moevolve.search.running.webhooks import VARIABLE, WebhookSection, targets_o
 from moevolve.search.server.app import make_app
 from moevolve.search.server.processes import Job, ProcessRunner
 from moevolve.search.server.settings import ServerSettings
+from moevolve.store.records import ExportRecord
 from moevolve.store.repository import Store
 
 EVIL = "<b>'\"&"
@@ -338,6 +339,14 @@ def test_an_export_is_started_with_its_options_and_its_state_is_shown(
             page = page_of(client, path)
             assert said in page.texts_of("span") and f"error: {EVIL}" in page.text
             assert polls(page, part) == (code is None)
+
+    def ends_now(_: ProcessRunner, name: str) -> Job:
+        store.add_export(name, ExportRecord("/just/written", "stock"))
+        return Job(name, "export", datetime.now(UTC), 7, False, 0, "written")
+
+    monkeypatch.setattr(ProcessRunner, "job", ends_now)
+    page = page_of(client, part)
+    assert "/just/written" in page.text and not polls(page, part)
 
 
 def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
