@@ -19,6 +19,7 @@ from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
 from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
 from moevolve.search.server.feed import Feed
+from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.guard import Guard
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.pages import (
@@ -62,6 +63,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         previews=Turns("checks of launches"),
         preview_process=PreviewProcess(),
         feed=Feed(store),
+        curves=FitnessCurves(store),
         processes=processes,
         answers=AnswerRunner(processes),
         listings=Listings(store),

@@ -14,6 +14,7 @@ from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.feed import Feed
+from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
@@ -34,6 +35,7 @@ class ServerState:
     previews: Turns
     preview_process: PreviewProcess
     feed: Feed
+    curves: FitnessCurves
     processes: ProcessRunner
     answers: AnswerRunner
     listings: Listings

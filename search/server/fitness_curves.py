@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moevolve.store.reader import StoreReader
 
 MAX_POINTS = 2000
+_CACHED_SEARCHES = 8
+"""Searches whose fitness stays in memory, at 8 bytes per individual."""
+_UNSETTLED = 4096
+"""Number of latest individuals that may be incomplete; far more than any window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +42,19 @@ class FitnessCurve:
     best: tuple[float, ...] = field(repr=False)
 
 
-def fitness_curve(store: StoreReader, search_id: str, points: int = MAX_POINTS) -> FitnessCurve:
-    """The curve of a search in at most `points` buckets."""
-    return down_sampled(sorted(store.fitness_by_index(search_id)), points)
-
-
-def down_sampled(fitness: Sequence[tuple[int, float]], points: int) -> FitnessCurve:
+def down_sampled(fitness: NDArray[np.float64], points: int) -> FitnessCurve:
     """Lowest, highest and best-so-far fitness per bucket.
 
     Args:
-        fitness: Indices of individuals in ascending order, with their fitness.
+        fitness: Float64, shape (individuals,), NaN for individuals without a fitness.
         points: Maximum number of buckets.
     """
-    if not fitness:
+    known = np.flatnonzero(~np.isnan(fitness))
+    if not known.size:
         return FitnessCurve(0, 1, (), (), (), (), ())
-    known, values = (np.array(column) for column in zip(*fitness, strict=True))
     individuals = int(known[-1]) + 1
     width = -(-individuals // points)
-    bucket = known // width
+    values, bucket = fitness[known], known // width
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
     high = np.maximum.reduceat(values, starts)
     # The first individual that reaches its bucket's maximum.
@@ -68,3 +69,47 @@ def down_sampled(fitness: Sequence[tuple[int, float]], points: int) -> FitnessCu
         tuple(at.tolist()),
         tuple(np.maximum.accumulate(high).tolist()),
     )
+
+
+@dataclass(slots=True)
+class _Cached:
+    """Fitness of a search by index, the index from which it may be incomplete, and the last event seen."""
+
+    fitness: NDArray[np.float64]
+    frontier: int = 0
+    events: int = 0
+
+
+class FitnessCurves:
+    """Fitness curves of a store's searches; of a search seen before, only new individuals are read."""
+
+    def __init__(self, store: StoreReader) -> None:
+        self._store = store
+        self._cache: OrderedDict[str, _Cached] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def curve(self, search_id: str, points: int = MAX_POINTS) -> FitnessCurve:
+        """The curve of a search, with at most `points` buckets."""
+        with self._lock:
+            fitness = self._up_to_date(search_id).fitness
+        return down_sampled(fitness, points)
+
+    def _up_to_date(self, search_id: str) -> _Cached:
+        cached = self._cache.pop(search_id, None) or _Cached(np.empty(0, dtype=np.float64))
+        events = self._store.control(search_id).events
+        # A retry removes individuals.
+        if any(event.kind == "retried" for event in self._store.events({search_id: cached.events})):
+            cached = _Cached(np.empty(0, dtype=np.float64))
+        rows = self._store.fitness_by_index(search_id, cached.frontier)
+        if rows:
+            indices, values = (np.array(column) for column in zip(*rows, strict=True))
+            fitness = np.full(max(len(cached.fitness), int(indices.max()) + 1), np.nan, dtype=np.float64)
+            fitness[: len(cached.fitness)] = cached.fitness
+            fitness[indices] = values
+            # Individuals complete in any order, and failed ones never get a fitness: the latest are read again.
+            cached = _Cached(fitness, max(0, int(indices.max()) - _UNSETTLED))
+        cached.events = events
+        self._cache[search_id] = cached
+        while len(self._cache) > _CACHED_SEARCHES:
+            self._cache.popitem(last=False)
+        return cached

@@ -15,7 +15,7 @@ from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.server.dependencies import AfterQuery, LimitQuery, SearchPath, ServerDep
 from moevolve.search.server.feed import MAX_WATCHERS
-from moevolve.search.server.fitness_curves import MAX_POINTS, FitnessCurve, fitness_curve
+from moevolve.search.server.fitness_curves import MAX_POINTS, FitnessCurve
 from moevolve.search.server.problems import READS
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import NotFoundError
@@ -61,7 +61,7 @@ def read_course(
     points: Annotated[int, Query(ge=1, le=MAX_POINTS, description="Maximum number of points.")] = MAX_POINTS,
 ) -> FitnessCurve:
     """Fitness over individuals, down-sampled for a plot."""
-    return fitness_curve(server.store, server.store.search(search).id, points)
+    return server.curves.curve(server.store.search(search).id, points)
 
 
 @routes.get("/tasks", tags=["rankings"])

@@ -16,7 +16,6 @@ from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
 from moevolve.search.requests.searches import SearchesRequest, SearchOrder
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep
-from moevolve.search.server.fitness_curves import fitness_curve
 from moevolve.search.server.pages.forms import csv_file, form_link, from_form
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.pages.views import (
@@ -129,7 +128,7 @@ def show_individuals(
 def show_course(request: Request, server: ServerDep, search: SearchPath) -> HTMLResponse:
     """Individuals that were better than all before them."""
     record = server.store.search(search)
-    steps = improvements(fitness_curve(server.store, record.id), spans_of(config_of(record)))
+    steps = improvements(server.curves.curve(record.id), spans_of(config_of(record)))
     return _part(request, record, "course", "Fitness of", steps=steps)
 
 

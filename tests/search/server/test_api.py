@@ -9,16 +9,18 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from search_lab import UnrulyPool, drive, run_config, start
 from search_samples import few
 from starlette.testclient import TestClient
 from waiting import PATIENT_S
 
 from moevolve.search.operations import plot
-from moevolve.search.server.fitness_curves import down_sampled
+from moevolve.search.server.fitness_curves import FitnessCurves, down_sampled
 from moevolve.search.server.turns import MOST
 from moevolve.store.costs import SearchCosts
 from moevolve.store.errors import UnreachableError
@@ -118,11 +120,14 @@ def test_a_search_is_controlled(client: TestClient, lab_store: Store) -> None:
     ]
 
 
+fitnesses = st.lists(st.one_of(st.just(float("nan")), st.floats(0, 1)), max_size=60)
+
+
 @few
-@given(st.lists(st.none() | st.floats(0, 1), max_size=60), st.integers(1, 20))
-def test_down_sampling_keeps_extremes(values: list[float | None], points: int) -> None:
-    known = [(index, value) for index, value in enumerate(values) if value is not None]
-    course = down_sampled(known, points)
+@given(fitnesses, st.integers(1, 20))
+def test_down_sampling_keeps_extremes(values: list[float], points: int) -> None:
+    course = down_sampled(np.array(values, dtype=np.float64), points)
+    known = [(index, value) for index, value in enumerate(values) if value == value]
     assert len(course.first) <= points
     buckets: dict[int, list[tuple[int, float]]] = {}
     for index, value in known:
@@ -140,6 +145,24 @@ def test_a_curve_has_every_fitness(client: TestClient, lab_store: Store) -> None
     course = client.get("/api/searches/lab/course").json()
     expected = [(one.index, one.fitness) for one in lab_store.history("lab-1") if one.status == "ok"]
     assert list(zip(course["at"], course["high"], strict=True)) == expected and len(expected) > 40
+
+
+def test_curves_follow_a_search_and_a_retry(lab_store: Store) -> None:
+    setup = start(lab_store, run_config(name="live"), "live-1")
+    curves = FitnessCurves(lab_store)
+    assert curves.curve("live-1").individuals == 0
+    drive(lab_store, setup, UnrulyPool(seed=3))
+
+    def straight() -> list[tuple[int, float]]:
+        return [(one.index, one.fitness) for one in lab_store.history("live-1") if one.status == "ok"]
+
+    def plotted() -> list[tuple[int, float]]:
+        found = curves.curve("live-1")
+        return list(zip(found.at, found.high, strict=True))
+
+    assert plotted() == straight() and len(straight()) > 40
+    lab_store.retry("live-1", 30)
+    assert plotted() == straight() and len(straight()) < 30
 
 
 def test_waiting_drawings_do_not_block_other_requests(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
