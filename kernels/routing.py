@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from moevolve.kernels.products import elementwise, linear
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
@@ -51,6 +52,7 @@ def top_k(
     bias: Tensor | None = None,
     ranks: Tensor | None = None,
     mapped: bool = False,
+    chosen: Tensor | None = None,
 ) -> Routed:
     """Choose the k best experts of each token and compute their routing weights.
 
@@ -62,10 +64,12 @@ def top_k(
         bias: Correction bias, added to the ranks for choosing only, float32 [experts]; None for none.
         ranks: What experts are chosen by, [tokens, experts]; None for the scores.
         mapped: True if the scores come from a continuous mapping, so that their sum can be zero.
+        chosen: Experts of each token, int64 [tokens, k]; None to choose them by their ranks.
     """
-    ranks = scores if ranks is None else ranks
-    ranks = ranks if bias is None else ranks + bias
-    chosen = torch.topk(_within_groups(ranks, rule.groups), active, dim=-1).indices
+    if chosen is None:
+        ranks = scores if ranks is None else ranks
+        ranks = ranks if bias is None else ranks + bias
+        chosen = torch.topk(_within_groups(ranks, rule.groups), active, dim=-1).indices
     weights = scores.gather(1, chosen)
     used = None
     if skip_below is not None:
@@ -124,6 +128,7 @@ def route_selected(
     skip_below: float | None = None,
     *,
     bias: Tensor | None = None,
+    chosen: Tensor | None = None,
 ) -> Routed:
     """Route with a one-hot mapping, `W_RM[i, selected[i]] = 1`, exactly and without a matrix product; see `top_k`.
 
@@ -138,12 +143,18 @@ def route_selected(
         logits_space: True if the mapping acts on the logits.
     """
     if rule.one_hot_folds or logits_space:
-        return route_logits(logits.index_select(-1, selected), active, rule, skip_below, bias=bias)
+        return route_logits(logits.index_select(-1, selected), active, rule, skip_below, bias=bias, chosen=chosen)
     return top_k(scores_of(logits, rule).index_select(-1, selected), active, rule, skip_below, bias=bias)
 
 
 def route_logits(
-    logits: Tensor, active: int, rule: RoutingRule, skip_below: float | None = None, *, bias: Tensor | None = None
+    logits: Tensor,
+    active: int,
+    rule: RoutingRule,
+    skip_below: float | None = None,
+    *,
+    bias: Tensor | None = None,
+    chosen: Tensor | None = None,
 ) -> Routed:
     """Route by logits [tokens, n'] of the new experts, with `W_RM` folded into the router's weight; see `top_k`.
 
@@ -161,7 +172,35 @@ def route_logits(
     if rule.scores == "sigmoid_of_chosen":
         scores = elementwise(torch.sigmoid, logits.float())
         return top_k(scores, active, rule, skip_below, bias=bias, ranks=logits)
+    if rule.scores == "sqrt_softplus_of_chosen":
+        scores = elementwise(functional.softplus, logits.float()).sqrt()
+        return top_k(scores, active, rule, skip_below, bias=bias, chosen=chosen)
     return top_k(scores_of(logits, rule), active, rule, skip_below, bias=bias)
+
+
+def choose_kept(chosen: Tensor, places: Tensor, retained: int, active: int) -> Tensor:
+    """Choose kept experts for tokens whose experts are fixed, such as by a table of token ids.
+
+    A token gets those of its experts that are kept, in order and over again up to k: experts that it gets twice count
+    twice, so that rescaled weights are those of its kept experts alone where k is a multiple of their number. A token
+    none of whose experts is kept gets those with its experts' numbers modulo n'.
+
+    Args:
+        chosen: Original experts of every token, int64 [tokens, any].
+        places: Number of the kept expert that takes each original expert's tokens, or -1, int64 [n].
+        retained: Number n' of kept experts.
+        active: Number k of experts per token.
+
+    Returns:
+        Kept experts, int64 [tokens, k].
+    """
+    found = places[chosen]
+    none = (found < 0).all(dim=1, keepdim=True)
+    found = torch.where(none, chosen % retained, found)
+    order = torch.argsort((found < 0).to(torch.int8), dim=1, stable=True)
+    count = (found >= 0).sum(dim=1, keepdim=True)
+    turns = torch.arange(active, device=chosen.device) % count
+    return found.gather(1, order.gather(1, turns))
 
 
 def _sparse_mixer(logits: Tensor, nearness: float) -> Routed:

@@ -14,12 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Scores = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer"]
+Scores = Literal[
+    "softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer", "sqrt_softplus_of_chosen"
+]
 """How logits become routing weights. With `softmax_of_chosen` (GPT-OSS) the top-k of the logits is chosen, and their
 softmax gives the weights. With `sigmoid_of_chosen` (Kolibri-1) it is the top-k of the logits plus a correction bias,
 and the sigmoids of their logits. With `sparse_mixer` (Phi-3.5-MoE) the best expert is chosen, then the best of the
-others, and each is weighted by a softmax over those whose logits are near its own. None of the three has scores over
-all experts."""
+others, and each is weighted by a softmax over those whose logits are near its own. With `sqrt_softplus_of_chosen`
+(DeepSeek-V4) the experts of a token are those that a table has for its id, or the top-k of `sqrt(softplus(l))` plus a
+correction bias, and those roots give the weights. None of the four has scores over all experts that decide alone."""
 
 NO_SCORES = (
     "probs maps the scores of all experts, and this family has none, since it chooses and weights experts by their "
@@ -27,8 +30,17 @@ NO_SCORES = (
 )
 """Error message for a mapping in `router_space: probs` without scores, after the name of the setting."""
 
-NO_SKIPPING = "this family weights each expert by itself, so a second expert's weight beside the first's says nothing"
-"""Error message for dynamic skipping with `sparse_mixer`, after the name of the setting."""
+NO_SKIPPING = (
+    "this family chooses a token's second expert for another reason than its weight beside the first's; leave it out"
+)
+"""Error message for dynamic skipping in families without it, after the name of the setting."""
+
+
+SAME_ACTIVE = (
+    "this family's first layers have tables of the experts of every token id, as wide as all layers' active experts; "
+    "give all layers the same number"
+)
+"""Error message for layers with their own numbers of active experts, after the name of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,16 @@ class RoutingRule:
     def has_scores(self) -> bool:
         """True if there are scores over all experts, which `router_space: probs` maps."""
         return self.scores in ("softmax", "sigmoid")
+
+    @property
+    def has_tables(self) -> bool:
+        """True if layers may choose experts by token ids."""
+        return self.scores == "sqrt_softplus_of_chosen"
+
+    @property
+    def can_skip(self) -> bool:
+        """True if a token's second expert may be skipped where its weight is small beside the first one's."""
+        return self.scores != "sparse_mixer" and not self.has_tables
 
     @property
     def one_hot_folds(self) -> bool:

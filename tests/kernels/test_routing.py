@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import oracles
 import pytest
 import torch
@@ -23,6 +25,7 @@ RULES = {
     "chosen": RoutingRule(True, "softmax_of_chosen"),
     "chosen-sigmoid": RoutingRule(False, "sigmoid_of_chosen"),
     "chosen-sigmoid-rescaled": RoutingRule(True, "sigmoid_of_chosen", scale=2.5),
+    "chosen-root": RoutingRule(True, "sqrt_softplus_of_chosen", scale=1.5),
 }
 rules = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 few = settings(max_examples=12, deadline=None)
@@ -63,7 +66,7 @@ def test_every_rule_matches_the_oracle(
 ) -> None:
     retained, skip = 3 * size, skip_below if active == 2 else None
     logits, mapping, correction = sample(seed, retained)
-    bias = correction if corrects and rule.scores.startswith("sigmoid") else None
+    bias = correction if corrects and rule.scores.startswith(("sigmoid", "sqrt")) else None
     mapped_bias = None if bias is None else mapping @ bias
     logits_space = logits_space or not rule.has_scores
     if logits_space:
@@ -82,7 +85,7 @@ def test_picking_experts_matches_the_oracle(
 ) -> None:
     logits, _, correction = sample(seed, 6)
     selected = torch.tensor(data.draw(st.permutations(range(12)))[:6])
-    bias = correction if rule.scores.startswith("sigmoid") else None
+    bias = correction if rule.scores.startswith(("sigmoid", "sqrt")) else None
     kept = None if bias is None else bias[selected]
     weights, chosen = routing.route_selected(logits, selected, 2, rule, logits_space, skip, bias=kept)
     one_hot = torch.eye(12)[selected]
@@ -167,6 +170,36 @@ def test_what_groups_allow_and_which_rules_fold() -> None:
     assert FREE.fault(1) is None
     unfolded = [name for name, rule in RULES.items() if not rule.one_hot_folds]
     assert unfolded == ["softmax-unscaled", "softmax-grouped"]
+
+
+@few
+@given(seed=st.integers(0, 2**31 - 1), retained=st.integers(1, 8), active=st.integers(1, 5))
+def test_fixed_experts_are_replaced_by_those_that_are_kept(seed: int, retained: int, active: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    given_ = torch.stack([torch.randperm(8, generator=generator)[:3] for _ in range(20)])
+    kept = torch.randperm(8, generator=generator)[:retained]
+    places = torch.full((8,), -1)
+    places[kept] = torch.arange(retained)
+    found = routing.choose_kept(given_, places, retained, active).tolist()
+    for row, experts in zip(found, given_.tolist(), strict=True):
+        left = [kept.tolist().index(expert) for expert in experts if expert in kept.tolist()]
+        left = left or [expert % retained for expert in experts]
+        assert row == (left * active)[:active]
+
+
+def test_fixed_experts_are_weighted_by_their_scores_alone() -> None:
+    """Rescaled over both, or over the one that a token gets twice."""
+    rule, logits = RoutingRule(True, "sqrt_softplus_of_chosen", scale=3.0), torch.tensor([[0.0, 1.0, -2.0]] * 2)
+    chosen = torch.tensor([[2, 0], [1, 1]])
+    scores = [math.sqrt(math.log1p(math.exp(each))) for each in (0.0, 1.0, -2.0)]
+    total = (scores[2] + scores[0]) / 3
+    for weights, found in (
+        routing.route_logits(logits, 2, rule, chosen=chosen),
+        routing.route_selected(logits, torch.arange(3), 2, rule, False, chosen=chosen),
+    ):
+        assert torch.equal(found, chosen)
+        expected = [[scores[2] / total, scores[0] / total], [1.5, 1.5]]
+        torch.testing.assert_close(weights, torch.tensor(expected))
 
 
 def test_two_experts_are_chosen_one_after_the_other() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -103,6 +104,24 @@ NEMOTRON: dict[str, Any] = {
     "n_groups": 1,
     "chunk_size": 8,
     "routed_scaling_factor": 1.5,
+}
+DEEPSEEK_V4: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "head_dim": 8,
+    "num_key_value_heads": 1,
+    "q_lora_rank": 10,
+    "mlp_layer_types": ["hash_moe", "moe", "moe"],
+    "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+    "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+    "hc_mult": 2,
+    "sliding_window": 6,
+    "o_groups": 2,
+    "o_lora_rank": 6,
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+    "index_topk": 64,
+    "swiglu_limit": 0.7,
 }
 NARROW: dict[str, Any] = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": 6, "head_dim": 8}
 RECENT: dict[str, dict[str, Any]] = {
@@ -255,6 +274,7 @@ RECENT: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "final_logit_softcapping": 5.0,
     },
+    "deepseek_v4": DEEPSEEK_V4,
     "nemotron_h": NEMOTRON,
     "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 16},
     "kimi_linear": KIMI
@@ -276,6 +296,7 @@ UNREPAIRABLE = (
     "axk1",
     "beam",
     "hy_v4",
+    "deepseek_v4",
     "glm_moe_dsa-shared",
     "afmoe",
     "kolibri1",
@@ -320,6 +341,8 @@ def randomise(name: str, tensor: Tensor) -> None:
         nn.init.normal_(tensor, std=0.4)
     elif name.endswith(("e_score_correction_bias", "expert_bias", "router.bias", "proj_bias", ".sinks")):
         nn.init.normal_(tensor, std=0.25)
+    elif name.endswith("tid2eid"):
+        tensor.copy_(torch.stack([torch.randperm(6)[: tensor.shape[1]] for _ in tensor]))
 
 
 def sample_rows(seed: int = 0, lengths: tuple[int, ...] = (9, 14, 11, 9, 20)) -> FitRows:

@@ -85,7 +85,9 @@ def route_token(
 
 
 def _scores(logits: Tensor, rule: RoutingRule) -> Tensor:
-    """The softmax, of which the chosen part is rescaled where only the chosen logits have one, or the sigmoid."""
+    """The softmax, of which the chosen part is rescaled where only the chosen logits have one, or another function."""
+    if rule.scores == "sqrt_softplus_of_chosen":
+        return torch.log(1 + torch.exp(logits)).sqrt()
     return 1 / (1 + torch.exp(-logits)) if rule.scores.startswith("sigmoid") else torch.softmax(logits, dim=0)
 
 

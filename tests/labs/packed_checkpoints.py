@@ -112,6 +112,39 @@ def fp8_checkpoint(
     return write(model, tokenizer, folder, packed, plain, quantization_config=settings | {"fmt": "e4m3"})
 
 
+def deepseek_v4_checkpoint(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> tuple[ModelConfig, ModelConfig]:
+    """Write a DeepSeek-V4 as published: FP8 with powers of two per block, and MXFP4 experts; see `write`.
+
+    The published names have no `model.` before them. The experts' sides must be multiples of 32.
+    """
+    model.save_pretrained(folder / "names")
+    numbers, packed, plain = np.random.default_rng(5), {}, {}
+    for name, tensor in load_file(folder / "names" / "model.safetensors").items():
+        if name.endswith((".w1.weight", ".w2.weight", ".w3.weight")) and ".experts." in name:
+            rows, columns = tensor.shape
+            blocks = numbers.integers(0, 256, (rows, columns // 32, 16), dtype=np.uint8)
+            exponents = numbers.integers(119, 126, (rows, columns // 32), dtype=np.uint8)
+            weight = torch.from_numpy(blocks).flatten(1).view(torch.int8)
+            plain[name] = mxfp4_values(blocks, exponents)
+        elif name.endswith((".wq_a.weight", ".wq_b.weight", ".wkv.weight", ".w1.weight", ".w2.weight", ".w3.weight")):
+            codes = tensor.to(torch.float8_e4m3fn).view(torch.uint8).numpy().copy()
+            exponents = numbers.integers(125, 129, [-(-side // BLOCK) for side in codes.shape], dtype=np.uint8)
+            weight = torch.from_numpy(codes).view(torch.float8_e4m3fn)
+            plain[name] = scaled(fp8_values(codes), np.ldexp(1.0, exponents.astype(np.int64) - 127), BLOCK)
+        else:
+            continue
+        scale = torch.from_numpy(exponents).view(torch.float8_e8m0fnu)
+        packed |= {name: weight, f"{name.removesuffix('weight')}scale": scale}
+    settings = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "scale_fmt": "ue8m0", "expert_dtype": "fp4"}
+    configs = write(model, tokenizer, folder, packed, plain, quantization_config=settings)
+    file = Path(configs[0].path) / "model.safetensors"
+    published = {name.removeprefix("model.").replace("embed_tokens", "embed"): t for name, t in load_file(file).items()}
+    save_file(published, file, {"format": "pt"})
+    return configs
+
+
 def mxfp4_checkpoint(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> tuple[ModelConfig, ModelConfig]:
@@ -271,7 +304,7 @@ def linear_checkpoint(
 def checkpoint_in_format(
     kind: str, make: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> ModelConfig:
-    """Write a quantised checkpoint of a small model that the format can hold: `fp8`, `mxfp4`, or a linear format.
+    """Write a quantised checkpoint of a small model: `fp8`, `mxfp4`, `deepseek_v4`, or a linear format.
 
     Args:
         kind: Name of the format.
@@ -283,10 +316,13 @@ def checkpoint_in_format(
         return fp8_checkpoint(make("deepseek_v3"), tokenizer, folder)[0]
     if kind == "mxfp4":
         return mxfp4_checkpoint(make("gpt_oss", **MXFP4_SIZES), tokenizer, folder)[0]
+    if kind == "deepseek_v4":
+        return deepseek_v4_checkpoint(make("deepseek_v4", **V4_SIZES), tokenizer, folder)[0]
     return linear_checkpoint(kind, make("qwen3_moe", **LINEAR_SIZES), tokenizer, folder)[0]
 
 
 MXFP4_SIZES = {"intermediate_size": 32, "hidden_size": 96, "head_dim": 24}
+V4_SIZES = {"moe_intermediate_size": 32}
 LINEAR_SIZES = {"hidden_size": 64, "moe_intermediate_size": 32}
 
 

@@ -101,6 +101,21 @@ class PlainBlock(nn.Module):
         total = weights.sum() if self.config.norm_topk_prob else 1.0
         return list(zip(chosen.tolist(), weights / total, strict=True))
 
+    def deepseek_v4(self, hidden: Tensor, token: int) -> list[tuple[int, Tensor]]:
+        scores = (self.mapping @ self.logits(hidden)).exp().log1p().sqrt()
+        active, table = self.edit.active, getattr(self.original.gate, "tid2eid", None)
+        if table is None:
+            assert self.correction is not None
+            chosen = torch.argsort(scores + self.mapping @ self.correction, descending=True)[:active].tolist()
+        else:
+            experts = table[token].tolist()
+            columns = {j: self.mapping[:, j] for j in experts}
+            kept = [int(columns[j].argmax()) for j in experts if columns[j].max() > 0]
+            kept = kept or [j % len(scores) for j in experts]
+            chosen = [kept[place % len(kept)] for place in range(active)]
+        total = sum(scores[i] for i in chosen)
+        return [(i, scores[i] / total * self.config.routed_scaling_factor) for i in chosen]
+
     def deepseek_v2(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
         scores = self.mapped(self.logits(hidden), lambda values: torch.softmax(values, dim=0))
         pool = list(range(len(scores)))
@@ -150,8 +165,10 @@ class PlainBlock(nn.Module):
                 return chosen[:1]
         return chosen
 
-    def routed(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
-        """Experts of a token with their weights."""
+    def routed(self, hidden: Tensor, token: int = 0) -> list[tuple[int, Tensor]]:
+        """Experts of a token with their weights; `token` is its id."""
+        if self.config.model_type == "deepseek_v4":
+            return self.deepseek_v4(hidden, token)
         if self.config.model_type in ("deepseek_v2", "gpt_oss", "phimoe", "gemma4_text", "kolibri1"):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
         if self.config.model_type == "flint" or getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
@@ -174,6 +191,9 @@ class PlainBlock(nn.Module):
             return tensors["down_proj"] @ (tensors["up_proj"] @ hidden).relu().square()
         if self.config.model_type != "gpt_oss":
             gate, up = (tensors["gate_up_proj"] @ hidden).chunk(2)
+            if self.config.model_type == "deepseek_v4":
+                limit = self.config.swiglu_limit
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             gelu = self.config.model_type == "gemma4_text"
             active = nn.functional.gelu(gate, approximate="tanh") if gelu else gate / (1 + torch.exp(-gate))
             return tensors["down_proj"] @ (active * up)
@@ -183,12 +203,13 @@ class PlainBlock(nn.Module):
         inner = (up + 1) * gate / (1 + torch.exp(-1.702 * gate))
         return inner @ tensors["down_proj"] + tensors["down_proj_bias"]
 
-    def forward(self, hidden_states: Tensor) -> Any:
+    def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None) -> Any:
+        tokens = [0] * hidden_states.shape[:-1].numel() if input_ids is None else input_ids.flatten().tolist()
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
         given = getattr(self.original, "fc1_latent_proj", nn.Identity())(flat).double()
         rows = [
-            sum(weight * self.expert(index, inputs) for index, weight in self.routed(row))
-            for row, inputs in zip(flat.double(), given, strict=True)
+            sum(weight * self.expert(index, inputs) for index, weight in self.routed(row, token))
+            for row, inputs, token in zip(flat.double(), given, tokens, strict=True)
         ]
         out = torch.stack(rows).to(flat.dtype)
         out = getattr(self.original, "fc2_latent_proj", nn.Identity())(out).reshape(hidden_states.shape)

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
+import numpy as np
+
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
 from moevolve.workers.checkpoints.text_models import text_name
@@ -37,6 +39,42 @@ _MASK_BYTES = {
 }
 
 
+_TABLE_DTYPES = {"I64": "<i8", "I32": "<i4"}
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """How a table of the experts of every token id changes.
+
+    Attributes:
+        kept: Original expert that each kept one is routed like, [n'].
+        experts: Number n of original experts.
+        active: Experts k per token of the pruned model.
+    """
+
+    kept: tuple[int, ...]
+    experts: int
+    active: int
+
+    def changed(self, source: StoredTensor, data: bytes) -> bytes:
+        """Compute the bytes of the changed table from those of the `source`; see `choose_kept`."""
+        kind = _TABLE_DTYPES.get(source.dtype)
+        if kind is None or len(source.shape) != 2:
+            raise UserError(
+                f"{source.file}: table {source.name} is {source.dtype} {list(source.shape)}, and only matrices of "
+                f"{', '.join(_TABLE_DTYPES)} are understood; export the individual with --form stock"
+            )
+        import torch
+
+        from moevolve.kernels.routing import choose_kept
+
+        places = torch.full((self.experts,), -1)
+        for place, expert in reversed([*enumerate(self.kept)]):
+            places[expert] = place
+        table = torch.from_numpy(np.frombuffer(data, kind).reshape(source.shape).astype(np.int64))
+        return choose_kept(table, places, len(self.kept), self.active).numpy().astype(kind).tobytes()
+
+
 @dataclass(frozen=True, slots=True)
 class KeptTensor:
     """A tensor of a pruned checkpoint.
@@ -49,6 +87,7 @@ class KeptTensor:
         anew: Tensor of the same shape to copy instead, if an edit changes its values.
         masked: Positions, along its first dimension, of numbers that are `MASK` instead of the source's. The tensor is
             then a bias [experts] that routers add before they choose.
+        table: Of a router's table [vocabulary, k] of the experts of every token id, how it changes.
     """
 
     name: str
@@ -57,10 +96,14 @@ class KeptTensor:
     lead: tuple[int, ...] = ()
     anew: StoredTensor | None = None
     masked: tuple[int, ...] = ()
+    table: TableChange | None = None
 
     def chunks(self) -> Iterator[bytes]:
         """Read the bytes to write, at most 16 MiB at a time."""
         chunks = self.source.chunks(self.rows) if self.anew is None else self.anew.chunks()
+        if self.table is not None and self.anew is None:
+            yield self.table.changed(self.source, b"".join(chunks))
+            return
         if not self.masked:
             yield from chunks
             return
@@ -86,7 +129,8 @@ class KeptTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         rows = self.source.shape[:1] if self.rows is None else (len(self.rows),)
-        return (*self.lead, *rows, *self.source.shape[1:])
+        rest = self.source.shape[1:] if self.table is None else (self.table.active,)
+        return (*self.lead, *rows, *rest)
 
     @property
     def dtype(self) -> str:
@@ -97,6 +141,8 @@ class KeptTensor:
     def nbytes(self) -> int:
         if self.anew is not None:
             return self.anew.nbytes
+        if self.table is not None:
+            return self.source.nbytes // self.source.shape[1] * self.table.active
         return self.source.nbytes if self.rows is None else self.source.nbytes // self.source.shape[0] * len(self.rows)
 
 
@@ -187,6 +233,10 @@ class Pruning:
         elif name.endswith((f"{router}bias", *_CORRECTION_BIASES)):
             masked = self._selection.masked[ordinal] if self._selection.masked else ()
             yield replace(self._sliced(tensor, self._selection.routers[ordinal]), masked=masked)
+        elif family.table is not None and name.endswith(router + family.table):
+            change = TableChange(self._selection.routers[ordinal], self._experts, self._selection.active)
+            whole = change.kept == tuple(range(self._experts)) and change.active == tensor.shape[-1]
+            yield KeptTensor(name, tensor, table=None if whole else change)
         elif router in name and not name.endswith(others):
             raise UserError(
                 f"{tensor.file}: tensor {name} belongs to a quantised router, whose rows can't be told apart; "

@@ -49,6 +49,9 @@ class StoredExperts:
         self._tensors = tensors
         self._names = SavedNames(model)
         self._layers, self._experts = layers_prefix(model), experts_prefix(model)
+        # `transformers` also loads checkpoints of the decoder alone, as DeepSeek-V4's names are.
+        stem = f"{model.base_model_prefix}."
+        self._left_out = "" if any(name.startswith(stem) for name in tensors) else stem
         self._whole: tuple[int, dict[str, Tensor]] | None = None
         self._pieces: dict[tuple[int, str], list[_Piece]] = {}
 
@@ -98,7 +101,8 @@ class StoredExperts:
             # Numbered rows show where `transformers` takes the stored tensors from.
             numbered = torch.arange(rows).view(1, rows, *[1] * (tensor.ndim - 2))
             pieces = []
-            for stored, numbers in self._names.saved(full, numbered).items():
+            for saved, numbers in self._names.saved(full, numbered).items():
+                stored = saved.removeprefix(self._left_out)
                 match = EXPERT.fullmatch(stored)
                 fused = stored if match is None else f"{match['block']}.{name}"
                 if match is None or fused in self._tensors:

@@ -87,12 +87,16 @@ _MAX_CACHED_BATCHES = 2
 prefixes, the rows of a batch can have many times its columns."""
 
 
-def decoded_together(lengths: Sequence[int], batch_tokens: int) -> list[slice]:
-    """Divide a batch's unfinished rows, with these numbers of cached tokens, into slices that are decoded at once."""
+def decoded_together(lengths: Sequence[int], batch_tokens: int, equal: bool = False) -> list[slice]:
+    """Divide a batch's unfinished rows, with these numbers of cached tokens, into slices that are decoded at once.
+
+    With `equal`, rows of different lengths are never decoded together, for models whose tokens can't follow padding.
+    """
     parts, start, longest = [], 0, 0
     for row, length in enumerate(lengths):
         longest = max(longest, length)
-        if row > start and (row + 1 - start) * longest > _MAX_CACHED_BATCHES * batch_tokens:
+        full = (row + 1 - start) * longest > _MAX_CACHED_BATCHES * batch_tokens
+        if row > start and (full or (equal and length != lengths[start])):
             parts.append(slice(start, row))
             start, longest = row, length
     return [*parts, slice(start, len(lengths))]

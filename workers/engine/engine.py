@@ -104,8 +104,15 @@ class GenerationEngine:
                 continue
             if cache is not None:
                 self.forward.complete(batch.columns, cache)
-            for part in decoded_together([*map(len, unfinished.values())], self.config.batch_tokens):
-                decode(self.forward, dict([*unfinished.items()][part]), tokenized.prompts, cache, answers)
+            together = {i: len(path) for i, path in unfinished.items()}
+            if not self.forward.pads_left:
+                # Prompts run again, with what has been answered, in rows of one length.
+                together = {i: len(tokenized.prompts[i]) + len(answers.tokens[i]) for i in unfinished}
+                together = dict(sorted(together.items(), key=lambda item: item[1]))
+            order, equal = [*together], not self.forward.pads_left
+            for part in decoded_together([*together.values()], self.config.batch_tokens, equal):
+                rows = {i: unfinished[i] for i in order[part]}
+                decode(self.forward, rows, tokenized.prompts, cache, answers)
         return answers, logprobs
 
     @torch.inference_mode()

@@ -20,6 +20,7 @@ from moevolve.workers.engine.columns import Columns, Layout, Masks, Step
 from moevolve.workers.engine.packed_attention import packed, packs
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.families.decoder import decoder_layers, skipped
+from moevolve.workers.families.registry import FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,6 +53,7 @@ class Forward:
         rewinds: True if cached columns can be masked out, so that decoding can continue from a part of them. That isn't
             possible with recurrent states, nor with sliding windows unless attention knows each token's position
             (`Step`).
+        pads_left: True if tokens may follow padding; see `Family.pads_left`.
         batcher: Plans the passes.
     """
 
@@ -65,6 +67,8 @@ class Forward:
         packable = packs(model, layers)
         self._steps = Masks() if packable and self.device.type == "cpu" else None
         self.rewinds = self._steps is not None or all(type(layer) is DynamicLayer for layer in layers)
+        family = FAMILIES.get(model.config.model_type)
+        self.pads_left = family is None or family.pads_left
         layout: Layout = "padded" if not packable else "packed" if prefixes else "unshared"
         self.batcher = Batcher(layout, batch_tokens, self.device)
 

@@ -233,6 +233,8 @@ def _place(name: str) -> str | None:
 
 def _read_parts(kept: KeptTensor) -> Tensor:
     tensor = read_tensor(kept.source)
+    if kept.table is not None:
+        return torch.frombuffer(bytearray(b"".join(kept.chunks())), dtype=tensor.dtype).view(kept.shape)
     return tensor if kept.rows is None else tensor[list(kept.rows)]
 
 

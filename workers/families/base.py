@@ -69,12 +69,15 @@ class Family:
         title: Name of the family for users.
         sdpa: True if `transformers` has an sdpa implementation of its attention; `eager` is used otherwise.
         packs: True if its attention keeps packed sequences of one row apart by their position ids.
+        pads_left: True if tokens may follow padding, which attention to blocks of keys by their place in a row, not by
+            their position, doesn't allow.
     """
 
     model_type: str
     title: str
     sdpa: bool = field(default=True, kw_only=True)
     packs: bool = field(default=True, kw_only=True)
+    pads_left: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,8 @@ class ExpertFamily(Family):
             that is its inputs.
         factors: Name of the router's factors [n] on the experts' routing weights; None if there are none.
         other_tensors: Names of the router's other tensors, which don't depend on the number of experts.
+        table: Name of the router's table [vocabulary, k] of the experts of every token id; routers that lack it choose
+            by their scores. MoE blocks pass token ids to routers with a table.
         gives_probabilities: True if the router returns the softmax of its logits instead of them.
         resize_extras: Changes further config fields, by the routing rule and the number k of active experts.
     """
@@ -132,6 +137,7 @@ class ExpertFamily(Family):
     prepare: Callable[[Any, Tensor], Tensor] | None = None
     factors: str | None = None
     other_tensors: tuple[str, ...] = ()
+    table: str | None = None
     gives_probabilities: bool = False
     resize_extras: Callable[[PretrainedConfig, RoutingRule, int], None] | None = None
 

@@ -1,7 +1,7 @@
 """The families with group-limited routing: DeepSeek-V2, DeepSeek-V3, and the many that route like DeepSeek-V3.
 
-Sources: DeepSeek-V2 (arXiv 2405.04434), Sec. 2.2.2; DeepSeek-V3 (arXiv 2412.19437), Sec. 2.1.2; as implemented in
-`transformers`.
+DeepSeek-V4 has no groups any more, and its first layers choose experts by token ids. Sources: DeepSeek-V2 (arXiv
+2405.04434), Sec. 2.2.2; DeepSeek-V3 (arXiv 2412.19437), Sec. 2.1.2; all as implemented in `transformers`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,19 @@ def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     if config.n_group is not None:
         raise UserError("an axk2 model with groups of experts (n_group) isn't supported; those without groups are")
     return deepseek_v3_rule(router, config)
+
+
+def deepseek_v4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of DeepSeek-V4: roots of softplus with a correction bias, or in first layers by token ids.
+
+    Raises:
+        UserError: Its scores are of another kind.
+    """
+    if config.scoring_func != "sqrtsoftplus":
+        raise UserError(
+            f"a deepseek_v4 model with scoring_func {config.scoring_func!r} isn't supported; sqrtsoftplus is"
+        )
+    return RoutingRule(renormalise=True, scores="sqrt_softplus_of_chosen", scale=float(config.routed_scaling_factor))
 
 
 def _groups(config: PretrainedConfig, best: int) -> RoutingGroups:
@@ -117,6 +130,18 @@ DEEPSEEK = (
         unrepairable=lambda config: OUTPUT_NORM,
     ),
     _deepseek("hy_v4", "Hunyuan 4", sdpa=False, unrepairable=lambda config: STREAMS),
+    ExpertFamily(
+        "deepseek_v4",
+        "DeepSeek-V4",
+        casts_weights=True,
+        rule=deepseek_v4_rule,
+        experts_field="n_routed_experts",
+        table="tid2eid",
+        sdpa=False,
+        packs=False,
+        pads_left=False,  # it compresses keys by their place in a row
+        unrepairable=lambda config: STREAMS,
+    ),
     # Its experts have no gates. A layer is an attention, a Mamba mixer, experts or a dense network, all named `mixer`.
     _deepseek(
         "nemotron_h",

@@ -96,6 +96,11 @@ class MoELayer:
         return None if self.family.factors is None else getattr(self.router, self.family.factors)
 
     @property
+    def table(self) -> Tensor | None:
+        """Experts of every token id, int64 [vocabulary, k]; None if the router chooses by scores."""
+        return None if self.family.table is None else getattr(self.router, self.family.table, None)
+
+    @property
     def router_parameters(self) -> int:
         """Number of the router's parameters per expert."""
         others = sum(isinstance(each, nn.Parameter) for each in (self.router_bias, self.factors))
@@ -117,9 +122,11 @@ class MoELayer:
         return int(self.router_weight.shape[0])
 
     def route(self, hidden: Tensor) -> Any:
-        """Run the original router on hidden states [tokens, hidden]; returns what it returns."""
-        correction = (self.correction_bias,) if self.family.correction_in_block else ()
-        return self.router(hidden[None] if self.family.takes_sequences else hidden, *correction)
+        """Run the original router on hidden states [tokens, hidden], all of token id 0; returns what it returns."""
+        more: tuple[Tensor | None, ...] = (self.correction_bias,) if self.family.correction_in_block else ()
+        if self.table is not None:
+            more = (torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device),)
+        return self.router(hidden[None] if self.family.takes_sequences else hidden, *more)
 
     def experts_input(self, hidden: Tensor) -> Tensor:
         """Make the experts' inputs [tokens, width] of the router's inputs [tokens, hidden]."""

@@ -100,6 +100,7 @@ _SCORE_NOTES = {
     "sigmoid": "experts are scored by sigmoids and chosen with a correction bias",
     "softmax_of_chosen": "the top-k is taken of the logits, before the softmax",
     "sigmoid_of_chosen": "the top-k is taken of the logits plus a correction bias, and weighted by sigmoids",
+    "sqrt_softplus_of_chosen": "experts are scored by roots of softplus; first layers may choose them by token ids",
     "sparse_mixer": "two experts are chosen one after the other, and each is weighted by itself",
 }
 

@@ -69,6 +69,9 @@ def attention_widths(attention: Any) -> tuple[int, int, int]:
     if getattr(attention, "kv_lora_rank", None):
         heads, width = int(attention.num_heads), int(attention.qk_head_dim)
         return heads * width, heads * width, heads * int(attention.v_head_dim)
+    if hasattr(attention, "kv_proj"):  # DeepSeek-V4's keys of one head are its values, too
+        shared = int(attention.kv_proj.out_features)
+        return int(attention.q_b_proj.out_features), shared, shared
     # Some layers of Gemma-4 use their keys as values.
     values = getattr(attention, "v_proj", None) or attention.k_proj
     return int(attention.q_proj.out_features), int(attention.k_proj.out_features), int(values.out_features)

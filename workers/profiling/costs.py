@@ -72,7 +72,7 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
     native = module_use(kind)
     if native is not None:
         return native(module, config)
-    if isinstance(module, nn.Linear | nn.Conv1d) or kind.lower().endswith("topkrouter"):
+    if isinstance(module, nn.Linear | nn.Conv1d) or kind.lower().endswith(("topkrouter", "hashrouter")):
         return ModuleUse(0, own["weight"].numel())
     if isinstance(module, nn.Embedding):
         return ModuleUse(0, 0)
@@ -81,8 +81,8 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
         return _experts(own, getattr(module, "top_k", None) or active_experts(config))
     if kind.endswith(("HyperConnection", "HyperHead")):  # a matrix for the streams of a token, side by side
         return ModuleUse(0, sum(each.numel() for each in own.values() if each.dim() == 2), children)
-    # The decay of Mamba's states, [channels, states], multiplies them number by number.
-    if any(each.dim() > 1 for name, each in own.items() if name != "A_log"):
+    # The decay of Mamba's states, [channels, states], multiplies them number by number, and biases are added.
+    if any(each.dim() > 1 for name, each in own.items() if name not in ("A_log", "position_bias")):
         raise UserError(
             f"{name}: no rule says what a token does with the matrices of a {kind}; profile a model of another family"
         )
@@ -102,11 +102,15 @@ def _attention_flops(model: PreTrainedModel, context: int) -> int:
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
+    rates: dict[str, int] = getattr(config, "compress_rates", None) or {}
     total = 0
     for index, layer in enumerate(model.get_decoder().layers):
         if softmax_attention(layer) is None:
             continue
         slides = kinds is None or kinds[index] == "sliding_attention"
         attended = context if window is None or not slides else min(context, window)
+        if window is not None and kinds is not None and kinds[index] in rates:
+            # DeepSeek-V4's blocks of earlier tokens, all of them: an indexer may leave some out.
+            attended = min(context, window) + context // rates[kinds[index]]
         total += 4 * attended * heads * head_dim
     return total

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING
+from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING, SAME_ACTIVE
 from moevolve.search.genomes.contract.base import (
     MOST_PARTS,
     MOST_STEPS,
@@ -459,6 +459,8 @@ def _check_family(section: EepSection, retained: int, facts: ModelFacts) -> int:
             raise UserError(f"genome.{name}: {number} active experts of a {facts.family} model {problem}")
     if not facts.rule.has_scores and section.router_space == "probs":
         raise UserError(f"genome.router_space ({facts.family} model): {NO_SCORES}")
-    if facts.rule.scores == "sparse_mixer" and section.dynamic_skipping:
+    if facts.rule.has_tables and section.mean_active is not None:
+        raise UserError(f"genome.mean_active ({facts.family} model): {SAME_ACTIVE}")
+    if not facts.rule.can_skip and section.dynamic_skipping:
         raise UserError(f"genome.dynamic_skipping ({facts.family} model): {NO_SKIPPING}")
     return facts.rule.groups.reach(retained)

@@ -101,14 +101,15 @@ def score(setup: SearchSetup, model: ModelConfig) -> float:
     return reply.results[split.fingerprint].score
 
 
-LAUNCHED = ("granitemoehybrid", GROUPED, "gpt_oss", "gemma4_text", "nemotron_h-latent")
-"""Families whose models differ for a launch; the last two can't be repaired."""
+LOGITS = ("gpt_oss", "gemma4_text", "deepseek_v4")
+LAUNCHED = ("granitemoehybrid", GROUPED, "gpt_oss", "gemma4_text", "nemotron_h-latent", "deepseek_v4")
+"""Families whose models differ for a launch; the last three can't be repaired."""
 
 
 @pytest.mark.parametrize("variant", LAUNCHED)
 def test_a_launch_accepts_what_can_be_searched_and_repaired(tiny: Any, tmp_path: Path, variant: str) -> None:
     """What a launch finds out about a model before it starts workers, for a search with repairs."""
-    genome: dict[str, Any] = {"router_space": "logits"} if variant in ("gpt_oss", "gemma4_text") else {}
+    genome: dict[str, Any] = {"router_space": "logits"} if variant in LOGITS else {}
     run = family_run(tiny, tmp_path, variant, **(genome | {"experts": 4, "groups": "per_layer"}))
     phases = [{"kind": "prune", "evaluations": 4, "initial": 4}, {"kind": "repair", "evaluations": 2, "initial": 1}]
     config = RunConfig.model_validate(run.model_dump(mode="json") | {"phases": phases})

@@ -12,6 +12,8 @@ import pytest
 from family_samples import edit_of_kind
 from packed_checkpoints import (
     LINEAR_FORMATS,
+    V4_SIZES,
+    deepseek_v4_checkpoint,
     fp8_checkpoint,
     linear_checkpoint,
     mxfp4_checkpoint,
@@ -42,6 +44,13 @@ def test_fp8_blocks_that_do_not_divide_a_weight(
     same_numbers(config, plain)
     (Path(config.path) / "generation_config.json").write_text('{"eos_token_id": [2, 77], "pad_token_id": 0}')
     assert load_model(config)[0].generation_config.eos_token_id == [2, 77]
+
+
+def test_deepseek_v4_as_published(
+    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """FP8 blocks and MXFP4 experts with scales named `.scale`, in tensors of the decoder's own names."""
+    same_numbers(*deepseek_v4_checkpoint(tiny_model("deepseek_v4", **V4_SIZES), tiny_tokenizer, tmp_path))
 
 
 def test_mxfp4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

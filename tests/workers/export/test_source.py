@@ -35,8 +35,9 @@ Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 Checkpoints = Callable[[str], ModelConfig]
 
-FORMATS = ("fp8", "mxfp4", "sharded", "gptq")
-"""Shared experts, fused ones, several files, and linear layers one by one; test_pruning has all formats' names."""
+FORMATS = ("fp8", "mxfp4", "sharded", "gptq", "deepseek_v4")
+"""Shared experts, fused ones, several files, linear layers one by one, and tables of the experts of token ids;
+test_pruning has all formats' names."""
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +86,8 @@ def test_keeping_all_experts_gives_equal_files(kind: str, checkpoints: Checkpoin
         if file.name not in ("README.md", "config.json"):
             assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
     before, after = (json.loads((Path(at) / "config.json").read_text()) for at in (config.path, tmp_path / "out"))
-    # The tiny DeepSeek's config promises a layer for multi-token prediction that its files don't have.
-    assert after == before | ({"num_nextn_predict_layers": 0} if kind == "fp8" else {})
+    # The tiny DeepSeeks' configs promise a layer for multi-token prediction that its files don't have.
+    assert after == before | ({"num_nextn_predict_layers": 0} if kind in ("fp8", "deepseek_v4") else {})
     assert (report.form, report.experts, report.agreement) == ("source", 6, None)
     assert report.copied == sum(len(load_file(file)) for file in Path(config.path).glob("*.safetensors"))
 

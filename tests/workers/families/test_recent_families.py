@@ -61,6 +61,7 @@ OWN_MIXERS = (
     "beam",
     "flint",
     "hy_v4",
+    "deepseek_v4",
 )
 """Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others are plain."""
 
@@ -81,6 +82,7 @@ OWN_NAMES = (
     "granitemoe_swa",
     "kolibri1",
     "hy_v4",
+    "deepseek_v4",
 )
 """Families whose files name or place experts, routers or config fields otherwise; all others are like one of these."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import CandidateError, UserError
-from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING, RoutingRule
+from moevolve.kernels.routing_rule import NO_SCORES, NO_SKIPPING, SAME_ACTIVE, RoutingRule
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.methods import ModelParts, host_tensor
 from moevolve.workers.families.layers import MoELayer
@@ -96,6 +97,8 @@ class EepApplicator:
                 plan = _one_hot_plan(layer, active[i], selected[i].to(device), logits_space)
             else:
                 plan = _mapped_plan(layer, active[i], mappings[i].to(device), logits_space)
+            if layer.table is not None:
+                plan = replace(plan, places=places_of(mappings[i]).to(device))
             if edit.one_hot_merging[i] and not experts.on_host:
                 plan = replace(plan, positions=positions[i].to(device))
             plans.append(plan)
@@ -126,9 +129,21 @@ def eep_fault(rule: RoutingRule, edit: EepEdit) -> str | None:
             return f"{active} active experts {fault}"
     if not rule.has_scores and edit.router_space == "probs" and not edit.one_hot_mapping.all():
         return f"router_space {NO_SCORES}"
-    if rule.scores == "sparse_mixer" and edit.skip_rows is not None:
+    if rule.has_tables and isinstance(edit.active, tuple):
+        return f"active experts: {SAME_ACTIVE}"
+    if not rule.can_skip and edit.skip_rows is not None:
         return f"dynamic skipping: {NO_SKIPPING}"
     return None
+
+
+def places_of(mapping: Tensor) -> Tensor:
+    """Return the number of the new expert that each original one's tokens go to, or -1, int64 [n].
+
+    It is the one with the largest coefficient in the router mapping, float32 [n', n], if that is positive: the one
+    whose router row is most like the original's.
+    """
+    largest, places = mapping.max(dim=0)
+    return torch.where(largest > 0, places, -1)
 
 
 def _one_hot_plan(layer: MoELayer, active: int, selected: Tensor, logits_space: bool) -> RoutingPlan:

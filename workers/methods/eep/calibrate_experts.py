@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing import route_selected
+from moevolve.kernels.routing import choose_kept, route_selected
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.methods import Resident
@@ -160,6 +160,15 @@ def measuring_bytes(recipe: ExpertsRecipe, facts: ModelFacts, hidden: int, row_b
     return most
 
 
+_softmax = partial(torch.softmax, dim=-1)
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "sigmoid_of_chosen": torch.sigmoid,
+    "sqrt_softplus_of_chosen": lambda logits: nn.functional.softplus(logits).sqrt(),
+}
+"""Scores over all experts of families that take no softmax, by `RoutingRule.scores`."""
+
+
 class _Usage:
     """How often experts are chosen, and the sum of their routing weights.
 
@@ -170,12 +179,11 @@ class _Usage:
     def __init__(self, layer: MoELayer) -> None:
         self._counts = _zeros(layer, layer.count).long()
         self._soft = _zeros(layer, layer.count)
-        self._rule = layer.rule
+        self._scores = layer.rule.scores
 
     def add(self, routed: RoutedTokens) -> None:
         self._counts += routed.chosen.flatten().bincount(minlength=len(self._counts))
-        sigmoids = self._rule.scores in ("sigmoid", "sigmoid_of_chosen")
-        scores = routed.logits.float().sigmoid() if sigmoids else routed.logits.float().softmax(dim=-1)
+        scores = _SCORES.get(self._scores, _softmax)(routed.logits.float())
         self._soft += scores.sum(dim=0, dtype=torch.float64)
 
     def arrays(self) -> dict[str, Tensor]:
@@ -332,8 +340,13 @@ class SubsetSample:
 
     def _kept_weights(self, kept: Sequence[int]) -> Tensor:
         """Routing weights for all experts if only some are kept, 0 for the others: float32 [tokens, n]."""
-        recipe, bias = self._recipe, self._layer.correction_bias
-        selected = torch.tensor(kept, device=self._logits.device)
+        recipe, bias, table = self._recipe, self._layer.correction_bias, self._layer.table
+        selected, fixed = torch.tensor(kept, device=self._logits.device), None
+        if table is not None:
+            places = torch.full((self.count,), -1, device=selected.device)
+            places[selected] = torch.arange(len(kept), device=selected.device)
+            # In order of weight, not of the table: that order only decides which of a token's experts count twice.
+            fixed = choose_kept(self._weights.topk(table.shape[1]).indices, places, len(kept), recipe.active)
         weights, chosen = route_selected(
             self._logits,
             selected,
@@ -341,6 +354,7 @@ class SubsetSample:
             self._layer.rule,
             recipe.logits_space,
             bias=None if bias is None else bias[selected],
+            chosen=fixed,
         )
         return torch.zeros_like(self._logits).scatter_add_(1, selected[chosen], weights)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS
+from moevolve.kernels.routing import POSITIVE_EPS, SUM_EPS, choose_kept
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.checkpoints.native import native_config, write_native
 from moevolve.workers.checkpoints.state import empty_model, experts_prefix, layer_state, loaded_parameters, ordinal_of
@@ -187,7 +187,7 @@ def _router_state(
     router = f"{family.prefix}{family.router}."
     bias = (family.prefix if family.correction_in_block else router) + family.correction
     names = {"weight": router + family.weight, "bias": f"{router}bias", CORRECTION_BIAS: bias}
-    names["factors"] = f"{router}{family.factors}"
+    names |= {"factors": f"{router}{family.factors}", "table": f"{router}{family.table}"}
     kept = _router_tensors(layer)
     if CORRECTION_BIAS in kept:
         kept[CORRECTION_BIAS] = kept[CORRECTION_BIAS].view(*state[bias].shape[:-1], -1).to(state[bias].dtype)
@@ -332,15 +332,18 @@ def _router_tensors(layer: MoELayer) -> dict[str, Tensor]:
     """Tensors of a stock router: `W_RM W_G`, and `W_RM b` for each bias that the family has."""
     plan = _router(layer).plan
     weight, bias = layer.router_weight.data, layer.router_bias
-    correction, factors = layer.correction_bias, layer.factors
+    correction, factors, table = layer.correction_bias, layer.factors, layer.table
     if plan is not None:
+        if table is not None:
+            assert plan.places is not None
+            table = choose_kept(table.long(), plan.places, plan.retained, plan.active).to(table.dtype)
         correction, factors = plan.correction, plan.factors
         if plan.folded is not None:
             weight, bias = plan.folded, plan.folded_bias
         elif plan.selected is not None:
             weight = weight.index_select(0, plan.selected)
             bias = None if bias is None else bias.index_select(0, plan.selected)
-    tensors = {"weight": weight, "bias": bias, CORRECTION_BIAS: correction, "factors": factors}
+    tensors = {"weight": weight, "bias": bias, CORRECTION_BIAS: correction, "factors": factors, "table": table}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 

@@ -15,7 +15,7 @@ from moevolve.workers.methods.eep.apply import EepApplicator
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.methods.eep.export import EepExporter, edited_router_use
-from moevolve.workers.methods.eep.router import EditableRouter, RoutingPlan
+from moevolve.workers.methods.eep.router import EditableRouter
 
 
 def _read_routing(router: EditableRouter, args: tuple[Any, ...], output: Any) -> tuple[Tensor, Tensor]:
@@ -25,17 +25,13 @@ def _read_routing(router: EditableRouter, args: tuple[Any, ...], output: Any) ->
         # Two kept experts may share a position in the expert tensors: route again, to the kept experts themselves.
         output = router.route(replace(plan, positions=None), *args)
     logits, weights, chosen = output
-    experts = logits.shape[-1] if plan is None else _kept_experts(plan)
+    experts = logits.shape[-1] if plan is None else plan.retained
     # Dynamic skipping leaves a skipped expert in the top-k, with weight 0.
     used = torch.ones_like(chosen, dtype=torch.bool) if plan is None or plan.skip_below is None else weights != 0
     picked = torch.zeros(len(chosen), experts, dtype=torch.bool, device=chosen.device).scatter_(1, chosen, used)
     scaled = torch.zeros(picked.shape, dtype=torch.float64, device=chosen.device)
-    return picked, scaled.scatter_(1, chosen, weights.double())
-
-
-def _kept_experts(plan: RoutingPlan) -> int:
-    tensor = next(each for each in (plan.selected, plan.mapping, plan.folded) if each is not None)
-    return int(tensor.shape[0])
+    # A table of token ids can have an expert twice.
+    return picked, scaled.scatter_add_(1, chosen, weights.double())
 
 
 def _with_origins(layer: RoutedLayer, position: int, edit: EepEdit) -> RoutedLayer:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.kernels.products import linear
-from moevolve.kernels.routing import route_logits, route_mapped, route_selected
+from moevolve.kernels.routing import choose_kept, route_logits, route_mapped, route_selected
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.shared.passes import padded_batches
@@ -45,6 +45,8 @@ class RoutingPlan:
         folded: Router weight with the mapping folded in, `W_RM W_G`, [n', hidden]; logits space only.
         folded_bias: `W_RM b` to go with `folded`, where b is the bias of the router's logits, [n'].
         correction: `W_RM b` where b is the router's correction bias, float32 [n'].
+        places: Number of the kept expert that takes each original expert's tokens, or -1, int64 [n], in a layer whose
+            experts are chosen by a table of token ids; see `choose_kept`.
         factors: `W_RM f` where f are the factors of the experts' routing weights, [n'].
         logits_space: True if the mapping applies to logits instead of scores.
         skip_below: Threshold of dynamic skipping; see `moevolve.kernels.routing.top_k`.
@@ -57,9 +59,16 @@ class RoutingPlan:
     folded: Tensor | None = None
     folded_bias: Tensor | None = None
     correction: Tensor | None = None
+    places: Tensor | None = None
     factors: Tensor | None = None
     logits_space: bool = False
     skip_below: float | None = None
+
+    @property
+    def retained(self) -> int:
+        """Number n' of kept experts."""
+        tensor = next(each for each in (self.selected, self.mapping, self.folded) if each is not None)
+        return int(tensor.shape[0])
 
 
 class EditableRouter(nn.Module):
@@ -74,41 +83,45 @@ class EditableRouter(nn.Module):
 
     def __init__(self, layer: MoELayer) -> None:
         super().__init__()
-        self.inner, self.family, self.rule = layer.router, layer.family, layer.rule
+        self.inner, self.family, self.rule, self.table = layer.router, layer.family, layer.rule, layer.table
         self.plan: RoutingPlan | None = None
         self.before_forward: Callable[[bool], None] | None = None
 
-    def forward(self, hidden_states: Tensor, *correction: Tensor) -> Routing:
+    def forward(self, hidden_states: Tensor, *given: Tensor) -> Routing:
         """Route tokens with hidden states [..., hidden] to positions in the layer's expert tensors.
 
-        `correction` is the correction bias, if the family's MoE blocks pass it to the router.
+        `given` is what else the family's MoE blocks pass to the router: the correction bias, or token ids to a table.
         """
         if self.before_forward is not None:
             self.before_forward(self.plan is None)
         if self.plan is not None:
-            return self.route(self.plan, hidden_states)
-        routed: Routing = self.inner(hidden_states, *correction)
+            return self.route(self.plan, hidden_states, *given)
+        routed: Routing = self.inner(hidden_states, *given)
         # Logarithms of probabilities are logits, up to a constant per token that no rule depends on.
         return (routed[0].log(), *routed[1:]) if self.family.gives_probabilities else routed
 
-    def route(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
-        """Route tokens by a plan to positions in the layer's expert tensors."""
-        logits, weights, chosen = self.route_to_kept(plan, hidden_states)
+    def route(self, plan: RoutingPlan, hidden_states: Tensor, *given: Tensor) -> Routing:
+        """Route tokens by a plan to positions in the layer's expert tensors; see `forward`."""
+        logits, weights, chosen = self.route_to_kept(plan, hidden_states, *given)
         if plan.positions is not None:
             chosen = plan.positions[chosen]
         return logits, weights.to(hidden_states.dtype) if self.family.casts_weights else weights, chosen
 
-    def route_to_kept(self, plan: RoutingPlan, hidden_states: Tensor) -> Routing:
-        """Route tokens by a plan to kept experts 0 to n' - 1, with routing weights in float32."""
+    def route_to_kept(self, plan: RoutingPlan, hidden_states: Tensor, *given: Tensor) -> Routing:
+        """Route tokens by a plan to kept experts 0 to n' - 1, with routing weights in float32; see `forward`."""
         logits, bias, skip_below = self._logits(hidden_states, plan), plan.correction, plan.skip_below
+        fixed = None
+        if plan.places is not None:
+            assert self.table is not None
+            fixed = choose_kept(self.table[given[0].flatten()].long(), plan.places, plan.retained, plan.active)
         if plan.selected is not None:
             weights, chosen = route_selected(
-                logits, plan.selected, plan.active, self.rule, plan.logits_space, skip_below, bias=bias
+                logits, plan.selected, plan.active, self.rule, plan.logits_space, skip_below, bias=bias, chosen=fixed
             )
         elif plan.mapping is not None:
             weights, chosen = route_mapped(logits, plan.mapping, plan.active, self.rule, skip_below, bias=bias)
         else:
-            weights, chosen = route_logits(logits, plan.active, self.rule, skip_below, bias=bias)
+            weights, chosen = route_logits(logits, plan.active, self.rule, skip_below, bias=bias, chosen=fixed)
         return logits, weights if plan.factors is None else weights * plan.factors[chosen], chosen
 
     def _logits(self, hidden_states: Tensor, plan: RoutingPlan) -> Tensor:
@@ -208,5 +221,5 @@ def _pass_weights(
 ) -> None:
     assert isinstance(router, EditableRouter) and router.plan is not None
     # The weights in the output may have been rounded to the model's dtype.
-    _, weights, _ = router.route_to_kept(router.plan, args[0])
+    _, weights, _ = router.route_to_kept(router.plan, *args)
     callback(weights[real.to(weights.device)])

@@ -13,9 +13,9 @@ import torch
 from plain_experts import Token, change, plain_tokens
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.contract.edits import Calibration
+from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
-from moevolve.workers.methods.eep.edit import ExpertsRecipe, SubsetRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe, SubsetRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS = 6
@@ -95,6 +95,28 @@ def test_every_subset_is_compared_with_all_experts(
         assert len(sampled) <= sample
         expected = [change(sampled, kept, active, model.layers[layer].renormalise, logits_space) for kept in subsets]
         np.testing.assert_allclose(found[layer], expected, rtol=1e-3)
+
+
+def test_subsets_of_a_layer_with_a_table_are_compared_as_it_routes(resident: Any) -> None:
+    """A subset's discrepancy is that of the first layer's output, whose inputs no edit changes."""
+    model, subsets = resident("deepseek_v4"), list(combinations(range(EXPERTS), 3))
+    found = measured(model, subset_recipe(3))["subset_discrepancy"][0]
+
+    def outputs(edit: Edit) -> torch.Tensor:
+        given: list[torch.Tensor] = []
+        hook = model.layers[0].experts.register_forward_hook(lambda module, args, out: given.append(out))
+        with model.edited(edit), torch.inference_mode():
+            for tokens in SEQUENCES:
+                model.model(torch.tensor([tokens]))
+        hook.remove()
+        return torch.cat(given).double()
+
+    whole = outputs(IdentityEdit())
+    for kept in (subsets[0], subsets[7], subsets[-1]):
+        matrix = np.tile(np.eye(EXPERTS, dtype=np.float32)[list(kept)], (3, 1, 1))
+        change = outputs(EepEdit(matrix, matrix, 2)) - whole
+        expected = float(change.square().sum() / whole.square().sum())
+        assert found[subsets.index(kept)] == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(("family", "grouped"), [("qwen2_moe", False), ("mixtral", True)])
