@@ -142,7 +142,7 @@ def decode(
         # Dropping rows copies the cache, so it is done only when half of the rows are finished.
         if 2 * len(alive) <= len(examples):
             index = torch.tensor(alive, device=forward.device)
-            cache.batch_select_indices(index)
+            cache.reorder_cache(index)  # not all kinds of caches can select rows in another way
             examples, mask = [examples[row] for row in alive], mask[index]
         ids, mask, positions = _next_column(mask, [answers.tokens[i] for i in examples])
 
