@@ -14,7 +14,7 @@ from moevolve.search.genomes.registry import part_names
 from moevolve.search.requests.models import ExportRequest, ImportEepRequest, ProfileRequest
 from moevolve.search.requests.recipes import ApplyRequest, RecipeRequest
 from moevolve.search.text import flop_count, memory_size, parameter_count, percent
-from moevolve.workers.export.folder import check_target
+from moevolve.workers.export.folder import check_target, loader_of
 
 if TYPE_CHECKING:
     from moevolve import Imported
@@ -65,7 +65,7 @@ def how_to_load(directory: Path, form: str) -> str:
     if files:
         return f"load {directory / files[0]} with llama.cpp, or as model.path"
     remote = ", trust_remote_code=True" if form == "native" else ""
-    return f'load it with: AutoModelForCausalLM.from_pretrained("{directory}"{remote})'
+    return f'load it with: {loader_of(directory)}.from_pretrained("{directory}"{remote})'
 
 
 @takes(RecipeRequest)

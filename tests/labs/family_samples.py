@@ -275,6 +275,7 @@ RECENT: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 5.0,
     },
     "deepseek_v4": DEEPSEEK_V4,
+    "mistral4": DEEPSEEK_V3 | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
     "nemotron_h": NEMOTRON,
     "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 16},
     "kimi_linear": KIMI

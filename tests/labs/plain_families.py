@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -125,9 +125,10 @@ class PlainBlock(nn.Module):
         return [(i, scores[i] * self.config.routed_scaling_factor) for i in chosen]
 
     def deepseek_v3(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
-        scores = self.mapped(self.logits(hidden), torch.sigmoid)
-        assert self.correction is not None
-        ranks = scores + self.mapping @ self.correction
+        softmax = self.config.model_type == "mistral4"
+        scores = self.mapped(self.logits(hidden), partial(torch.softmax, dim=0) if softmax else torch.sigmoid)
+        assert softmax or self.correction is not None
+        ranks = scores if self.correction is None else scores + self.mapping @ self.correction
         config, everyone = self.config, list(range(len(ranks)))
         limited = (getattr(config, "topk_group", 1) or 1) < (getattr(config, "n_group", 1) or 1)
         pool = self.allowed(ranks, best=2) if limited else everyone
@@ -173,6 +174,8 @@ class PlainBlock(nn.Module):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
         if self.config.model_type == "flint" or getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
             return self.sigmoid(hidden)
+        if self.config.model_type == "mistral4":
+            return self.deepseek_v3(hidden)
         softmax = self.correction is None or self.config.model_type == "ernie4_5_moe"
         return self.softmax(hidden) if softmax else self.deepseek_v3(hidden)
 

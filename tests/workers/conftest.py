@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.families.registry import register_unlisted
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
@@ -62,6 +63,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     """Return the directory of a tiny random checkpoint of a family, created once."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    register_unlisted()
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:

@@ -20,7 +20,7 @@ from moevolve.workers.checkpoints.state import empty_model, experts_prefix, load
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.checkpoints.text_models import text_config, text_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
-from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family
+from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, register_unlisted
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -171,6 +171,7 @@ def _whole_config(config: ModelConfig) -> PretrainedConfig:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    register_unlisted()
     try:
         settings = AutoConfig.from_pretrained(_source(config), **_hub_arguments(config))
     except (OSError, ValueError, KeyError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.native import render
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportError, ExportReport
+from moevolve.workers.families.registry import UNLISTED
 
 _UNVERIFIED = ".unverified"
 
@@ -59,10 +61,20 @@ def finished(report: ExportReport, directory: Path) -> ExportReport:
     return replace(report, directory=target, size_bytes=size)
 
 
+def loader_of(directory: Path) -> str:
+    """Return the class of `transformers` that loads an export: its own if the one for causal language models can't."""
+    file = directory / "config.json"
+    names = json.loads(file.read_text(encoding="utf-8")).get("architectures") if file.is_file() else None
+    (name,) = names or ("",)
+    whole = name.endswith("ForConditionalGeneration")
+    return name if whole or name in UNLISTED.values() else "AutoModelForCausalLM"
+
+
 def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
     """Write the model card, `README.md`."""
     created = datetime.now(UTC).strftime("%Y-%m-%d")
-    content = render("export/model_card.md.jinja", card=card, facts=facts, version=version("moevolve"), created=created)
+    known = {"card": card, "facts": facts, "version": version("moevolve"), "created": created}
+    content = render("export/model_card.md.jinja", loader=loader_of(part), **known)
     (part / "README.md").write_text(content, encoding="utf-8")
 
 

@@ -46,6 +46,11 @@ def deepseek_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
     return replace(beam_rule(router, config), scale=float(config.routed_scaling_factor))
 
 
+def mistral4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Mistral 4: that of DeepSeek-V3 with a softmax and without a correction bias."""
+    return replace(deepseek_v3_rule(router, config), scores="softmax")
+
+
 def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule of A.X-K2: that of DeepSeek-V3 without groups.
 
@@ -84,15 +89,9 @@ def _resize_extras(config: PretrainedConfig, rule: RoutingRule, active: int) -> 
 
 
 def _deepseek(model_type: str, title: str, **differing: Any) -> ExpertFamily:
-    form: dict[str, Any] = {"rule": deepseek_v3_rule, "experts_field": "n_routed_experts"}
-    return ExpertFamily(
-        model_type,
-        title,
-        casts_weights=False,
-        float32_router=True,
-        resize_extras=_resize_extras,
-        **form | differing,
-    )
+    form: dict[str, Any] = {"rule": deepseek_v3_rule, "experts_field": "n_routed_experts", "casts_weights": False}
+    form |= {"float32_router": True, "resize_extras": _resize_extras}
+    return ExpertFamily(model_type, title, **form | differing)
 
 
 def _latent(config: PretrainedConfig) -> str | None:
@@ -130,6 +129,7 @@ DEEPSEEK = (
         unrepairable=lambda config: OUTPUT_NORM,
     ),
     _deepseek("hy_v4", "Hunyuan 4", sdpa=False, unrepairable=lambda config: STREAMS),
+    _deepseek("mistral4", "Mistral 4", rule=mistral4_rule, casts_weights=True, float32_router=False),
     ExpertFamily(
         "deepseek_v4",
         "DeepSeek-V4",

@@ -21,11 +21,13 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 }
 """Family by model type, in the order in which messages list them."""
 
+UNLISTED = {"mistral4": "Mistral4ForCausalLM"}
+"""Classes of causal language models that `AutoModelForCausalLM` doesn't know, by model type; see `register_unlisted`."""
+
 _REASONS: dict[str, tuple[str, ...]] = {
     "transformers has no causal language model for its text part": (
         "deepseek_ocr2",
         "glm5_next",
-        "mistral4",
         "mistral_large4",
         "muse_spark",
         "step3p7",
@@ -65,6 +67,17 @@ def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily
             f"use a checkpoint of one of: {known}"
         )
     return family
+
+
+def register_unlisted() -> None:
+    """Make `AutoModelForCausalLM` know the classes that `transformers` lists for other tasks only, in this process."""
+    import transformers
+
+    for model_type, name in UNLISTED.items():
+        kind = transformers.CONFIG_MAPPING[model_type]
+        if kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            # Without `exist_ok` registering classes of transformers itself does nothing.
+            transformers.AutoModelForCausalLM.register(kind, getattr(transformers, name), exist_ok=True)
 
 
 def expert_family(model_type: str) -> ExpertFamily | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.capacity import free_bytes, release_freed_memory
 from moevolve.workers.profiling.costs import model_costs
+from moevolve.workers.families.registry import register_unlisted
 from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
 _STRIDE, _OFFSET = 7919, 13
@@ -36,6 +37,7 @@ class ProfiledProcess:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         hub = {"revision": checkpoint.revision or "main", "trust_remote_code": checkpoint.trust_remote_code}
+        register_unlisted()
         try:
             config = AutoConfig.from_pretrained(checkpoint.path, **hub)
             with torch.device("meta"):

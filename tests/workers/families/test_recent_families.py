@@ -252,6 +252,12 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "num_experts",
     ),
     "qwen3_omni_moe": (QWEN3 | MROPE | {"norm_topk_prob": True}, {}, "num_experts"),
+    "mistral3": (
+        DEEPSEEK_V3 | {"model_type": "mistral4"},
+        {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+        | {"num_attention_heads": 2, "patch_size": 4, "image_size": 8},
+        "n_routed_experts",
+    ),
     "kimi_k25": (
         DEEPSEEK_V3 | {"model_type": "deepseek_v3"},
         {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
