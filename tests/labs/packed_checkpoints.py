@@ -112,6 +112,29 @@ def fp8_checkpoint(
     return write(model, tokenizer, folder, packed, plain, quantization_config=settings | {"fmt": "e4m3"})
 
 
+def mistral4_checkpoint(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> tuple[ModelConfig, ModelConfig]:
+    """Write a Mistral 4 with FP8 weights, a scale per matrix or fused expert, and those of activations; see `write`."""
+    model.save_pretrained(folder / "names")
+    numbers, packed, plain = np.random.default_rng(6), {}, {}
+    for name, tensor in load_file(folder / "names" / "model.safetensors").items():
+        if not name.endswith(("proj.weight", "_mqa.weight", "experts.gate_up_proj", "experts.down_proj")):
+            continue
+        codes = tensor.to(torch.float8_e4m3fn).view(torch.uint8).numpy().copy()
+        scales = numbers.uniform(0.4, 1.7, codes.shape[:-2]).astype(np.float32)
+        packed |= {
+            name: torch.from_numpy(codes).view(torch.float8_e4m3fn),
+            f"{name}_scale_inv": torch.from_numpy(np.asarray(scales)),
+            f"{name.removesuffix('.weight') + ('.' if name.endswith('weight') else '_')}activation_scale": torch.ones(
+                codes.shape[:-2]
+            ),
+        }
+        plain[name] = fp8_values(codes) * scales.astype(np.float64)[..., None, None]
+    settings = {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"}
+    return write(model, tokenizer, folder, packed, plain, quantization_config=settings)
+
+
 def deepseek_v4_checkpoint(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> tuple[ModelConfig, ModelConfig]:
@@ -304,7 +327,7 @@ def linear_checkpoint(
 def checkpoint_in_format(
     kind: str, make: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> ModelConfig:
-    """Write a quantised checkpoint of a small model: `fp8`, `mxfp4`, `deepseek_v4`, or a linear format.
+    """Write a quantised checkpoint of a small model: `fp8`, `mxfp4`, `deepseek_v4`, `mistral4`, or a linear format.
 
     Args:
         kind: Name of the format.
@@ -316,6 +339,8 @@ def checkpoint_in_format(
         return fp8_checkpoint(make("deepseek_v3"), tokenizer, folder)[0]
     if kind == "mxfp4":
         return mxfp4_checkpoint(make("gpt_oss", **MXFP4_SIZES), tokenizer, folder)[0]
+    if kind == "mistral4":
+        return mistral4_checkpoint(make("mistral4", n_group=1, topk_group=1), tokenizer, folder)[0]
     if kind == "deepseek_v4":
         return deepseek_v4_checkpoint(make("deepseek_v4", **V4_SIZES), tokenizer, folder)[0]
     return linear_checkpoint(kind, make("qwen3_moe", **LINEAR_SIZES), tokenizer, folder)[0]

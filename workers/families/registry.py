@@ -22,7 +22,7 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 """Family by model type, in the order in which messages list them."""
 
 UNLISTED = {"mistral4": "Mistral4ForCausalLM"}
-"""Classes of causal language models that `AutoModelForCausalLM` doesn't know, by model type; see `register_unlisted`."""
+"""Causal language models that `AutoModelForCausalLM` doesn't know: class by model type; see `register_unlisted`."""
 
 _REASONS: dict[str, tuple[str, ...]] = {
     "transformers has no causal language model for its text part": (

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.capacity import free_bytes, release_freed_memory
-from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.families.registry import register_unlisted
+from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
 _STRIDE, _OFFSET = 7919, 13

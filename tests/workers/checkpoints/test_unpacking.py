@@ -16,6 +16,7 @@ from packed_checkpoints import (
     deepseek_v4_checkpoint,
     fp8_checkpoint,
     linear_checkpoint,
+    mistral4_checkpoint,
     mxfp4_checkpoint,
     same_numbers,
 )
@@ -53,6 +54,11 @@ def test_deepseek_v4_as_published(
     same_numbers(*deepseek_v4_checkpoint(tiny_model("deepseek_v4", **V4_SIZES), tiny_tokenizer, tmp_path))
 
 
+def test_mistral4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    """FP8 with a scale per matrix, and per expert of fused ones; scales of activations are left out."""
+    same_numbers(*mistral4_checkpoint(tiny_model("mistral4"), tiny_tokenizer, tmp_path))
+
+
 def test_mxfp4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """GPT-OSS: `_blocks` [n, rows, blocks, 16] and `_scales` [n, rows, blocks] of transposed experts, with biases."""
     model = tiny_model("gpt_oss", intermediate_size=32, hidden_size=96, head_dim=24)
@@ -81,7 +87,6 @@ def test_linear_layers_as_other_programs_write_them(
             {"quant_method": "bitsandbytes"},
             "packed as 'bitsandbytes'.* one packed as fp8, mxfp4",
         ),
-        ({"quant_method": "fp8"}, "fp8 weights without weight_block_size"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quantised by W4A8_AWQ aren't supported"),
         ({"quant_method": "awq", "bits": 8}, "awq weights of 8 bits in version gemm"),
         ({"quant_method": "gptq", "bits": 3}, "gptq weights of 3 bits"),

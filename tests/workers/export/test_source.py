@@ -35,9 +35,9 @@ Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 Checkpoints = Callable[[str], ModelConfig]
 
-FORMATS = ("fp8", "mxfp4", "sharded", "gptq", "deepseek_v4")
-"""Shared experts, fused ones, several files, linear layers one by one, and tables of the experts of token ids;
-test_pruning has all formats' names."""
+FORMATS = ("fp8", "mxfp4", "sharded", "gptq", "deepseek_v4", "mistral4")
+"""Shared experts, fused ones, several files, linear layers one by one, tables of the experts of token ids,
+and fused ones with a scale each; test_pruning has all formats' names."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def checkpoints(
 
 def shape_of(kind: str) -> tuple[int, int]:
     """MoE layers and experts of a format's checkpoint."""
-    return (2 if kind == "fp8" else 3), 6
+    return (2 if kind in ("fp8", "mistral4") else 3), 6
 
 
 def weights(directory: Path) -> dict[str, bytes]:

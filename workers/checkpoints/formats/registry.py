@@ -17,13 +17,13 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, Plain
 from moevolve.workers.checkpoints.formats.compressed import CompressedTensors
 from moevolve.workers.checkpoints.formats.fp4 import GptOssMxfp4, ModelOptNvfp4
-from moevolve.workers.checkpoints.formats.fp8 import Fp8Blocks
+from moevolve.workers.checkpoints.formats.fp8 import Fp8
 from moevolve.workers.checkpoints.formats.groupwise import Awq, Gptq
 from moevolve.workers.checkpoints.headers import StoredTensor
 from moevolve.workers.checkpoints.shards import read_tensor
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], PackedFormat]] = {
-    "fp8": Fp8Blocks,
+    "fp8": Fp8,
     "mxfp4": GptOssMxfp4,
     "compressed-tensors": CompressedTensors,
     "modelopt": ModelOptNvfp4,
