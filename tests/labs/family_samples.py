@@ -123,6 +123,21 @@ DEEPSEEK_V4: dict[str, Any] = {
     "index_topk": 64,
     "swiglu_limit": 0.7,
 }
+MINIMAX_M3: dict[str, Any] = {
+    "intermediate_size": 24,
+    "dense_intermediate_size": 40,
+    "shared_intermediate_size": 20,
+    "num_local_experts": 6,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "swiglu_limit": 0.7,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+    "index_block_size": 2,
+    "index_topk_blocks": 2,
+}
 NARROW: dict[str, Any] = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": 6, "head_dim": 8}
 RECENT: dict[str, dict[str, Any]] = {
     "qwen3_next": QWEN_NEXT | {"intermediate_size": 40, "norm_topk_prob": True},
@@ -275,6 +290,7 @@ RECENT: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 5.0,
     },
     "deepseek_v4": DEEPSEEK_V4,
+    "minimax_m3_vl_text": MINIMAX_M3,
     "mistral4": DEEPSEEK_V3 | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
     "nemotron_h": NEMOTRON,
     "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 16},

@@ -194,9 +194,11 @@ class PlainBlock(nn.Module):
             return tensors["down_proj"] @ (tensors["up_proj"] @ hidden).relu().square()
         if self.config.model_type != "gpt_oss":
             gate, up = (tensors["gate_up_proj"] @ hidden).chunk(2)
-            if self.config.model_type == "deepseek_v4":
+            if self.config.model_type in ("deepseek_v4", "minimax_m3_vl_text"):
                 limit = self.config.swiglu_limit
                 gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            if self.config.model_type == "minimax_m3_vl_text":
+                return tensors["down_proj"] @ ((up + 1) * gate * torch.sigmoid(self.config.swiglu_alpha * gate))
             gelu = self.config.model_type == "gemma4_text"
             active = nn.functional.gelu(gate, approximate="tanh") if gelu else gate / (1 + torch.exp(-gate))
             return tensors["down_proj"] @ (active * up)

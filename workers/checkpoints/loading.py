@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from moevolve.workers.checkpoints.formats.registry import packed_format, plain_t
 from moevolve.workers.checkpoints.headers import stored_tensors
 from moevolve.workers.checkpoints.state import empty_model, experts_prefix, load_part, restore_buffers
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
-from moevolve.workers.checkpoints.text_models import text_config, text_tensors
+from moevolve.workers.checkpoints.text_models import published_names, text_config, text_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, register_unlisted
 
@@ -167,6 +168,11 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
     return gguf_config(file) if file is not None else text_config(_whole_config(config))
 
 
+def naming(config: ModelConfig) -> AbstractContextManager[None]:
+    """See `published_names`: a context in which `transformers` knows the names of a checkpoint's tensors."""
+    return nullcontext() if gguf_file(config) is not None else published_names(_whole_config(config))
+
+
 def _whole_config(config: ModelConfig) -> PretrainedConfig:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
@@ -244,9 +250,10 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
     tensors = _tensors(config, settings, packed, dtype)
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
     model = empty_model(kind, settings, dtype, **backends(config, settings.model_type))
-    experts = StoredExperts(model, tensors)
     frame = {name: tensor for name, tensor in tensors.items() if not family.stores_experts(name)}
-    info = load_part(model, get_model_conversion_mapping(model), frame, torch.device("cpu"), dtype)
+    with naming(config):
+        experts = StoredExperts(model, tensors)
+        info = load_part(model, get_model_conversion_mapping(model), frame, torch.device("cpu"), dtype)
     model.tie_weights()
     trouble = [*info.mismatched_keys, *info.conversion_errors, *info.error_msgs]
     elsewhere = experts_prefix(model)
@@ -286,9 +293,10 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
         else:
             state = _tensors(config, settings, packed, dtype)
             kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-            model, info = kind.from_pretrained(
-                None, config=settings, state_dict=dict(state), output_loading_info=True, **form
-            )
+            with naming(config):
+                model, info = kind.from_pretrained(
+                    None, config=settings, state_dict=dict(state), output_loading_info=True, **form
+                )
             if info["missing_keys"]:
                 raise ValueError(f"there is no tensor for {min(info['missing_keys'])}")
             _read_generation_config(model, config)

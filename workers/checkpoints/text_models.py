@@ -7,7 +7,8 @@ language model of their own in `transformers`: they load as that family.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,10 @@ SAME_ON_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4v_moe_text": ("glm4_moe", {"use_qk_norm": False}),
 }
 """Model type of the family that computes the same as a text model, and the settings that it has no field for."""
+
+_NAMED_BY_WHOLE = {"minimax_m3_vl_text": "minimax_m3_vl"}
+"""Text models that have other names of tensors in multimodal checkpoints than alone, and the model type of the latter,
+for which `transformers` says how they are renamed and fused."""
 
 _STEMS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
 """Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family."""
@@ -45,6 +50,29 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
         if getattr(text, name, None) is None and getattr(settings, name, None) is not None:
             setattr(text, name, getattr(settings, name))
     return text
+
+
+@contextmanager
+def published_names(whole: PretrainedConfig) -> Iterator[None]:
+    """Context manager in which `transformers` knows the names that a text model's tensors have in a whole checkpoint.
+
+    Args:
+        whole: Config of the checkpoint. Text models alone have the names of their modules.
+    """
+    from transformers.conversion_mapping import (
+        get_checkpoint_conversion_mapping,
+        register_checkpoint_conversion_mapping,
+    )
+
+    text = whole.get_text_config().model_type
+    if _NAMED_BY_WHOLE.get(text) != whole.model_type:
+        yield
+        return
+    register_checkpoint_conversion_mapping(text, get_checkpoint_conversion_mapping(whole.model_type), overwrite=True)
+    try:
+        yield
+    finally:
+        register_checkpoint_conversion_mapping(text, [], overwrite=True)
 
 
 def _as_family(text: PretrainedConfig, family: str, fixed: Mapping[str, Any]) -> PretrainedConfig:

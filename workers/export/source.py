@@ -24,7 +24,7 @@ from moevolve.workers.checkpoints.files import gguf_file, read_json
 from moevolve.workers.checkpoints.formats.gguf import ARCHITECTURES, GgufNames, open_parts, stored_gguf
 from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
-from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config
+from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config, naming
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
 from moevolve.workers.checkpoints.text_models import is_text_of
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers
@@ -250,7 +250,8 @@ def _rewritten(
             config = resident.model.config
             names = GgufNames(ARCHITECTURES[config.model_type], config.num_hidden_layers)
             rewriter = GgufRewriter(plan.kept, names, stream, requantise)
-        kept, found = rewrite(resident, blueprint, rewriter)
+        with naming(model):
+            kept, found = rewrite(resident, blueprint, rewriter)
     return replace(plan, kept=kept), found
 
 
@@ -328,7 +329,8 @@ def _write_file(source: Path, target: Path, tensors: Sequence[KeptTensor]) -> di
     # A file of which everything is kept under its name gets the same bytes, header included.
     names = original.keys() - {"__metadata__"}
     whole = len(tensors) == len(names) and all(
-        each.rows is None and not each.masked and each.name == each.source.name for each in tensors
+        each.rows is None and each.table is None and not each.masked and each.name == each.source.name
+        for each in tensors
     )
     if whole:
         ordered = sorted(tensors, key=lambda each: each.source.start)

@@ -210,6 +210,17 @@ SIGMOID = (
         correction_in_block=True,
     ),
     ExpertFamily(
+        "minimax_m3_vl_text",
+        "MiniMax-M3",
+        casts_weights=False,
+        rule=routing(renormalise=True, scores="sigmoid"),
+        experts_field="num_local_experts",
+        width_field="intermediate_size",
+        output_scale=lambda config: float(config.routed_scaling_factor),
+        packs=False,
+        pads_left=False,  # an indexer chooses blocks of keys by their place in a row
+    ),
+    ExpertFamily(
         "hy_v3",
         "Hunyuan 3",
         casts_weights=False,

@@ -33,7 +33,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
         "step3p7",
         "unlimited_ocr",
     ),
-    "its published tensors' names aren't those of its text model": ("minimax_m3_vl",),
     "its experts' matrices are stored transposed, in a form that exports don't write": ("aria",),
     "its routers weight routed and shared experts together": ("inkling", "inkling_mm_model"),
     "its experts are rows of one matrix per layer": ("dbrx",),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import CARD, Residents, assert_close, logits, write_source
-from family_samples import COMMON, DEEPSEEK_V3, RECENT, UNREPAIRABLE, edit_of_kind, randomise, sample_rows
+from family_samples import COMMON, DEEPSEEK_V3, MINIMAX_M3, RECENT, UNREPAIRABLE, edit_of_kind, randomise, sample_rows
 from plain_families import plain_family_logits, stock_family_logits
 from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer
@@ -42,6 +42,7 @@ Configs = Callable[..., ModelConfig]
 
 EXPERTS = 6
 TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h", "beam", "flint")
+TWO += ("minimax_m3_vl_text",)
 """Families of which two layers have experts, without a setting of that name."""
 
 OWN_MIXERS = (
@@ -62,6 +63,7 @@ OWN_MIXERS = (
     "flint",
     "hy_v4",
     "deepseek_v4",
+    "minimax_m3_vl_text",
 )
 """Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others are plain."""
 
@@ -252,6 +254,12 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "num_experts",
     ),
     "qwen3_omni_moe": (QWEN3 | MROPE | {"norm_topk_prob": True}, {}, "num_experts"),
+    "minimax_m3_vl": (
+        MINIMAX_M3,
+        {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        | {"image_size": 8, "patch_size": 4},
+        "num_local_experts",
+    ),
     "mistral3": (
         DEEPSEEK_V3 | {"model_type": "mistral4"},
         {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
@@ -311,7 +319,17 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
 
     assert_close(logits(resident, IdentityEdit(), tokens), seen(whole))
     pruned_logits = logits(resident, edit, tokens)
-    if model_type == "qwen3_vl_moe":  # which stores transposed experts
+    if model_type == "minimax_m3_vl":
+        names = list(load_file(tmp_path / "whole" / "model.safetensors"))
+        assert any(name.startswith("language_model.model.layers.1.block_sparse_moe.experts.0.w1") for name in names)
+        # Its merged experts are found under these names, too, which are gone again for text models alone.
+        merged = edit_of_kind(len(resident.layers), EXPERTS, "mixed", space="logits")
+        write_source(source, merged, tmp_path / "merged", requantise=True)
+        expected = logits(resident, merged, tokens)
+        assert_close(seen(type(whole).from_pretrained(tmp_path / "merged").eval()), expected)
+        export_model(resident, edit, tmp_path / "stock", CARD)
+        assert_close(seen(AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()), pruned_logits)
+    if model_type in ("qwen3_vl_moe", "minimax_m3_vl"):  # which stores transposed experts
         assert_close(logits(ResidentModel.load(replace(source, originals="disk")), edit, tokens), pruned_logits)
     write_source(source, edit, tmp_path / "pruned")
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
