@@ -89,6 +89,7 @@ class RoutingRule:
         corrected: True if a correction bias is added to a softmax for choosing.
         nearness: With `sparse_mixer`, how far a logit may lie below that of the chosen expert to count in its softmax,
             relative to the larger of its own absolute value and the chosen expert's logit.
+        scales_inputs: True if weights multiply the experts' inputs instead of their outputs (Llama-4).
     """
 
     renormalise: bool
@@ -97,6 +98,7 @@ class RoutingRule:
     scale: float = 1.0
     corrected: bool = False
     nearness: float = 0.0
+    scales_inputs: bool = False
 
     @property
     def has_scores(self) -> bool:
@@ -111,7 +113,7 @@ class RoutingRule:
     @property
     def can_skip(self) -> bool:
         """True if a token's second expert may be skipped where its weight is small beside the first one's."""
-        return self.scores != "sparse_mixer" and not self.has_tables
+        return self.scores != "sparse_mixer" and not self.has_tables and not self.scales_inputs
 
     @property
     def one_hot_folds(self) -> bool:

@@ -138,6 +138,17 @@ MINIMAX_M3: dict[str, Any] = {
     "index_block_size": 2,
     "index_topk_blocks": 2,
 }
+LLAMA4: dict[str, Any] = {
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 40,
+    "num_local_experts": 6,
+    "head_dim": 8,
+    "interleave_moe_layer_step": 1,
+    "moe_layers": [0, 2],
+    "no_rope_layer_interval": 2,
+    "attention_chunk_size": 4,
+    "floor_scale": 2,
+}
 NARROW: dict[str, Any] = {"intermediate_size": 40, "moe_intermediate_size": 24, "num_experts": 6, "head_dim": 8}
 RECENT: dict[str, dict[str, Any]] = {
     "qwen3_next": QWEN_NEXT | {"intermediate_size": 40, "norm_topk_prob": True},
@@ -291,6 +302,7 @@ RECENT: dict[str, dict[str, Any]] = {
     },
     "deepseek_v4": DEEPSEEK_V4,
     "minimax_m3_vl_text": MINIMAX_M3,
+    "llama4_text": LLAMA4,
     "mistral4": DEEPSEEK_V3 | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
     "nemotron_h": NEMOTRON,
     "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 16},

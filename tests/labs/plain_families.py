@@ -101,6 +101,11 @@ class PlainBlock(nn.Module):
         total = weights.sum() if self.config.norm_topk_prob else 1.0
         return list(zip(chosen.tolist(), weights / total, strict=True))
 
+    def llama4_text(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
+        logits = self.mapping @ self.logits(hidden)
+        chosen = torch.argsort(logits, descending=True)[: self.edit.active].tolist()
+        return [(i, torch.sigmoid(logits[i])) for i in chosen]
+
     def deepseek_v4(self, hidden: Tensor, token: int) -> list[tuple[int, Tensor]]:
         scores = (self.mapping @ self.logits(hidden)).exp().log1p().sqrt()
         active, table = self.edit.active, getattr(self.original.gate, "tid2eid", None)
@@ -170,7 +175,7 @@ class PlainBlock(nn.Module):
         """Experts of a token with their weights; `token` is its id."""
         if self.config.model_type == "deepseek_v4":
             return self.deepseek_v4(hidden, token)
-        if self.config.model_type in ("deepseek_v2", "gpt_oss", "phimoe", "gemma4_text", "kolibri1"):
+        if self.config.model_type in ("deepseek_v2", "gpt_oss", "phimoe", "gemma4_text", "kolibri1", "llama4_text"):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
         if self.config.model_type == "flint" or getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
             return self.sigmoid(hidden)
@@ -188,10 +193,17 @@ class PlainBlock(nn.Module):
         shared = next((getattr(self.original, name) for name in names if hasattr(self.original, name)), None)
         return 0.0 if shared is None else shared(hidden_states)
 
+    def weighted(self, weight: Tensor, index: int, hidden: Tensor) -> Tensor:
+        if self.config.model_type == "llama4_text":
+            return self.expert(index, weight * hidden)
+        return weight * self.expert(index, hidden)
+
     def expert(self, index: int, hidden: Tensor) -> Tensor:
         tensors = {name: tensor[index] for name, tensor in self.tensors.items()}
         if "up_proj" in tensors:  # Nemotron-H
             return tensors["down_proj"] @ (tensors["up_proj"] @ hidden).relu().square()
+        if self.config.model_type == "llama4_text":
+            tensors = {name: tensor.t() for name, tensor in tensors.items()}
         if self.config.model_type != "gpt_oss":
             gate, up = (tensors["gate_up_proj"] @ hidden).chunk(2)
             if self.config.model_type in ("deepseek_v4", "minimax_m3_vl_text"):
@@ -213,11 +225,13 @@ class PlainBlock(nn.Module):
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
         given = getattr(self.original, "fc1_latent_proj", nn.Identity())(flat).double()
         rows = [
-            sum(weight * self.expert(index, inputs) for index, weight in self.routed(row, token))
+            sum(self.weighted(weight, index, inputs) for index, weight in self.routed(row, token))
             for row, inputs, token in zip(flat.double(), given, tokens, strict=True)
         ]
         out = torch.stack(rows).to(flat.dtype)
         out = getattr(self.original, "fc2_latent_proj", nn.Identity())(out).reshape(hidden_states.shape)
+        if self.config.model_type == "llama4_text":
+            return out + self.shared(hidden_states), None
         if self.config.model_type == "gpt_oss":
             return out, None
         out = getattr(self.config, "moe_routed_scaling_factor", 1.0) * out + self.shared(hidden_states)

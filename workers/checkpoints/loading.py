@@ -21,6 +21,7 @@ from moevolve.workers.checkpoints.state import empty_model, experts_prefix, load
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.checkpoints.text_models import published_names, text_config, text_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
+from moevolve.workers.families.base import ExpertFamily
 from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, register_unlisted
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ def backends(config: ModelConfig, model_type: str) -> dict[str, Any]:
     family, attention = FAMILIES.get(model_type), config.attn_implementation
     if attention == "sdpa" and family is not None and not family.sdpa:
         attention = "eager"
-    experts = {} if dense_family(model_type) else {"experts_implementation": config.experts_implementation}
+    # Families with blocks of our own have no backends of experts in `transformers`.
+    none = dense_family(model_type) or (isinstance(family, ExpertFamily) and family.adapt)
+    experts = {} if none else {"experts_implementation": config.experts_implementation}
     return {"attn_implementation": attention, **experts}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moevolve.workers.contract.methods import Resident
-from moevolve.workers.families.decoder import decoder_layers
+from moevolve.workers.families.decoder import decoder_layers, decoder_of
 from moevolve.workers.families.registry import expert_family
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def empty_model(
 
 def layers_prefix(model: PreTrainedModel) -> str:
     """Return the prefix of names of tensors within decoder layers, up to the layer's index."""
-    decoder = next(name for name, module in model.named_modules() if module is model.get_decoder())
+    decoder = next(name for name, module in model.named_modules() if module is decoder_of(model))
     return f"{decoder}.layers."
 
 

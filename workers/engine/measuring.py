@@ -31,6 +31,7 @@ from moevolve.workers.contract.fitting import RowsRecipe
 from moevolve.workers.contract.methods import RoutingReader, UsageReaders
 from moevolve.workers.contract.usage import WORDS, RoutedLayer, Usage
 from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.methods.registry import calibrator_of, method_of, routing_reader
 from moevolve.workers.model.resident import ResidentModel
 
@@ -162,7 +163,7 @@ def analyse_usage(
         raise UserError("there are no prompts to analyse")
     words = _Words(sequences)
     with resident.edited(edit), ExitStack() as stack:
-        decoder = resident.model.get_decoder()
+        decoder = decoder_of(resident.model)
         counters = _watch(decoder, stack, words)
         for row in resident.rows(sequences):
             words.set_row(row)

@@ -41,6 +41,8 @@ def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
     The model must look up its attention in the registry, as `sdpa` or `eager` (flash attention has another layout), and
     nothing else in it may pass information between tokens, as `layers` of an empty KV cache for the model show.
     """
+    if getattr(model.config, "attention_chunk_size", None):  # Llama-4's masks keep chunks of a sequence apart
+        return False
     kinds = {config._attn_implementation for config in _configs(model)}
     if len(kinds) != 1 or not kinds <= set(KINDS) or not getattr(model, "_supports_attention_backend", False):
         return False

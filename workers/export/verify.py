@@ -29,7 +29,7 @@ from moevolve.workers.checkpoints.state import (
 )
 from moevolve.workers.contract.card import Agreement, CheckpointForm, Disagreement
 from moevolve.workers.export.folder import VerificationError
-from moevolve.workers.families.decoder import CARRIED, carries, decoder_layers, skipped, state_of
+from moevolve.workers.families.decoder import CARRIED, carries, decoder_layers, decoder_of, skipped, state_of
 from moevolve.workers.model.resident import ResidentModel
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -78,7 +78,7 @@ def record_activations(resident: ResidentModel) -> tuple[Activations, ...]:
 
 def _record(resident: ResidentModel, tokens: Tensor) -> Activations:
     model: Any = resident.model
-    decoder, layers = model.get_decoder(), decoder_layers(model)
+    decoder, layers = decoder_of(model), decoder_layers(model)
     states: list[Tensor] = []
     hooks = [layer.register_forward_pre_hook(lambda _, args: states.append(args[0].cpu())) for layer in layers]
     hooks.append(layers[-1].register_forward_hook(lambda _, __, output: states.append(state_of(output).cpu())))
@@ -165,7 +165,7 @@ def compare(
 def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) -> Iterator[tuple[str, Disagreement]]:
     """Yield the name of every part with its difference from the resident model's."""
     device, dtype = exported.device, exported.dtype
-    decoder, head = exported.model.get_decoder(), exported.model.get_output_embeddings()
+    decoder, head = decoder_of(exported.model), exported.model.get_output_embeddings()
     layers = decoder_layers(exported.model)
     frame, of_head = exported.frame_names()
     with exported.loaded(frame):

@@ -112,6 +112,10 @@ class ExpertFamily(Family):
         table: Name of the router's table [vocabulary, k] of the experts of every token id; routers that lack it choose
             by their scores. MoE blocks pass token ids to routers with a table.
         gives_probabilities: True if the router returns the softmax of its logits instead of them.
+        transposed: True if fused experts are stored transposed, and their class in `transformers` doesn't say so.
+        adapt: Gives the MoE block of a decoder layer the interface of other families', whose routers return logits,
+            weights and experts, with the same parameters, and the backend that the setting `experts_implementation`
+            names; None if it has them in `transformers`.
         resize_extras: Changes further config fields, by the routing rule and the number k of active experts.
     """
 
@@ -139,6 +143,8 @@ class ExpertFamily(Family):
     other_tensors: tuple[str, ...] = ()
     table: str | None = None
     gives_probabilities: bool = False
+    transposed: bool = False
+    adapt: Callable[[Any, str], None] | None = None
     resize_extras: Callable[[PretrainedConfig, RoutingRule, int], None] | None = None
 
     @property

@@ -43,9 +43,16 @@ def softmax_attention(layer: nn.Module) -> Any:
     return None if attention is None or any(isinstance(each, nn.Conv1d) for each in attention.children()) else attention
 
 
+def decoder_of(model: PreTrainedModel) -> Any:
+    """Return the decoder of a causal language model, whose layers are in `layers`."""
+    decoder = model.get_decoder()
+    # Llama-4's gives the whole model, whose class calls its decoder by another name.
+    return decoder if hasattr(decoder, "layers") else model.model
+
+
 def decoder_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
     """Return the decoder's layers in the order in which they run; empty if that order isn't known."""
-    layers = getattr(model.get_decoder(), "layers", None)
+    layers = getattr(decoder_of(model), "layers", None)
     known = isinstance(layers, nn.ModuleList) and len(layers) == getattr(model.config, "num_hidden_layers", None)
     return tuple(layers) if known and layers is not None else ()
 

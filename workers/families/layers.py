@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.families.base import DenseFamily, ExpertFamily
-from moevolve.workers.families.registry import dense_family, family_of
+from moevolve.workers.families.decoder import decoder_of
+from moevolve.workers.families.registry import dense_family, expert_family, family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -207,6 +208,14 @@ class Replacement:
                 setattr(self._holder, name, module)
 
 
+def adapt_blocks(model: PreTrainedModel, backend: str) -> None:
+    """Replace the MoE blocks of a family whose blocks have another interface than others'; see `ExpertFamily.adapt`."""
+    family = expert_family(model.config.model_type)
+    if family is not None and family.adapt is not None:
+        for layer in model.model.layers:
+            family.adapt(layer, backend)
+
+
 def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
     """Find the MoE blocks of an unedited model, in order of depth; none in a dense model.
 
@@ -226,6 +235,8 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
         block = family.block_of(decoder_layer)
         if not (hasattr(block, family.router) and hasattr(block, "experts")):
             continue
+        if family.transposed:
+            block.experts.is_transposed = True
         router = getattr(block, family.router)
         rule = family.rule(router, model.config)
         layers.append(MoELayer(index, block, router, block.experts, rule, family, scale, obstacle))
@@ -260,7 +271,7 @@ def find_dense_layers(model: PreTrainedModel) -> tuple[DenseLayer, ...]:
     if family is None:
         return ()
     layers = []
-    for index, decoder_layer in enumerate(model.get_decoder().layers):
+    for index, decoder_layer in enumerate(decoder_of(model).layers):
         holder = decoder_layer if family.inline else decoder_layer.mlp
         up, down, activation = (getattr(holder, name) for name in (family.up, family.down, family.activation))
         gate = None if family.gate is None else getattr(holder, family.gate)
@@ -270,7 +281,7 @@ def find_dense_layers(model: PreTrainedModel) -> tuple[DenseLayer, ...]:
 
 def find_linears(model: PreTrainedModel) -> dict[str, nn.Linear]:
     """Return the linear layers within decoder layers by name (`layers.0.self_attn.q_proj` ...), in order of depth."""
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     return {
         f"layers.{index}.{name}": module
         for index, layer in enumerate(decoder.layers)

@@ -81,6 +81,12 @@ def laguna_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     return RoutingRule(renormalise=True, scores="sigmoid")
 
 
+def _adapt_llama4(layer: Any, backend: str) -> None:
+    from moevolve.workers.families.llama4 import adapt_llama4  # needs torch, which descriptions don't
+
+    adapt_llama4(layer, backend)
+
+
 def _granite(model_type: str, title: str, **differing: Any) -> ExpertFamily:
     # The softmax over the chosen ones is the softmax over all of them, rescaled.
     return ExpertFamily(
@@ -260,6 +266,21 @@ SIGMOID = (
     ),
     ExpertFamily(
         "flint", "Flint", casts_weights=False, rule=routing(scores="sigmoid"), float32_router=True, sdpa=False
+    ),
+    # The top-k of the logits, whose sigmoids multiply the experts' inputs.
+    ExpertFamily(
+        "llama4_text",
+        "Llama-4",
+        casts_weights=True,
+        rule=routing(renormalise=False, scores="sigmoid_of_chosen", scales_inputs=True),
+        experts_field="num_local_experts",
+        width_field="intermediate_size",
+        block="feed_forward",
+        router="router",
+        packs=False,  # attention in chunks
+        pads_left=False,
+        transposed=True,
+        adapt=_adapt_llama4,
     ),
     # The top-k of the logits plus a correction bias, weighted by sigmoids of the logits.
     ExpertFamily(

@@ -42,7 +42,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "its layers have other experts for images than for text": ("ernie4_5_vl_moe",),
     "its layers read the results of earlier blocks of layers besides the residual stream": ("inkling2",),
     "its attention consists of experts as well": ("jetmoe",),
-    "its router scales the experts' inputs instead of their outputs": ("llama4",),
     "its router also chooses experts without weights, which return their input": ("longcat_flash",),
     "it needs a cache of its own, which candidates can't share": ("minimax",),
     "it is an encoder and a decoder": ("nllb_moe", "switch_transformers"),

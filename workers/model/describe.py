@@ -13,6 +13,7 @@ from moevolve.workers.checkpoints.fingerprint import model_fingerprint
 from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packing
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.families.layers import MoELayer, find_dense_layers, find_linears, find_moe_layers
 from moevolve.workers.families.registry import family_of
 
@@ -108,7 +109,7 @@ _SCORE_NOTES = {
 def _notes(model: PreTrainedModel, layers: tuple[MoELayer, ...]) -> tuple[str, ...]:
     if not layers:
         return ("a dense model",)
-    first, total = layers[0], len(model.get_decoder().layers)
+    first, total = layers[0], len(decoder_of(model).layers)
     rule, notes = first.rule, []
     if not first.renormalise:
         notes.append("the family does not rescale the top-k routing weights to sum 1")

@@ -15,8 +15,8 @@ from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, LayeredEdit, Tokens
 from moevolve.workers.contract.methods import Applicator, ExpertFiles, ExpertsOwner, ModelParts, ReportingApplicator
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.families.decoder import decoder_layers
-from moevolve.workers.families.layers import check_router, find_dense_layers, find_moe_layers
+from moevolve.workers.families.decoder import decoder_layers, decoder_of
+from moevolve.workers.families.layers import adapt_blocks, check_router, find_dense_layers, find_moe_layers
 from moevolve.workers.families.registry import expert_family, family_of
 from moevolve.workers.methods.registry import experts_owner, method_of
 
@@ -56,6 +56,7 @@ class ResidentModel:
         self.model = model
         self.tokenizer = tokenizer
         self.config = config
+        adapt_blocks(model, config.experts_implementation)
         self.layers = find_moe_layers(model, config.path)
         self.dense_layers = find_dense_layers(model)
         self.applied: Edit = IdentityEdit()
@@ -178,4 +179,4 @@ class ResidentModel:
         ids = torch.tensor([[token for sequence in row for token in sequence]], device=self.device)
         # Without a cache `transformers` masks attention between sequences of a row whose position ids restart at 0.
         positions = torch.cat([torch.arange(len(sequence), device=self.device) for sequence in row])
-        self.model.get_decoder()(input_ids=ids, position_ids=positions.unsqueeze(0), use_cache=False)
+        decoder_of(self.model)(input_ids=ids, position_ids=positions.unsqueeze(0), use_cache=False)

@@ -20,7 +20,7 @@ from torch import nn
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.methods import ModuleUse
-from moevolve.workers.families.decoder import softmax_attention
+from moevolve.workers.families.decoder import decoder_of, softmax_attention
 from moevolve.workers.families.registry import active_experts
 from moevolve.workers.methods.registry import module_use
 from moevolve.workers.profiling.report import ModelCosts
@@ -104,7 +104,7 @@ def _attention_flops(model: PreTrainedModel, context: int) -> int:
     kinds = getattr(config, "layer_types", None)
     rates: dict[str, int] = getattr(config, "compress_rates", None) or {}
     total = 0
-    for index, layer in enumerate(model.get_decoder().layers):
+    for index, layer in enumerate(decoder_of(model).layers):
         if softmax_attention(layer) is None:
             continue
         slides = kinds is None or kinds[index] == "sliding_attention"

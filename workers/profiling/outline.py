@@ -17,7 +17,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.packed_attention import KINDS, packs
 from moevolve.workers.families.base import CORRECTION_BIAS
-from moevolve.workers.families.decoder import softmax_attention
+from moevolve.workers.families.decoder import decoder_of, softmax_attention
 from moevolve.workers.families.layers import find_moe_layers
 from moevolve.workers.families.registry import active_experts, expert_family
 from moevolve.workers.model.describe import describe_config, meta_model
@@ -106,7 +106,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         UserError: The config can't be read, or the family isn't supported or has matrices that can't be counted.
     """
     model = meta_model(config)
-    decoder: Any = model.get_decoder()
+    decoder: Any = decoder_of(model)
     output = model.get_output_embeddings()
     facts = describe_config(model, config)
     hidden, size = int(model.config.hidden_size), facts.dtype_bytes
@@ -162,7 +162,7 @@ def _cached_values(model: PreTrainedModel) -> int:
     States of recurrent mixers aren't counted: their size doesn't depend on the number of positions.
     """
     config: Any = model.config
-    attentions = [found for found in map(softmax_attention, model.get_decoder().layers) if found is not None]
+    attentions = [found for found in map(softmax_attention, decoder_of(model).layers) if found is not None]
     if getattr(config, "kv_lora_rank", None):
         # DeepSeek's attention caches the compressed latent from which keys and values are computed.
         return len(attentions) * int(config.kv_lora_rank + config.qk_rope_head_dim)

@@ -44,6 +44,7 @@ class RoutedTokens:
         logits: Logits of the router, [tokens, n].
         weights: Routing weights of the chosen experts, [tokens, k].
         chosen: The chosen experts, int64 [tokens, k].
+        scales: Factors of the experts' inputs, [tokens, n], where those are what routers weight; weights are 1 then.
     """
 
     experts: nn.Module
@@ -51,27 +52,30 @@ class RoutedTokens:
     logits: Tensor
     weights: Tensor
     chosen: Tensor
+    scales: Tensor | None = None
 
     def chosen_outputs(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Outputs [rows, k, hidden], without weights, of the experts that some tokens chose, weights and experts."""
         for rows in self.chunks(self.chosen.shape[1]):
-            yield self._run(self.hidden[rows], self.chosen[rows]), self.weights[rows], self.chosen[rows]
+            yield self._run(rows, self.chosen[rows]), self.weights[rows], self.chosen[rows]
 
     def run_all(self, rows: slice | Tensor) -> Tensor:
         """Outputs of all experts on these tokens, chosen or not, [rows, n, hidden]."""
-        hidden, count = self.hidden[rows], self.logits.shape[1]
-        return self._run(hidden, torch.arange(count, device=hidden.device).expand(len(hidden), count))
+        logits = self.logits[rows]
+        return self._run(rows, torch.arange(logits.shape[1], device=logits.device).expand(logits.shape))
 
     def chunks(self, each: int) -> list[slice]:
         """Slices that cover all tokens, each with at most `ROWS_AT_ONCE` outputs if a token runs `each` experts."""
         step = max(1, ROWS_AT_ONCE // each)
         return [slice(start, start + step) for start in range(0, len(self.hidden), step)]
 
-    def _run(self, hidden: Tensor, index: Tensor) -> Tensor:
+    def _run(self, rows: slice | Tensor, index: Tensor) -> Tensor:
         # The family's own code at a routing weight of 1.
-        ones = torch.ones((index.numel(), 1), dtype=self.weights.dtype, device=hidden.device)
-        rows = hidden.repeat_interleave(index.shape[1], dim=0)
-        out: Tensor = self.experts(rows, index.reshape(-1, 1), ones)
+        ones = torch.ones((index.numel(), 1), dtype=self.weights.dtype, device=index.device)
+        inputs = self.hidden[rows].repeat_interleave(index.shape[1], dim=0)
+        if self.scales is not None:
+            inputs = inputs * self.scales[rows].gather(1, index).reshape(-1, 1).to(inputs.dtype)
+        out: Tensor = self.experts(inputs, index.reshape(-1, 1), ones)
         return out.view(*index.shape, -1)
 
 
@@ -130,7 +134,11 @@ def _add_tokens(
     """Forward hook of a router: add the tokens that it routes to the layer's measures."""
     logits, weights, chosen = output
     hidden = layer.experts_input(args[0].reshape(-1, args[0].shape[-1]))
-    routed = RoutedTokens(layer.experts, hidden, logits, weights, chosen)
+    scales = None
+    if layer.rule.scales_inputs:
+        # What an expert gives depends on its own logit alone, so it counts as chosen with weight 1.
+        scales, weights = logits.float().sigmoid(), torch.ones_like(weights)
+    routed = RoutedTokens(layer.experts, hidden, logits, weights, chosen, scales)
     for measure in measures:
         measure.add(routed)
 
@@ -356,6 +364,8 @@ class SubsetSample:
             bias=None if bias is None else bias[selected],
             chosen=fixed,
         )
+        if self._layer.rule.scales_inputs:
+            weights = torch.ones_like(weights)
         return torch.zeros_like(self._logits).scatter_add_(1, selected[chosen], weights)
 
     def _squares(self, weights: Tensor) -> float:

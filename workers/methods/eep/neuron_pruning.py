@@ -69,6 +69,7 @@ def prune_neurons(
     ids: Tensor,
     hidden: Tensor,
     edited: TopK,
+    scale: Tensor,
     residual: Tensor,
     ridge_lambda: float,
     recipe: NeuronRecipe,
@@ -85,7 +86,8 @@ def prune_neurons(
         ids: Present neurons of each kept expert; see `NeuronSelection.neurons`, also for what is returned.
         hidden: Inputs of the layer's experts, [tokens, hidden].
         edited: Routing of these tokens by the edited router, to kept experts.
-        residual: Target minus output of the layer, float32 [tokens, hidden].
+        scale: Factors of the tokens on both sides of the regression, float32 [tokens, 1].
+        residual: Target minus output of the layer times these factors, float32 [tokens, hidden].
         ridge_lambda: Ridge strength as a multiple of the features' mean square, summed over tokens.
         recipe: The number of candidates, and whether kept experts may share neurons.
         memory: Bytes that may be allocated; it limits the number of candidates.
@@ -98,15 +100,16 @@ def prune_neurons(
         if count <= width:
             continue
         inputs, weights = hidden[tokens], edited[0][tokens, place].float()[:, None]
-        present = (current.activations(kept, every, inputs).float() * weights) @ current.down(kept).float()
+        factors = scale[tokens]
+        present = (current.features(kept, every, inputs, weights) * factors) @ current.down(kept).float()
         target = residual[tokens] + present
-        importance = _importance(source, inputs, weights, memory)
+        importance = _importance(source, inputs, weights, factors, memory)
         if not recipe.shared:
             importance[torch.cat((ids[:kept], ids[kept + 1 :])).flatten()] = -1.0
         importance[ids[kept]] = math.inf
         candidates = importance.argsort(descending=True, stable=True)[:count]
         candidates = candidates[importance[candidates] > 0].sort().values
-        found = _prune_candidates(source, candidates, width, inputs, weights, target, ridge_lambda)
+        found = _prune_candidates(source, candidates, width, inputs, weights, factors, target, ridge_lambda)
         if found is not None:
             ids[kept], residual[tokens] = found
     return ids
@@ -127,13 +130,13 @@ def pruning_bytes(count: int, tokens: int, hidden: int) -> int:
     return 4 * tokens * count + 4 * 8 * count**2 + 3 * 8 * count * hidden
 
 
-def _importance(source: ExpertNeurons, inputs: Tensor, weights: Tensor, memory: int) -> Tensor:
+def _importance(source: ExpertNeurons, inputs: Tensor, weights: Tensor, factors: Tensor, memory: int) -> Tensor:
     """Importance of every neuron for one kept expert, float64 [n I]."""
     importance = torch.zeros(source.count * source.width, dtype=torch.float64, device=inputs.device)
     step = max(1, memory // (20 * (len(inputs) + inputs.shape[1])))
     for expert in range(source.count):
         for part in torch.arange(source.width).split(step):
-            squares = (source.activations(expert, part, inputs).float() * weights).square().sum(dim=0)
+            squares = (source.features(expert, part, inputs, weights) * factors).square().sum(dim=0)
             norms = source.down(expert)[part].to(inputs.device).float().square().sum(dim=1)
             importance[expert * source.width + part.to(inputs.device)] = (squares * norms).double()
     return importance
@@ -145,6 +148,7 @@ def _prune_candidates(
     width: int,
     inputs: Tensor,
     weights: Tensor,
+    factors: Tensor,
     target: Tensor,
     ridge_lambda: float,
 ) -> tuple[Tensor, Tensor] | None:
@@ -152,8 +156,8 @@ def _prune_candidates(
     features = inputs.new_empty(len(inputs), len(candidates), dtype=torch.float32)
     for expert in (candidates // source.width).unique().tolist():
         columns = (candidates // source.width == expert).nonzero()[:, 0]
-        values = source.activations(expert, (candidates[columns] % source.width).cpu(), inputs)
-        features[:, columns] = values.float() * weights
+        values = source.features(expert, (candidates[columns] % source.width).cpu(), inputs, weights)
+        features[:, columns] = values * factors
     gram = inputs.new_zeros(len(candidates), len(candidates), dtype=torch.float64)
     right = inputs.new_zeros(len(candidates), target.shape[1], dtype=torch.float64)
     for feature_rows, target_rows in zip(features.split(_ROWS), target.split(_ROWS), strict=True):

@@ -90,6 +90,12 @@ class ExpertNeurons:
         activations: Tensor = apply(gate_up)
         return activations
 
+    def features(self, expert: int, neurons: Tensor, hidden: Tensor, weights: Tensor) -> Tensor:
+        """What an expert's neurons [count] give to its output projection with routing weights [tokens, 1], float32."""
+        if getattr(self.module, "scales_inputs", False):
+            return self.activations(expert, neurons, hidden * weights.to(hidden.dtype)).float()
+        return self.activations(expert, neurons, hidden).float() * weights
+
     def copy_from(self, source: ExpertNeurons, ids: Tensor) -> None:
         """Overwrite every expert's neurons with neurons of `source`. Output biases stay as they are.
 
@@ -171,7 +177,7 @@ def choose_neurons(
         weights, sent = original[0][tokens, place].float()[:, None], shares[tokens]
         step = max(1, memory // (20 * (len(tokens) + hidden.shape[1])))
         for part in torch.arange(neurons.width).split(step):
-            used = (neurons.activations(expert, part, hidden[tokens]).float() * weights).abs().pow(recipe.activation)
+            used = neurons.features(expert, part, hidden[tokens], weights).abs().pow(recipe.activation)
             norms = neurons.down(expert)[part].to(hidden.device).float().norm(dim=1).pow(recipe.output)
             columns = expert * neurons.width + part.to(importance.device)
             importance[:, columns] = ((sent.t() @ used) * norms).double()

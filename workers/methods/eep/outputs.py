@@ -137,10 +137,10 @@ class ExpertOutputs:
         used = scale > 0
         hidden, weights, chosen = (each[used] for each in recorded)
         # Scaling both sides of a regression by the root weighs its squares.
-        routing = self._added(weights).float() * scale[used, None], chosen
-        residual = residual[used] * scale[used, None]
+        scale, routing = scale[used, None], (self._added(weights).float(), chosen)
+        residual = residual[used] * scale
         source, current, ids = self._original_neurons(), self._neurons(), selection.neurons
-        ids = prune_neurons(source, current, ids, hidden, routing, residual, ridge_lambda, recipe, memory)
+        ids = prune_neurons(source, current, ids, hidden, routing, scale, residual, ridge_lambda, recipe, memory)
         return replace(selection, neurons=ids)
 
     def use_neurons(self, selection: NeuronSelection) -> None:
@@ -247,7 +247,7 @@ class ExpertFeatures:
             step = max(1, (memory - hidden.nbytes) // (28 * (len(tokens) + self.hidden.shape[1])))
             for part in torch.arange(width).split(step):
                 start = expert * width + int(part[0])
-                values = self.neurons.activations(expert, part, hidden).float() * weights
+                values = self.neurons.features(expert, part, hidden, weights)
                 yield FeatureBlock(slice(start, start + len(part)), tokens, values)
         if self.shared is not None:
             yield from self._shared_blocks(self.shared, memory)

@@ -19,6 +19,7 @@ from moevolve.evaluators.errors import CandidateError
 from moevolve.kernels.products import linear
 from moevolve.kernels.routing import choose_kept, route_logits, route_mapped, route_selected
 from moevolve.workers.contract.edits import Tokens
+from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.families.layers import MoELayer
 from moevolve.workers.methods.shared.passes import padded_batches
 
@@ -207,7 +208,7 @@ def _observe_weights(
     callbacks: Sequence[Callable[[Tensor], object]],
 ) -> None:
     """Run sequences and pass each router's weights, float32 [tokens, 2], to its callback."""
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     for batch in padded_batches(sequences, next(model.get_input_embeddings().parameters()).device):
         with ExitStack() as stack:
             for router, callback in zip(routers, callbacks, strict=True):

@@ -16,6 +16,7 @@ from moevolve.kernels.block_mix import block_mix
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.contract.fitting import FitRows
 from moevolve.workers.contract.methods import ModelParts, host_tensor
+from moevolve.workers.families.decoder import decoder_of
 from moevolve.workers.families.layers import find_linears
 from moevolve.workers.methods.nanomoe.edit import BlockForm, NanoMoeEdit
 from moevolve.workers.methods.nanomoe.mixing import Metric, fit_layer
@@ -66,7 +67,7 @@ class NanoMoeApplicator:
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        self._decoder: nn.Module = parts.model.get_decoder()
+        self._decoder: nn.Module = decoder_of(parts.model)
         self._linears = find_linears(parts.model)
         self._fits: dict[str, _Fit] = {}
         self._fitted_for: tuple[BlockForm, int, str] | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.families.decoder import decoder_layers, skipped, state_of
+from moevolve.workers.families.decoder import decoder_layers, decoder_of, skipped, state_of
 from moevolve.workers.methods.shared.outputs import Recorded
 from moevolve.workers.methods.shared.passes import PaddedBatch, padded_batches
 
@@ -30,7 +30,7 @@ class ResidualStreams:
 
     def __init__(self, model: PreTrainedModel, sequences: Sequence[Tokens]) -> None:
         self._model = model
-        self._decoder = model.get_decoder()
+        self._decoder = decoder_of(model)
         self._layers = decoder_layers(model)
         device = next(model.get_input_embeddings().parameters()).device
         self._batches = tuple(padded_batches(sequences, device))
