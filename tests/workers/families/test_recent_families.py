@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 import torch
 from edit_checks import CARD, Residents, assert_close, logits, write_source
-from family_samples import COMMON, DEEPSEEK_V3, LLAMA4, MINIMAX_M3, RECENT, UNREPAIRABLE, edit_of_kind, randomise, sample_rows
+from family_samples import (
+    COMMON,
+    DEEPSEEK_V3,
+    LLAMA4,
+    MINIMAX_M3,
+    RECENT,
+    UNREPAIRABLE,
+    edit_of_kind,
+    randomise,
+    sample_rows,
+)
 from plain_families import plain_family_logits, stock_family_logits
 from safetensors.torch import load_file, save_file
 from tiny_models import word_tokenizer

@@ -14,6 +14,7 @@ from plain_experts import Token, change, plain_tokens
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
+from moevolve.workers.families.decoder import state_of
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe, SubsetRecipe
 from moevolve.workers.model.resident import ResidentModel
@@ -97,26 +98,59 @@ def test_every_subset_is_compared_with_all_experts(
         np.testing.assert_allclose(found[layer], expected, rtol=1e-3)
 
 
-def test_subsets_of_a_layer_with_a_table_are_compared_as_it_routes(resident: Any) -> None:
-    """A subset's discrepancy is that of the first layer's output, whose inputs no edit changes."""
-    model, subsets = resident("deepseek_v4"), list(combinations(range(EXPERTS), 3))
-    found = measured(model, subset_recipe(3))["subset_discrepancy"][0]
+@pytest.mark.parametrize("family", ["deepseek_v4", "llama4_text"])
+def test_subsets_are_compared_as_families_of_their_own_route(family: str, resident: Any) -> None:
+    """A subset's discrepancy is that of the first layer's routed experts, whose inputs no edit changes.
+
+    DeepSeek-V4's first layer chooses experts by token ids. Llama-4's experts get inputs that are scaled.
+    """
+    model, subsets = resident(family), list(combinations(range(EXPERTS), 3))
+    layers, first = len(model.layers), model.layers[0]
+    found = measured(model, subset_recipe(layers))["subset_discrepancy"][0]
 
     def outputs(edit: Edit) -> torch.Tensor:
         given: list[torch.Tensor] = []
-        hook = model.layers[0].experts.register_forward_hook(lambda module, args, out: given.append(out))
+
+        def add(module: Any, args: Any, out: Any) -> None:
+            given.append(state_of(out).reshape(-1, 32).double())
+
+        hooks = [module.register_forward_hook(add) for module in (first.shared_expert, first.block)]
         with model.edited(edit), torch.inference_mode():
             for tokens in SEQUENCES:
                 model.model(torch.tensor([tokens]))
-        hook.remove()
-        return torch.cat(given).double()
+        for hook in hooks:
+            hook.remove()
+        return torch.cat(given[1::2]) - torch.cat(given[::2])
 
     whole = outputs(IdentityEdit())
     for kept in (subsets[0], subsets[7], subsets[-1]):
-        matrix = np.tile(np.eye(EXPERTS, dtype=np.float32)[list(kept)], (3, 1, 1))
+        matrix = np.tile(np.eye(EXPERTS, dtype=np.float32)[list(kept)], (layers, 1, 1))
         change = outputs(EepEdit(matrix, matrix, 2)) - whole
         expected = float(change.square().sum() / whole.square().sum())
         assert found[subsets.index(kept)] == pytest.approx(expected, rel=1e-3)
+
+
+def test_experts_whose_inputs_are_scaled_are_measured_by_what_they_give(resident: Any) -> None:
+    """Saliency (REAP) of Llama-4: the mean norm of what an expert gives for scaled inputs of those that chose it."""
+    model = resident("llama4_text")
+    found, layer = measured(model), model.layers[0]
+    given: list[torch.Tensor] = []
+    hook = layer.gate.register_forward_hook(lambda module, args, out: given.append(args[0]))
+    with torch.inference_mode():
+        for tokens in SEQUENCES:
+            model.model(torch.tensor([tokens]))
+    hook.remove()
+    hidden = torch.cat(given).double()
+    logits = hidden @ layer.router_weight.double().t()
+    for expert in range(EXPERTS):
+        rows = (logits.topk(2).indices == expert).any(dim=1)
+        gate, up = (
+            hidden[rows] * logits[rows, expert, None].sigmoid() @ layer.experts.gate_up_proj[expert].double()
+        ).chunk(2, 1)
+        norms = (gate * gate.sigmoid() * up @ layer.experts.down_proj[expert].double()).norm(dim=1)
+        assert found["saliency"][0, expert] == pytest.approx(float(norms.mean()), rel=1e-4)
+        assert found["counts"][0, expert] == int(rows.sum())
+    np.testing.assert_allclose(found["soft_activation"][0], logits.sigmoid().sum(0), rtol=1e-4)
 
 
 @pytest.mark.parametrize(("family", "grouped"), [("qwen2_moe", False), ("mixtral", True)])

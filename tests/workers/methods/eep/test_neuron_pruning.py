@@ -88,7 +88,7 @@ def lab(resident: Residents, request: pytest.FixtureRequest) -> dict[str, Any]:
     hidden = 3 * torch.randn(TOKENS, HIDDEN, generator=generator)
     order = torch.from_numpy(rng.permutation(EXPERTS * WIDTH))
     chosen = torch.rand(TOKENS, RETAINED, generator=generator).topk(1).indices
-    weights = 0.5 + torch.rand(TOKENS, 1, generator=generator)
+    weights, scale = 0.5 + torch.rand(2, TOKENS, 1, generator=generator)
     planted = order[: RETAINED * WIDTH].view(RETAINED, WIDTH).sort(dim=1).values
     ids = order[RETAINED * WIDTH :][: RETAINED * WIDTH].view(RETAINED, WIDTH).sort(dim=1).values
     residual = torch.zeros(TOKENS, HIDDEN)
@@ -96,15 +96,17 @@ def lab(resident: Residents, request: pytest.FixtureRequest) -> dict[str, Any]:
         for expert, row in enumerate(planted):
             at = (chosen[:, 0] == expert).nonzero()[:, 0]
             for neuron in row.tolist():
-                value = source.activations(neuron // WIDTH, torch.tensor([neuron % WIDTH]), hidden[at])
+                inside, outside = (weights[at], 1.0) if family == "llama4_text" else (1.0, weights[at])
+                value = source.activations(neuron // WIDTH, torch.tensor([neuron % WIDTH]), inside * hidden[at])
                 direction = torch.randn(HIDDEN, generator=generator) / value.norm()
-                residual[at] += weights[at] * value * direction
+                residual[at] += scale[at] * outside * value * direction
     return {
         "source": source,
         "current": kept_of(source, ids),
         "ids": ids,
         "hidden": hidden,
         "edited": (weights, chosen),
+        "scale": scale,
         "residual": residual,
         "planted": planted,
     }
@@ -117,7 +119,7 @@ def chosen_in(lab: dict[str, Any], memory: int = ROOM, **recipe: Any) -> Tensor:
         return prune_neurons(**given, ridge_lambda=1e-6, recipe=NeuronRecipe(**recipe), memory=memory)
 
 
-@pytest.mark.parametrize("lab", ["mixtral", "gpt_oss"], indirect=True)
+@pytest.mark.parametrize("lab", ["mixtral", "gpt_oss", "llama4_text"], indirect=True)
 def test_the_neurons_that_made_the_residual_are_found(lab: dict[str, Any]) -> None:
     found = chosen_in(lab)
     for row, planted in zip(found.tolist(), lab["planted"].tolist(), strict=True):

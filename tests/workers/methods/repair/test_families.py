@@ -40,6 +40,8 @@ DIFFERENT = (
     "ernie4_5_moe",
     "lfm2_moe",
     "nemotron_h",
+    "minimax_m3_vl_text",
+    "llama4_text",
 )
 """Families whose experts, routers or names of blocks are of different forms; all others are like one of these.
 Qwen2-MoE's gated shared expert is tried in eep/test_shared_expert."""
