@@ -327,7 +327,7 @@ def linear_checkpoint(
 def checkpoint_in_format(
     kind: str, make: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> ModelConfig:
-    """Write a quantised checkpoint of a small model: `fp8`, `mxfp4`, `deepseek_v4`, `mistral4`, or a linear format.
+    """Write a quantised checkpoint of a small model: `fp8`, `fp8_matrix`, `fp8_mxfp4`, `mxfp4`, or a linear one.
 
     Args:
         kind: Name of the format.
@@ -339,9 +339,9 @@ def checkpoint_in_format(
         return fp8_checkpoint(make("deepseek_v3"), tokenizer, folder)[0]
     if kind == "mxfp4":
         return mxfp4_checkpoint(make("gpt_oss", **MXFP4_SIZES), tokenizer, folder)[0]
-    if kind == "mistral4":
+    if kind == "fp8_matrix":
         return mistral4_checkpoint(make("mistral4", n_group=1, topk_group=1), tokenizer, folder)[0]
-    if kind == "deepseek_v4":
+    if kind == "fp8_mxfp4":
         return deepseek_v4_checkpoint(make("deepseek_v4", **V4_SIZES), tokenizer, folder)[0]
     return linear_checkpoint(kind, make("qwen3_moe", **LINEAR_SIZES), tokenizer, folder)[0]
 

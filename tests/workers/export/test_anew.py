@@ -110,9 +110,9 @@ def test_a_factor_goes_into_the_scales(kind: str, write: Callable[[str], ModelCo
         torch.testing.assert_close(other["down_proj"], one["down_proj"], rtol=2**-7, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["int4", "deepseek_v4", "mistral4"])
+@pytest.mark.parametrize("kind", ["int4", "fp8_mxfp4", "fp8_matrix"])
 def test_merged_experts_are_written_anew(kind: str, write: Callable[[str], ModelConfig], tmp_path: Path) -> None:
-    config, edit = write(kind), edit_of_kind(2 if kind == "mistral4" else 3, 6, "mixed", 4, 1, "logits")
+    config, edit = write(kind), edit_of_kind(2 if kind == "fp8_matrix" else 3, 6, "mixed", 4, 1, "logits")
     found = exported(config, edit, tmp_path / "out", requantise=True)
     copied = exported(config, replace(edit, **pruned_like(edit)), tmp_path / "pruned")
     names = changed(copied, found)

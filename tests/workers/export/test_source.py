@@ -35,7 +35,7 @@ Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 Checkpoints = Callable[[str], ModelConfig]
 
-FORMATS = ("fp8", "mxfp4", "sharded", "gptq", "deepseek_v4", "mistral4")
+FORMATS = ("fp8", "mxfp4", "sharded", "gptq", "fp8_mxfp4", "fp8_matrix")
 """Shared experts, fused ones, several files, linear layers one by one, tables of the experts of token ids,
 and fused ones with a scale each; test_pruning has all formats' names."""
 
@@ -69,7 +69,7 @@ def checkpoints(
 
 def shape_of(kind: str) -> tuple[int, int]:
     """MoE layers and experts of a format's checkpoint."""
-    return (2 if kind in ("fp8", "mistral4") else 3), 6
+    return (2 if kind in ("fp8", "fp8_matrix") else 3), 6
 
 
 def weights(directory: Path) -> dict[str, bytes]:
@@ -87,7 +87,7 @@ def test_keeping_all_experts_gives_equal_files(kind: str, checkpoints: Checkpoin
             assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
     before, after = (json.loads((Path(at) / "config.json").read_text()) for at in (config.path, tmp_path / "out"))
     # The tiny DeepSeeks' configs promise a layer for multi-token prediction that its files don't have.
-    assert after == before | ({"num_nextn_predict_layers": 0} if kind in ("fp8", "deepseek_v4") else {})
+    assert after == before | ({"num_nextn_predict_layers": 0} if kind in ("fp8", "fp8_mxfp4") else {})
     assert (report.form, report.experts, report.agreement) == ("source", 6, None)
     assert report.copied == sum(len(load_file(file)) for file in Path(config.path).glob("*.safetensors"))
 
