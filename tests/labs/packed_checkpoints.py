@@ -158,7 +158,9 @@ def deepseek_v4_checkpoint(
             plain[name] = scaled(fp8_values(codes), np.ldexp(1.0, exponents.astype(np.int64) - 127), BLOCK)
         else:
             continue
-        scale = torch.from_numpy(exponents).view(torch.float8_e8m0fnu)
+        scale = torch.from_numpy(exponents)  # bytes, as some checkpoints have them
+        if ".shared_experts." not in name:
+            scale = scale.view(torch.float8_e8m0fnu)
         packed |= {name: weight, f"{name.removesuffix('weight')}scale": scale}
     settings = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "scale_fmt": "ue8m0", "expert_dtype": "fp4"}
     configs = write(model, tokenizer, folder, packed, plain, quantization_config=settings)

@@ -40,6 +40,7 @@ _EXPERTS: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts": 4}
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 24, "num_local_experts": 4, "tie_word_embeddings": True},
     "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 20, "intermediate_size": 40, "mlp_only_layers": [1]},
+    "llama4_text": {"intermediate_size": 24, "intermediate_size_mlp": 40, "num_local_experts": 4, "head_dim": 8},
     "llama": {"intermediate_size": 48},
     "qwen2": {"intermediate_size": 48},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": HIDDEN},

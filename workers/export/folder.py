@@ -65,9 +65,9 @@ def loader_of(directory: Path) -> str:
     """Return the class of `transformers` that loads an export: its own if the one for causal language models can't."""
     file = directory / "config.json"
     names = json.loads(file.read_text(encoding="utf-8")).get("architectures") if file.is_file() else None
-    (name,) = names or ("",)
-    whole = name.endswith("ForConditionalGeneration")
-    return name if whole or name in UNLISTED.values() else "AutoModelForCausalLM"
+    name: str = names[0] if names else ""
+    own = name.endswith("ForConditionalGeneration") or name in UNLISTED.values()
+    return name if own else "AutoModelForCausalLM"
 
 
 def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:

@@ -14,6 +14,7 @@ parameters. Modules of native checkpoints are counted by their methods
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -77,6 +78,10 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
     if isinstance(module, nn.Embedding):
         return ModuleUse(0, 0)
     if "down_proj" in own:
+        if kind == "Llama4TextExperts":  # every token runs all of them
+            return replace(
+                _experts(own, active_experts(config)), products=_experts(own, len(own["down_proj"])).products
+            )
         # Native checkpoints may give the experts of each layer their own number of active ones.
         return _experts(own, getattr(module, "top_k", None) or active_experts(config))
     if kind.endswith(("HyperConnection", "HyperHead")):  # a matrix for the streams of a token, side by side

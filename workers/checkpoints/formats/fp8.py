@@ -29,6 +29,9 @@ _LARGEST = 448.0
 _SCALES = ("weight_scale_inv", "scale")
 """Last names of the scales: DeepSeek-V3's, which most others have, too, and DeepSeek-V4's."""
 
+_POWERS = (torch.float8_e8m0fnu, torch.uint8)
+"""Dtypes of scales that are powers of two, the second one of their biased exponents as bytes."""
+
 _FOUR_BITS = (torch.int8, torch.uint8)
 """Dtypes of matrices with two numbers in a byte."""
 
@@ -67,9 +70,13 @@ class Fp8(Codec):
         return self._unpacked(weight, scales, dtype)
 
     def _unpacked(self, weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        if scales.dtype == torch.uint8:
+            scales = scales.view(torch.float8_e8m0fnu)
         if weight.dtype in _FOUR_BITS:
             return scaled_blocks(fp4_numbers(weight), scales, (1, MX_GROUP), dtype)
         if self._block is None:
+            if scales.numel() != 1:
+                raise ValueError(f"there are {list(scales.shape)} scales, and without weight_block_size it needs one")
             return (weight.float() * scales.float()).to(dtype)
         return scaled_blocks(weight, scales, self._block, dtype)
 
@@ -87,16 +94,17 @@ class Fp8(Codec):
             return {**like, "weight": codes.view(like["weight"].dtype), name: exponents.view(kept)}
         # A block's largest number becomes 448, or more than 224 where scales are powers of two.
         scales = blocks_largest(values.float(), self._block).reshape(like[name].shape) / _LARGEST
-        if self._powers or kept == torch.float8_e8m0fnu:
+        if self._powers or kept in _POWERS:
             scales = power_of_two(scales)
-        scales = torch.where(scales > 0, scales, 1.0).to(kept)
+        scales = torch.where(scales > 0, scales, 1.0)
+        scales = scales.to(torch.float8_e8m0fnu).view(kept) if kept in _POWERS else scales.to(kept)
         inverse = self._unpacked(torch.ones_like(values), scales, torch.float32)
         codes = (values.float() / inverse).clamp(-_LARGEST, _LARGEST).to(like["weight"].dtype)
         return {**like, "weight": codes, name: scales}
 
     def scaled(self, parts: Mapping[str, Tensor], factor: float) -> dict[str, Tensor] | None:
         name = _scales(parts)
-        if self._powers or parts[name].dtype == torch.float8_e8m0fnu:
+        if self._powers or parts[name].dtype in _POWERS:
             return None
         return multiplied(parts, name, factor)
 
