@@ -21,6 +21,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.mask import export_mask
 from moevolve.workers.export.source import SourceExport, changes_weights, export_source, plan_source
+from moevolve.workers.families.registry import only_inside
 
 _SOURCE_ALONE = ("mtp", "pad_experts", "requantise")
 """Options that only the source form has a use for."""
@@ -87,11 +88,13 @@ def _source_plan(options: ExportRequest | ApplyRequest, model: ModelConfig, edit
 
     Without a given form they are copied if an option says so, and from quantised checkpoints if nothing prevents it.
     """
+    settings = load_config(model)
     asked = options.requantise or options.mtp is not None or options.pad_experts is not None
+    asked = asked or only_inside(settings.model_type)
     if options.form == "source" or (options.form is None and asked):
         return plan_source(model, edit, options.mtp or "drop", options.pad_experts or 1)
     changed = options.form, options.device, options.dtype
-    if any(changed) or packing(model, load_config(model)) is None:
+    if any(changed) or packing(model, settings) is None:
         return None
     try:
         return None if changes_weights(edit) is not None else plan_source(model, edit)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -41,6 +41,7 @@ from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import plan_time, shortened
 from moevolve.workers.contract.facts import FileSizes
 from moevolve.workers.contract.settings import Originals
+from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
@@ -276,7 +277,8 @@ def sizes_of(config: RunConfig) -> Sizes:
     model = pinned(config.model)
     outline = outline_model(model)
     facts, quantised = outline.facts, packing(model, load_config(model)) is not None
-    files = file_sizes(model, "source" if quantised else "stock") if facts.experts else FileSizes(0, 0)
+    form: Literal["source", "stock"] = "source" if quantised or only_inside(facts.family) else "stock"
+    files = file_sizes(model, form) if facts.experts else FileSizes(0, 0)
     return Sizes(facts.experts, facts.rule, quantised, facts.unrepairable is None, files, outline.cache_bytes)
 
 

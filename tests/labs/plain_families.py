@@ -206,7 +206,7 @@ class PlainBlock(nn.Module):
             tensors = {name: tensor.t() for name, tensor in tensors.items()}
         if self.config.model_type != "gpt_oss":
             gate, up = (tensors["gate_up_proj"] @ hidden).chunk(2)
-            if self.config.model_type in ("deepseek_v4", "minimax_m3_vl_text"):
+            if self.config.model_type in ("deepseek_v4", "glm5_next_text", "minimax_m3_vl_text"):
                 limit = self.config.swiglu_limit
                 gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             if self.config.model_type == "minimax_m3_vl_text":

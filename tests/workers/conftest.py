@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from moevolve.workers.contract.edits import IdentityEdit
 from moevolve.workers.contract.settings import ModelConfig
-from moevolve.workers.families.registry import register_unlisted
+from moevolve.workers.families.registry import register_class
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
@@ -63,13 +63,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     """Return the directory of a tiny random checkpoint of a family, created once."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    register_unlisted()
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:
         if family not in made:
             directory = tmp_path_factory.mktemp(family)
             config = AutoConfig.for_model(family.split("-", maxsplit=1)[0], **(COMMON | SETTINGS[family]))
+            register_class(config)
             with torch.random.fork_rng():
                 torch.manual_seed(7)
                 model = AutoModelForCausalLM.from_config(config)

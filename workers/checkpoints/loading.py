@@ -22,7 +22,7 @@ from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.checkpoints.text_models import published_names, text_config, text_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.families.base import ExpertFamily
-from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, register_unlisted
+from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, register_class
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -180,7 +180,6 @@ def _whole_config(config: ModelConfig) -> PretrainedConfig:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    register_unlisted()
     try:
         settings = AutoConfig.from_pretrained(_source(config), **_hub_arguments(config))
     except (OSError, ValueError, KeyError) as error:
@@ -188,6 +187,7 @@ def _whole_config(config: ModelConfig) -> PretrainedConfig:
     except StrictDataclassError as error:
         said = " ".join(str(error).split())  # its first line says where, and the second one what
         raise UserError(f"model {config.path}: its config can't be read: {said}") from error
+    register_class(settings)
     if gguf_file(config) is not None and hasattr(settings, "quantization_config"):
         del settings.quantization_config  # that of the checkpoint that the file was made from
     return settings

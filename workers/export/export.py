@@ -24,6 +24,7 @@ from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.verify import record_activations, verify
 from moevolve.workers.families.decoder import decoder_layers
+from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.resident import ResidentModel
 
@@ -60,6 +61,9 @@ def export_model(
     exporter = exporter_of(edit)
     with new_checkpoint(directory, card.title) as part:
         resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
+        alone = resident.model.config.model_type
+        if only_inside(alone):
+            raise UserError(f"transformers has no class for {alone} models alone; export the individual as source")
         with resident.edited(edit):
             obstacle = exporter.obstacle(resident, underlying(edit), form)
             if form == "stock" and obstacle is not None:

@@ -111,6 +111,8 @@ DEEPSEEK = (
     _deepseek("glm4_moe", "GLM-4-MoE"),
     _deepseek("glm_moe_dsa", "GLM-5", unrepairable=_shared_choices),
     _deepseek("glm4_moe_lite", "GLM-4.7-Flash"),
+    # It also has an indexer that chooses groups of keys by their place in a row.
+    _deepseek("glm5_next_text", "GLM-5-Next", packs=False, pads_left=False, unrepairable=lambda config: STREAMS),
     # The linear attention of these passes its state from a sequence of a row to the next.
     _deepseek("kimi_linear", "Kimi-Linear", experts_field="num_experts", packs=False),
     _deepseek("bailing_hybrid", "Ling-2.5", experts_field="num_experts", packs=False),

@@ -21,13 +21,13 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 }
 """Family by model type, in the order in which messages list them."""
 
-UNLISTED = {"mistral4": "Mistral4ForCausalLM"}
-"""Causal language models that `AutoModelForCausalLM` doesn't know: class by model type; see `register_unlisted`."""
+UNLISTED: dict[str, str | None] = {"mistral4": "Mistral4ForCausalLM", "glm5_next_text": None}
+"""Causal language models that `AutoModelForCausalLM` doesn't know: class by model type; None if there is none for the
+text model alone, which a multimodal class contains."""
 
 _REASONS: dict[str, tuple[str, ...]] = {
     "transformers has no causal language model for its text part": (
         "deepseek_ocr2",
-        "glm5_next",
         "mistral_large4",
         "muse_spark",
         "step3p7",
@@ -67,15 +67,29 @@ def family_of(config: PretrainedConfig, name: str) -> ExpertFamily | DenseFamily
     return family
 
 
-def register_unlisted() -> None:
-    """Make `AutoModelForCausalLM` know the classes that `transformers` lists for other tasks only, in this process."""
+def register_class(config: PretrainedConfig) -> None:
+    """Make `AutoModelForCausalLM` know the class of a config's text model, in this process; see `UNLISTED`."""
+    model_type = config.get_text_config().model_type
+    if model_type not in UNLISTED:
+        return
     import transformers
 
-    for model_type, name in UNLISTED.items():
-        kind = transformers.CONFIG_MAPPING[model_type]
-        if kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-            # Without `exist_ok` registering classes of transformers itself does nothing.
-            transformers.AutoModelForCausalLM.register(kind, getattr(transformers, name), exist_ok=True)
+    kind, name = transformers.CONFIG_MAPPING[model_type], UNLISTED[model_type]
+    if kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    if name is None:
+        from moevolve.workers.families.causal import causal_class
+
+        found = causal_class(transformers.MODEL_MAPPING[kind])
+    else:
+        found = getattr(transformers, name)
+    # Without `exist_ok` registering a class for a config of transformers itself does nothing.
+    transformers.AutoModelForCausalLM.register(kind, found, exist_ok=True)
+
+
+def only_inside(model_type: str) -> bool:
+    """Whether a text model can be loaded by `transformers` as a part of a multimodal checkpoint only."""
+    return model_type in UNLISTED and UNLISTED[model_type] is None
 
 
 def expert_family(model_type: str) -> ExpertFamily | None:

@@ -79,13 +79,14 @@ def _use_of(module: nn.Module, config: PretrainedConfig, name: str) -> ModuleUse
         return ModuleUse(0, 0)
     if "down_proj" in own:
         if kind == "Llama4TextExperts":  # every token runs all of them
-            return replace(
-                _experts(own, active_experts(config)), products=_experts(own, len(own["down_proj"])).products
-            )
+            whole = _experts(own, len(own["down_proj"]))
+            return replace(_experts(own, active_experts(config)), products=whole.products)
         # Native checkpoints may give the experts of each layer their own number of active ones.
         return _experts(own, getattr(module, "top_k", None) or active_experts(config))
     if kind.endswith(("HyperConnection", "HyperHead")):  # a matrix for the streams of a token, side by side
         return ModuleUse(0, sum(each.numel() for each in own.values() if each.dim() == 2), children)
+    if "index_kpool_compress_gate" in own:  # of GLM-5-Next's indexer
+        return ModuleUse(0, own["index_kpool_compress_gate"].numel(), children)
     # The decay of Mamba's states, [channels, states], multiplies them number by number, and biases are added.
     if any(each.dim() > 1 for name, each in own.items() if name not in ("A_log", "position_bias")):
         raise UserError(

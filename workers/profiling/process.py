@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.capacity import free_bytes, release_freed_memory
-from moevolve.workers.families.registry import register_unlisted
+from moevolve.workers.families.registry import register_class
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
@@ -37,9 +37,9 @@ class ProfiledProcess:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         hub = {"revision": checkpoint.revision or "main", "trust_remote_code": checkpoint.trust_remote_code}
-        register_unlisted()
         try:
             config = AutoConfig.from_pretrained(checkpoint.path, **hub)
+            register_class(config)
             with torch.device("meta"):
                 # Imports the modelling code, whose memory isn't the model's.
                 AutoModelForCausalLM.from_config(config, trust_remote_code=checkpoint.trust_remote_code)
