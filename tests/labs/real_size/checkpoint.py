@@ -22,7 +22,7 @@ from real_size.published import Spec, Stored, stored_tensors
 from real_size.tokenizers import write_tokenizer
 
 _VALUES = 1_048_573  # a prime: rows of no width begin alike
-_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8}
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I8": 1, "F8_E8M0": 1, "I32": 4, "I64": 8}
 _TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
 _FP8_STD = 32.0
 _INT4_STD = 4.6
@@ -130,11 +130,13 @@ def value_bytes(dtype: str, kind: str, inputs: int) -> memoryview:
         "scales": lambda: (1 + 0.2 * normal.clamp(-3, 3)) * inputs**-0.5 / (_FP8_STD if dtype == "F32" else _INT4_STD),
         "ones": lambda: 1 + 0.05 * normal,
         "small": lambda: 0.02 * normal,
+        # Exponents for FP8 numbers of a deviation of 32.
+        "eighths": lambda: torch.full((_VALUES,), 127 - round(np.log2(_FP8_STD * inputs**0.5))),
         "packed": lambda: torch.randint(0, 256, (_VALUES * _BYTES[dtype],), generator=generator),
         # Values of 4 bits are 2.9 in the mean square: these exponents of two bring them to a weight's size.
         "exponents": lambda: (
             127 - round(np.log2(2.93 * inputs**0.5)) + torch.randint(0, 2, (_VALUES,), generator=generator)
         ),
     }[kind]()
-    made = values.to(torch.uint8 if dtype in ("U8", "I32") else _TORCH[dtype])
+    made = values.to(torch.uint8 if dtype in ("U8", "I8", "F8_E8M0", "I32") else _TORCH[dtype])
     return memoryview(made.contiguous().view(torch.uint8).numpy()).cast("B")

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 CONFIGS = Path(__file__).parents[3] / "configs" / "models"
 
 
@@ -81,6 +83,18 @@ SPECS = {
         Spec("deepseek-v2-lite", 2, dense=1, retained=32),
         # One layer of 256 experts is 11 GB in FP8 and 23 GB unpacked.
         Spec("deepseek-v3", 2, dense=1, retained=16, changes={"n_routed_experts": 32}),
+        # A layer that chooses experts by token ids and one that doesn't. 256 experts would be 3.4 GB, unpacked 12.9 GB.
+        Spec(
+            "deepseek-v4-flash",
+            2,
+            retained=16,
+            router_space="logits",
+            changes={
+                "n_routed_experts": 64,
+                "mlp_layer_types": ["hash_moe", "moe"],
+                "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+            },
+        ),
         Spec("glm-4.5-air", 2, dense=1, retained=64),
         Spec("gpt-oss-20b", 2, retained=16, router_space="logits"),
         Spec("llama-3-8b", 1),
@@ -108,7 +122,7 @@ class Stored:
         shape: there.
         dtype: as safetensors calls it.
         kind: what its numbers are: `weight` of a linear layer, `ones`, `small` ones, `packed` 4-bit pairs, `exponents`
-            or `scales` of blocks; `given` ones are `values`.
+            or `scales` of blocks, or `eighths`, exponents of blocks of FP8; `given` ones are `values`.
         inputs: numbers that a weight's outputs are sums over.
         values: the numbers themselves where these matter, as integers of 64 bits.
     """
@@ -132,6 +146,9 @@ def stored_tensors(config: dict[str, Any]) -> Iterator[Stored]:
     Names and shapes are those of the model in `transformers`, with its fused experts taken apart as on the hub; layers
     for speculative decoding are left out, which `transformers` doesn't load.
     """
+    if config["model_type"] == "deepseek_v4":
+        yield from _deepseek_v4(config)
+        return
     dtype = _DTYPES[config["dtype"]]
     quantised = config.get("quantization_config", {})
     packed = quantised.get("quant_method")
@@ -145,14 +162,43 @@ def stored_tensors(config: dict[str, Any]) -> Iterator[Stored]:
             yield from apart(tensor)
 
 
-def _model_shapes(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+def _deepseek_v4(config: dict[str, Any]) -> Iterator[Stored]:
+    """FP8 with exponents for blocks, and MXFP4 experts; names are the decoder's own, as `transformers` maps them."""
+    from moevolve.workers.checkpoints.state import SavedNames
+
+    saved = SavedNames(_model(config)).tensors.values()
+    shapes = {name: tuple(tensor.shape) for tensors in saved for name, tensor in tensors.items()}
+    for full, shape in shapes.items():
+        name = full.removeprefix("model.").replace("embed_tokens.", "embed.")
+        scale = f"{name.removesuffix('weight')}scale"
+        if ".experts." in name:
+            yield Stored(name, (shape[0], shape[1] // 2), "I8", "packed", shape[1])
+            yield Stored(scale, (shape[0], shape[1] // 32), "F8_E8M0", "exponents", shape[1])
+        elif name.endswith("tid2eid"):
+            numbers = np.random.default_rng(len(name)).random((shape[0], config["n_routed_experts"]))
+            chosen = numbers.argsort(axis=1)[:, : shape[1]]
+            yield Stored(name, shape, "I64", "given", values=tuple(chosen.flatten().tolist()))
+        elif name.endswith((".wq_a.weight", ".wq_b.weight", ".wkv.weight", ".wo_b.weight", ".w1.weight")):
+            yield Stored(name, shape, "F8_E4M3", "weight", shape[1])
+            yield Stored(scale, tuple(-(-size // _BLOCK) for size in shape), "F8_E8M0", "eighths", shape[1])
+        elif ".hc_" in name or name.startswith("hc_") or name.endswith((".ape", ".bias")):
+            yield Stored(name, shape, "F32", "small")
+        else:
+            yield _plain(name, shape, _DTYPES[config["dtype"]])
+
+
+def _model(config: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {name: value for name, value in config.items() if name not in ("model_type", "quantization_config")}
-    made = AutoConfig.for_model(config["model_type"], **settings)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(made)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings))
+
+
+def _model_shapes(config: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    model = _model(config)
+    made = model.config
     names = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
     tied = getattr(made, "tie_word_embeddings", False)
     return [(name, shape) for name, shape in names if not (tied and name == "lm_head.weight")]

@@ -37,6 +37,7 @@ FORMATS: dict[str, Spec] = {
     "mxfp4": replace(SPECS["gpt-oss-20b"], changes=_FEW),
     "int4": replace(SPECS["qwen3-30b-a3b"], layers=2, changes=_FEW | _INT4),
     "gguf": replace(SPECS["mixtral-8x7b"], changes=_FEW),
+    "fp8": replace(SPECS["deepseek-v4-flash"], changes=SPECS["deepseek-v4-flash"].changes | _FEW),
 }
 """Models by format. Mixtral's vocabulary is the published one."""
 EXPERTS_GB = 4.0
@@ -108,6 +109,8 @@ def write_run(kind: str, model: Path, task: Path, folder: Path) -> Path:
         {"kind": "prune", "evaluations": 4, "initial": 4},
         {"kind": "repair", "evaluations": 1, "initial": 1, "repair": repair},
     ]
+    if "requantise" not in verbs_of(kind) and kind != "gguf":
+        del phases[1]
     run = {
         "name": _SEARCH,
         "model": {"path": str(model), "device": "cpu", "originals": "disk"},
@@ -322,6 +325,9 @@ VERBS: dict[str, Callable[[Path, str, dict[str, Any]], str]] = {
 
 
 def verbs_of(kind: str) -> tuple[str, ...]:
-    """The verbs of a format. `transformers` reads a Mixtral in GGUF as a Llama, and K-quants aren't packed anew."""
-    left_out = ("transformers", "requantise") if kind == "gguf" else ()
+    """The verbs of a format. `transformers` reads a Mixtral in GGUF as a Llama, and K-quants aren't packed anew.
+
+    DeepSeek-V4 isn't repaired.
+    """
+    left_out = {"gguf": ("transformers", "requantise"), "fp8": ("requantise",)}.get(kind, ())
     return tuple(verb for verb in VERBS if verb not in left_out)

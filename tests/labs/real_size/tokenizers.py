@@ -74,6 +74,11 @@ _FORMS: dict[str, tuple[dict[str, int], dict[str, str], str | None]] = {
         {"bos": "<｜begin▁of▁sentence｜>", "eos": "<｜end▁of▁sentence｜>"},
         _DEEPSEEK,
     ),
+    "deepseek_v4": (
+        {"<｜begin▁of▁sentence｜>": 0, "<｜end▁of▁sentence｜>": 1},
+        {"bos": "<｜begin▁of▁sentence｜>"},
+        None,
+    ),
     "glm4_moe": (
         {
             "<|endoftext|>": 151329,

@@ -32,6 +32,7 @@ NAMES = {
     "olmoe-1b-7b": ("model.layers.0.self_attn.q_norm.weight", (2048,), "BF16"),
     "deepseek-v2-lite": ("model.layers.1.mlp.shared_experts.up_proj.weight", (2816, 2048), "BF16"),
     "deepseek-v3": ("model.layers.0.self_attn.kv_a_proj_with_mqa.weight_scale_inv", (5, 56), "F32"),
+    "deepseek-v4-flash": ("layers.0.ffn.experts.63.w2.scale", (4096, 64), "F8_E8M0"),
     "glm-4.5-air": ("model.layers.1.mlp.gate.e_score_correction_bias", (128,), "F32"),
     "gpt-oss-20b": ("model.layers.0.mlp.experts.gate_up_proj_blocks", (32, 5760, 90, 16), "U8"),
     "llama-3-8b": ("model.layers.0.mlp.gate_proj.weight", (14336, 4096), "BF16"),

@@ -51,8 +51,8 @@ def fp4_bytes(values: Tensor) -> Tensor:
 def fp4_numbers(codes: Tensor) -> Tensor:
     """Return the numbers of codes [..., half] of 8 bits, the first of two in the low bits: float32 [..., even]."""
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], device=codes.device)
-    pairs = codes.view(torch.uint8).int()
-    return numbers[torch.stack((pairs & 15, pairs >> 4), dim=-1)].flatten(-2)
+    pairs = torch.stack((numbers.repeat(16), numbers.repeat_interleave(16)), dim=1)
+    return pairs[codes.view(torch.uint8).int()].flatten(-2)
 
 
 def mxfp4_parts(values: Tensor) -> tuple[Tensor, Tensor]:
