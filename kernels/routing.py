@@ -25,7 +25,8 @@ from moevolve.kernels.products import elementwise, linear
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 
 Routed = tuple[Tensor, Tensor]
-"""Weights float32 [tokens, k] and indices of new experts int64 [tokens, k], in descending order of rank."""
+"""Weights [tokens, k], float32 unless the rule rounds them, and indices of new experts int64 [tokens, k], in descending
+order of rank."""
 
 SUM_EPS = 1e-6
 """Chosen mapped weights with at most this sum are replaced by 1/k each, in families that rescale them."""
@@ -35,11 +36,12 @@ POSITIVE_EPS = 1e-20
 
 
 def scores_of(logits: Tensor, rule: RoutingRule) -> Tensor:
-    """Compute the scores over all experts from logits [tokens, n], float32."""
+    """Compute the scores over all experts from logits [tokens, n], float32 unless the rule rounds them."""
+    values = logits if rule.rounds else logits.float()
     if rule.scores == "sigmoid":
-        return elementwise(torch.sigmoid, logits.float())
+        return elementwise(torch.sigmoid, values)
     if rule.scores == "softmax":
-        return torch.softmax(logits, dim=-1, dtype=torch.float32)
+        return torch.softmax(values, dim=-1)
     raise ValueError(f"the family chooses experts by their logits ({rule.scores}) and has no scores over all of them")
 
 
@@ -57,7 +59,7 @@ def top_k(
     """Choose the k best experts of each token and compute their routing weights.
 
     Args:
-        scores: Scores of any sign, float32 [tokens, experts].
+        scores: Scores of any sign, [tokens, experts], in the dtype that the weights are to have.
         active: Number k of experts per token, at most the number that the rule's groups allow.
         rule: Routing rule of the family.
         skip_below: Threshold of dynamic skipping, for k = 2 only; None for no skipping.
@@ -116,7 +118,7 @@ def route_mapped(
     Raises:
         ValueError: The family has no scores over all experts.
     """
-    return top_k(linear(scores_of(logits, rule), mapping), active, rule, skip_below, bias=bias, mapped=True)
+    return top_k(linear(scores_of(logits.float(), rule), mapping), active, rule, skip_below, bias=bias, mapped=True)
 
 
 def route_selected(
@@ -173,7 +175,7 @@ def route_logits(
         scores = elementwise(torch.sigmoid, logits.float())
         return top_k(scores, active, rule, skip_below, bias=bias, ranks=logits)
     if rule.scores == "sqrt_softplus_of_chosen":
-        scores = elementwise(functional.softplus, logits.float()).sqrt()
+        scores = elementwise(functional.softplus, logits if rule.rounds else logits.float()).sqrt()
         return top_k(scores, active, rule, skip_below, bias=bias, chosen=chosen)
     return top_k(scores_of(logits, rule), active, rule, skip_below, bias=bias)
 

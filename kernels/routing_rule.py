@@ -90,6 +90,8 @@ class RoutingRule:
         nearness: With `sparse_mixer`, how far a logit may lie below that of the chosen expert to count in its softmax,
             relative to the larger of its own absolute value and the chosen expert's logit.
         scales_inputs: True if weights multiply the experts' inputs instead of their outputs (Llama-4).
+        rounds: True if scores and weights have the logits' dtype, as `transformers` computes them in some families,
+            instead of float32.
     """
 
     renormalise: bool
@@ -99,6 +101,7 @@ class RoutingRule:
     corrected: bool = False
     nearness: float = 0.0
     scales_inputs: bool = False
+    rounds: bool = False
 
     @property
     def has_scores(self) -> bool:

@@ -48,7 +48,7 @@ def deepseek_v3_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
 
 def mistral4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule of Mistral 4: that of DeepSeek-V3 with a softmax and without a correction bias."""
-    return replace(deepseek_v3_rule(router, config), scores="softmax")
+    return replace(deepseek_v3_rule(router, config), scores="softmax", rounds=True)
 
 
 def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
@@ -73,7 +73,8 @@ def deepseek_v4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
         raise UserError(
             f"a deepseek_v4 model with scoring_func {config.scoring_func!r} isn't supported; sqrtsoftplus is"
         )
-    return RoutingRule(renormalise=True, scores="sqrt_softplus_of_chosen", scale=float(config.routed_scaling_factor))
+    scale = float(config.routed_scaling_factor)
+    return RoutingRule(renormalise=True, scores="sqrt_softplus_of_chosen", scale=scale, rounds=True)
 
 
 def _groups(config: PretrainedConfig, best: int) -> RoutingGroups:

@@ -54,7 +54,7 @@ def cohere2_moe_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule
     if config.num_shared_experts and config.shared_expert_combination_strategy != "sum":
         raise UserError("a cohere2_moe model that averages shared and routed experts isn't supported; only sums are")
     if config.expert_selection_fn == "sigmoid":
-        return RoutingRule(renormalise=bool(config.norm_topk_prob), scores="sigmoid")
+        return RoutingRule(renormalise=bool(config.norm_topk_prob), scores="sigmoid", rounds=True)
     # The softmax over the chosen ones is the softmax over all of them, rescaled.
     return RoutingRule(renormalise=True)
 
@@ -174,7 +174,8 @@ SOFTMAX = (
     ExpertFamily(
         "hunyuan_v1_moe",
         "Hunyuan-MoE",
-        casts_weights=True,
+        casts_weights=False,
+        float32_router=True,
         rule=hunyuan_rule,
         width_field="intermediate_size",
         weight="wg.weight",
@@ -238,7 +239,8 @@ SIGMOID = (
         "lfm2_moe",
         "LFM2-MoE",
         casts_weights=True,
-        rule=routing(scale="routed_scaling_factor", scores="sigmoid"),  # its 1e-6 on the divisor is neglected
+        # Its 1e-6 on the divisor is neglected.
+        rule=routing(scale="routed_scaling_factor", scores="sigmoid", rounds=True),
         block="feed_forward",
         correction="expert_bias",
         correction_in_block=True,

@@ -142,6 +142,19 @@ def test_facts_and_logits_are_those_of_the_equations(
         assert_close(found, stock)
 
 
+@families
+def test_in_sixteen_bits_a_pruned_checkpoint_computes_what_was_measured(
+    family: str, model_config: Configs, tokens: Tensor, tmp_path: Path
+) -> None:
+    """Bit for bit: routers choose and weight experts in the precision in which `transformers` does."""
+    config = model_config(family, dtype="bfloat16")
+    resident = ResidentModel.load(config)
+    edit = edit_of_kind(depth(family), EXPERTS, "prune", space="logits")
+    write_source(config, edit, tmp_path / "out")
+    exported = ResidentModel.load(replace(config, path=str(tmp_path / "out")))
+    assert torch.equal(logits(exported, IdentityEdit(), tokens), logits(resident, edit, tokens))
+
+
 def test_what_mixes_residual_streams_is_counted(resident: Residents) -> None:
     model: Any = resident("hy_v4").model
     streams = torch.zeros((1, 1, model.config.hc_mult, model.config.hidden_size))
