@@ -235,7 +235,7 @@ def _compare(model: Path, exported: Path, kept: list[list[int]]) -> int:
     count = 0
     for name in filter(_is_of_experts, after):
         parts = name.split(".")
-        experts = kept[int(parts[1 if parts[0] == "blk" else 2])]
+        experts = kept[int(parts[parts.index("blk" if parts[0] == "blk" else "layers") + 1])]
         if "experts" in parts and parts[parts.index("experts") + 1].isdigit():
             place = parts.index("experts") + 1
             source = ".".join([*parts[:place], str(experts[int(parts[place])]), *parts[place + 1 :]])

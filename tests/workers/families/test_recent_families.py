@@ -153,6 +153,9 @@ def test_in_sixteen_bits_a_pruned_checkpoint_computes_what_was_measured(
     write_source(config, edit, tmp_path / "out")
     exported = ResidentModel.load(replace(config, path=str(tmp_path / "out")))
     assert torch.equal(logits(exported, IdentityEdit(), tokens), logits(resident, edit, tokens))
+    if family != "glm5_next_text":
+        agreement = export_model(resident, edit, tmp_path / "stock", CARD).agreement
+        assert agreement is not None and agreement.holds
 
 
 def test_what_mixes_residual_streams_is_counted(resident: Residents) -> None:
