@@ -155,6 +155,7 @@ def tiny_model() -> Callable[..., PreTrainedModel]:
 
     def make(family: str = "mixtral", seed: int = 11, **settings: object) -> PreTrainedModel:
         config = AutoConfig.for_model(family.split("-", maxsplit=1)[0], **(COMMON | SETTINGS[family] | settings))
+        register_class(config)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config).eval()

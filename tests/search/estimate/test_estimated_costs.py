@@ -31,8 +31,8 @@ from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.outline import outline_model
 from moevolve.workers.profiling.passes import PromptMeter, SplitTokens, passes_of
 
-# Billions of parameters, all and per token, as published: announcements of Mistral AI and Qwen, DeepSeek-V2's and V3's
-# papers, OLMoE's, the model card of GPT-OSS, GLM-4.5's report. The third number says how many of the two matrices of
+# Billions of parameters, all and per token, as published: announcements of Mistral AI and Qwen, DeepSeek-V2's, V3's
+# and V4's papers, OLMoE's, the model card of GPT-OSS, GLM-4.5's report. The third number says how many of the two matrices of
 # vocabulary x hidden size, of which a token uses one row and the other whole, aren't in the second one.
 PUBLISHED = {
     "mixtral-8x7b": (46.7, 12.9, 0),
@@ -43,6 +43,7 @@ PUBLISHED = {
     "olmoe-1b-7b": (6.92, 1.3, 0),
     "deepseek-v2-lite": (15.7, 2.4, 1),
     "deepseek-v3": (671, 37, 0),
+    "deepseek-v4-flash": (284, 13, 1),
     "gpt-oss-20b": (20.91, 3.61, 1),
     "glm-4.5-air": (106, 12, 2),
 }
@@ -60,7 +61,8 @@ def test_shipped_configs_have_the_published_parameters(name: str) -> None:
     assert full.parameters / 1e9 == pytest.approx(total, rel=0.01)
     left_out = matrices * outline.vocabulary * outline.hidden
     assert (full.active_parameters - left_out) / 1e9 == pytest.approx(active, rel=0.025)
-    assert outline.weight_bytes == pytest.approx(2 * full.parameters, rel=1e-6)
+    tables = 3 * 129_280 * 6 * 8 if name == "deepseek-v4-flash" else 0  # of the experts of token ids, in three layers
+    assert outline.weight_bytes == pytest.approx(2 * full.parameters + tables, rel=1e-6)
 
 
 def test_shipped_dense_configs_have_the_published_parameters() -> None:
