@@ -32,8 +32,8 @@ from moevolve.workers.profiling.outline import outline_model
 from moevolve.workers.profiling.passes import PromptMeter, SplitTokens, passes_of
 
 # Billions of parameters, all and per token, as published: announcements of Mistral AI and Qwen, DeepSeek-V2's, V3's
-# and V4's papers, OLMoE's, the model card of GPT-OSS, GLM-4.5's report. The third number says how many of the two matrices of
-# vocabulary x hidden size, of which a token uses one row and the other whole, aren't in the second one.
+# and V4's papers, OLMoE's, the model card of GPT-OSS, GLM-4.5's report. The third number says how many of the two
+# matrices of vocabulary x hidden size, of which a token uses one row and the other whole, aren't in the second one.
 PUBLISHED = {
     "mixtral-8x7b": (46.7, 12.9, 0),
     "mixtral-8x22b": (141, 39, 0),
