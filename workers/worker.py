@@ -147,8 +147,9 @@ class EvaluationWorker:
         return replace(result, seconds=time.perf_counter() - started, saved=saved)
 
 
-_DEVICE_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")
-"""Text in the messages of device errors for which torch has no exception class."""
+_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")
+_FAULTS += ("DefaultCPUAllocator",)
+"""Text in the messages of device errors, and of the host's lack of memory, for which torch has no exception class."""
 
 
 def is_worker_fault(error: BaseException) -> bool:
@@ -159,4 +160,4 @@ def is_worker_fault(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
         return True
     message = str(error)
-    return isinstance(error, RuntimeError) and any(name in message for name in _DEVICE_FAULTS)
+    return isinstance(error, RuntimeError) and any(name in message for name in _FAULTS)

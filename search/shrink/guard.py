@@ -49,6 +49,7 @@ class Probe:
         recovery: Share of the full model's score; None where there is none.
         general: True for the set that ships.
         graded: True if answers of this task are right or wrong.
+        unscored: See `TaskCheck`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Probe:
     recovery: float | None
     general: bool = False
     graded: bool = False
+    unscored: str | None = None
 
 
 _ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int], tuple[TaskCheck, ...]])
@@ -105,7 +107,8 @@ def _held_out(subject: Subject, table: FinalTable, request: ShrinkRequest) -> It
         graded = split.metric == "accuracy"
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{section.name}@agreement", "test")
-        yield Probe(task, split.head(request.guard_prompts), _recovery(table, task), graded=graded)
+        rows, recovery, unscored = split.head(request.guard_prompts), _recovery(table, task), _unscored(table, task)
+        yield Probe(task, rows, recovery, graded=graded, unscored=unscored)
 
 
 def general_set() -> list[Probe]:
@@ -152,6 +155,7 @@ def _check(probe: Probe, before: _Measured, after: _Measured, request: ShrinkReq
         recovery=probe.recovery,
         known=not probe.general or before.texts * _KNOWN >= 1,
         graded=probe.graded,
+        unscored=probe.unscored,
     )
     return replace(found, faults=faults_of(found, request))
 
@@ -200,6 +204,12 @@ def _recovery(table: FinalTable, task: str) -> float | None:
     return best.score / full.score
 
 
+def _unscored(table: FinalTable, task: str) -> str | None:
+    """Why the winner, or the full model, has no score on `test`; None if both have one or none was asked for."""
+    scores = [entry.score(task, "test") for entry in (table.best, table.full) if entry is not None]
+    return next((score.failure for score in scores if score is not None and score.failure is not None), None)
+
+
 def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
     """What exceeds the request's limits, each as the end of a sentence that begins with the candidate."""
     if not check.known:
@@ -212,6 +222,8 @@ def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
     if check.perplexity is None or (check.perplexity > request.most_perplexity and not check.graded):
         times = "far more than" if check.perplexity is None else f"{check.perplexity:.1f} times"
         faults.append(f"has {times} the full model's perplexity, more than {request.most_perplexity:g} times")
+    if check.unscored is not None:
+        faults.append(f"can't be compared with the full model on `test`: {check.unscored}")
     if check.recovery is not None and check.recovery < request.least_recovery:
         faults.append(
             f"keeps {100 * check.recovery:.0f} % of the full model's score, less than {request.least_recovery:.0%}"

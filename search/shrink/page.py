@@ -69,6 +69,7 @@ class TaskCheck:
         known: False for a domain of the general set that the full model doesn't know itself.
         graded: True if the task's answers are right or wrong, so that `recovery` says what it lost. Its perplexity,
             which is mostly of prompts, isn't judged then.
+        unscored: Why the winner or the full model has no score on `test`; None if both have one, or none was asked for.
         faults: What exceeds the request's limits, each as the end of a sentence that begins with the candidate.
     """
 
@@ -82,6 +83,7 @@ class TaskCheck:
     recovery: float | None
     known: bool = True
     graded: bool = False
+    unscored: str | None = None
     faults: tuple[str, ...] = ()
 
     @property

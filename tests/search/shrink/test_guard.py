@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_model, without
 
+from moevolve.search.loop.final_table import Score
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink import guard
 from moevolve.search.shrink.guard import (
@@ -79,7 +80,23 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     graded = replace(GOOD, perplexity=13.5, graded=True)
     assert faults_of(graded, REQUEST) == (), "its score says what it lost, and of more rows"
     assert faults_of(replace(graded, recovery=0.4), REQUEST) and faults_of(replace(graded, perplexity=None), REQUEST)
+    (said,) = faults_of(replace(GOOD, recovery=None, unscored="out of memory"), REQUEST)
+    assert said == "can't be compared with the full model on `test`: out of memory"
     assert "| chats | 16 | 1 | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD])
+
+
+def test_a_winner_without_a_score_on_test_is_a_fault() -> None:
+    def model(failure: str | None) -> Any:
+        found = Score("chats", "test", None if failure else 0.5, failure=failure)
+        return SimpleNamespace(score=lambda task, split: found if (task, split) == ("chats", "test") else None)
+
+    def why(best: str | None, full: str | None, task: str = "chats") -> str | None:
+        table: Any = SimpleNamespace(best=model(best), full=model(full))
+        return guard._unscored(table, task)
+
+    assert why("out of memory", None) == why("out of memory", "lost") == "out of memory"
+    assert why(None, "lost") == "lost" and why(None, None) is None
+    assert why("out of memory", None, "texts") is None, "a task that isn't scored on test"
 
 
 def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
