@@ -147,8 +147,8 @@ class EvaluationWorker:
         return replace(result, seconds=time.perf_counter() - started, saved=saved)
 
 
-_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")
-_FAULTS += ("DefaultCPUAllocator",)
+_HOST_MEMORY = "DefaultCPUAllocator"
+_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert", _HOST_MEMORY)
 """Text in the messages of device errors, and of the host's lack of memory, for which torch has no exception class."""
 
 
