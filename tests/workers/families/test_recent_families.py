@@ -38,6 +38,7 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig, Shortc
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.export.export import export_model
+from moevolve.workers.export.folder import loader_of
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
@@ -156,6 +157,7 @@ def test_in_sixteen_bits_a_pruned_checkpoint_computes_what_was_measured(
     if family != "glm5_next_text":
         agreement = export_model(resident, edit, tmp_path / "stock", CARD).agreement
         assert agreement is not None and agreement.holds
+        assert loader_of(tmp_path / "stock") == ("Mistral4" if family == "mistral4" else "AutoModel") + "ForCausalLM"
 
 
 def test_what_mixes_residual_streams_is_counted(resident: Residents) -> None:
@@ -390,6 +392,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
     # `transformers` writes Qwen's number of experts under another name than published configs have.
     assert text.get(WRAPPERS[model_type][2], text.get("num_local_experts")) == 4
     assert not text.get("mtp_num_hidden_layers")
+    assert loader_of(tmp_path / "pruned") == type(whole).__name__
     pruned = type(whole).from_pretrained(tmp_path / "pruned").eval()
     assert_close(seen(pruned), pruned_logits)
     before = {name: each for name, each in whole.state_dict().items() if "vis" in name}
