@@ -166,8 +166,8 @@ class ApplyRequest(Request["ExportReport"]):
 
     recipe: Annotated[str | Path, about("File of the recipe."), Flag(metavar="RECIPE", kind=Path)]
     model: Annotated[str, about("The model: a folder, a GGUF file or a hub id."), Flag(metavar="MODEL")]
+    directory: Annotated[str | Path, about("New folder of the checkpoint."), Flag(metavar="DIR", kind=Path)]
     _: KW_ONLY
-    directory: Annotated[str | Path, about("New folder of the checkpoint."), Flag("--output -o", "DIR", Path)]
     data: Annotated[
         str | Path | None,
         about("The file of token sequences, if the recipe doesn't have them."),

@@ -112,7 +112,7 @@ def test_token_sequences_can_be_in_a_file_of_their_own(
     assert done.returncode == 0 and "rows.json" in done.stdout, done.stderr
     assert in_process(*command, cwd=tmp_path).returncode == 2, "files aren't overwritten"
     assert json.loads((tmp_path / "recipe.json").read_text())["rows"]["content"] is None
-    apply = ("apply", "recipe.json", elsewhere, "-o", "out")
+    apply = ("apply", "recipe.json", elsewhere, "out")
     done = in_process(*apply, cwd=tmp_path)
     assert done.returncode == 2 and "give their file with --data" in done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
