@@ -17,6 +17,8 @@ not its saving.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -178,6 +180,14 @@ def route_logits(
         scores = elementwise(functional.softplus, logits if rule.rounds else logits.float()).sqrt()
         return top_k(scores, active, rule, skip_below, bias=bias, chosen=chosen)
     return top_k(scores_of(logits, rule), active, rule, skip_below, bias=bias)
+
+
+def kept_places(kept: Sequence[int], experts: int) -> Tensor:
+    """Return the `places` of `choose_kept`: where each of n original experts is in `kept` first, or -1, int64 [n]."""
+    places = torch.full((experts,), -1)
+    for place, expert in reversed([*enumerate(kept)]):
+        places[expert] = place
+    return places
 
 
 def choose_kept(chosen: Tensor, places: Tensor, retained: int, active: int) -> Tensor:

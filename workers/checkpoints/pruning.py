@@ -66,11 +66,9 @@ class TableChange:
             )
         import torch
 
-        from moevolve.kernels.routing import choose_kept
+        from moevolve.kernels.routing import choose_kept, kept_places
 
-        places = torch.full((self.experts,), -1)
-        for place, expert in reversed([*enumerate(self.kept)]):
-            places[expert] = place
+        places = kept_places(self.kept, self.experts)
         table = torch.from_numpy(np.frombuffer(data, kind).reshape(source.shape).astype(np.int64))
         return choose_kept(table, places, len(self.kept), self.active).numpy().astype(kind).tobytes()
 

@@ -50,7 +50,7 @@ class StoredExperts:
         self._names = SavedNames(model)
         self._layers, self._experts = layers_prefix(model), experts_prefix(model)
         # `transformers` also loads checkpoints of the decoder alone, as DeepSeek-V4's names are.
-        stem = layers_prefix(model).removesuffix("layers.")
+        stem = self._layers.removesuffix("layers.")
         self._left_out = "" if any(name.startswith(stem) for name in tensors) else stem
         self._whole: tuple[int, dict[str, Tensor]] | None = None
         self._pieces: dict[tuple[int, str], list[_Piece]] = {}

@@ -20,7 +20,7 @@ from moevolve.workers.engine.columns import Columns, Layout, Masks, Step
 from moevolve.workers.engine.packed_attention import packed, packs
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.families.decoder import decoder_layers, skipped
-from moevolve.workers.families.registry import FAMILIES
+from moevolve.workers.families.registry import pads_left
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,8 +67,7 @@ class Forward:
         packable = packs(model, layers)
         self._steps = Masks() if packable and self.device.type == "cpu" else None
         self.rewinds = self._steps is not None or all(type(layer) is DynamicLayer for layer in layers)
-        family = FAMILIES.get(model.config.model_type)
-        self.pads_left = family is None or family.pads_left
+        self.pads_left = pads_left(model.config.model_type)
         layout: Layout = "padded" if not packable else "packed" if prefixes else "unshared"
         self.batcher = Batcher(layout, batch_tokens, self.device)
 

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from moevolve.workers.engine.columns import Attention, AttentionPart, Step
+from moevolve.workers.families.registry import pads_left
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,9 +40,10 @@ def packs(model: PreTrainedModel, layers: Sequence[Any]) -> bool:
     """Return whether a model's attention can run between packed columns.
 
     The model must look up its attention in the registry, as `sdpa` or `eager` (flash attention has another layout), and
-    nothing else in it may pass information between tokens, as `layers` of an empty KV cache for the model show.
+    nothing else in it may pass information between tokens, as `layers` of an empty KV cache for the model show. Nor may
+    it depend on a token's place in a row.
     """
-    if getattr(model.config, "attention_chunk_size", None):  # Llama-4's masks keep chunks of a sequence apart
+    if not pads_left(model.config.model_type):
         return False
     kinds = {config._attn_implementation for config in _configs(model)}
     if len(kinds) != 1 or not kinds <= set(KINDS) or not getattr(model, "_supports_attention_backend", False):

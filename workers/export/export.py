@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.loading import load_tokenizer
+from moevolve.workers.checkpoints.loading import load_config, load_tokenizer
 from moevolve.workers.checkpoints.shards import ShardWriter
 from moevolve.workers.checkpoints.state import SavedNames, frame_state, layers_prefix
 from moevolve.workers.contract.card import CardFacts, CheckpointForm, ExportCard, ExportReport
@@ -60,10 +60,10 @@ def export_model(
     """
     exporter = exporter_of(edit)
     with new_checkpoint(directory, card.title) as part:
-        resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
-        alone = resident.model.config.model_type
+        alone = (load_config(model) if isinstance(model, ModelConfig) else model.model.config).model_type
         if only_inside(alone):
             raise UserError(f"transformers has no class for {alone} models alone; export the individual as source")
+        resident = ResidentModel.load(model) if isinstance(model, ModelConfig) else model
         with resident.edited(edit):
             obstacle = exporter.obstacle(resident, underlying(edit), form)
             if form == "stock" and obstacle is not None:

@@ -92,6 +92,12 @@ def only_inside(model_type: str) -> bool:
     return model_type in UNLISTED and UNLISTED[model_type] is None
 
 
+def pads_left(model_type: str) -> bool:
+    """Whether tokens may follow padding in a model; see `Family.pads_left`."""
+    family = FAMILIES.get(model_type)
+    return family is None or family.pads_left
+
+
 def expert_family(model_type: str) -> ExpertFamily | None:
     """Return the family of a model type; None if it isn't a supported mixture of experts."""
     family = FAMILIES.get(model_type)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.evaluators.errors import UserError
-from moevolve.kernels.routing import choose_kept, route_selected
+from moevolve.kernels.routing import choose_kept, kept_places, route_selected
 from moevolve.workers.contract.edits import Calibration, Tokens
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.methods import Resident
@@ -351,8 +351,7 @@ class SubsetSample:
         recipe, bias, table = self._recipe, self._layer.correction_bias, self._layer.table
         selected, fixed = torch.tensor(kept, device=self._logits.device), None
         if table is not None:
-            places = torch.full((self.count,), -1, device=selected.device)
-            places[selected] = torch.arange(len(kept), device=selected.device)
+            places = kept_places(kept, self.count).to(selected.device)
             # In order of weight, not of the table: that order only decides which of a token's experts count twice.
             fixed = choose_kept(self._weights.topk(table.shape[1]).indices, places, len(kept), recipe.active)
         weights, chosen = route_selected(
