@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from waiting import PATIENT_S
+from waiting import until
 
 MOEVOLVE = str(Path(sys.executable).with_name("moevolve"))
 PRELOADED = [
@@ -134,8 +134,4 @@ def count(database: Path) -> int:
 
 def wait_for(database: Path, goal: int, process: Driver) -> None:
     """Until so many individuals are evaluated."""
-    deadline = time.monotonic() + PATIENT_S
-    while count(database) < goal:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "the search makes no progress"
-        time.sleep(0.02)
+    until(lambda: count(database) >= goal, process, lambda: "the search makes no progress")

@@ -19,7 +19,7 @@ import ray
 from disturbed_lab import local_pool
 from killing import Forked, count, wait_for
 from light_workers import LightWorker
-from waiting import PATIENT_S
+from waiting import PATIENT_S, until
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
@@ -49,14 +49,6 @@ def uninterrupted(tiny: Any, tmp_path_factory: pytest.TempPathFactory, snapshot:
         register(setup, store)
         execute(setup, store, Observer(), local_pool)
     return snapshot(folder / "moevolve.db", "calm")
-
-
-def until(true: Any, driver: Forked) -> None:
-    deadline = time.monotonic() + PATIENT_S
-    while not true():
-        assert driver.poll() is None, driver.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def put_to_sleep(driver: Forked, database: Path) -> None:
@@ -90,10 +82,7 @@ def test_a_driver_that_slept_past_its_lease_writes_nothing(
     assert left_at < TOTAL
     with Store.open(f"sqlite:///{database}") as store:
         control = store.control(store.search("calm").id)
-        deadline = time.monotonic() + PATIENT_S
-        while store.control(store.search("calm").id).alive:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not store.control(store.search("calm").id).alive)
         assert control.epoch == 1
         execute(set_up_stored(store, "calm"), store, Observer(), local_pool)
         bytes_then = snapshot(database, "calm"), store.search("calm")

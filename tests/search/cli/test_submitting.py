@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from killing import Forked, count
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray.job_submission import JobSubmissionClient
 from ray_nodes import free_ports, own_nodes
-from waiting import PATIENT_S
+from waiting import PATIENT_S, until
 
 import moevolve
 from moevolve.store.repository import Store
@@ -93,18 +92,15 @@ def test_a_search_is_sent_and_stopped_by_ray_and_goes_on_here(
     described = str(client.get_job_info(job))
     assert database.name not in described and str(tiny.folder) not in described
 
-    def until(true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENT_S
-        while not true():
-            assert time.monotonic() < deadline, client.get_job_logs(job)
-            time.sleep(0.1)
+    def logs() -> str:
+        return client.get_job_logs(job)
 
-    until(lambda: count(database) > 0 or client.get_job_status(job) not in ("PENDING", "RUNNING"))
+    until(lambda: count(database) > 0 or client.get_job_status(job) not in ("PENDING", "RUNNING"), why=logs)
     client.stop_job(job)
     with Store.open(store) as opened:
-        until(lambda: opened.search("calm").status != "running")
+        until(lambda: opened.search("calm").status != "running", why=logs)
         assert opened.search("calm").status == "interrupted", client.get_job_logs(job)
-    until(lambda: client.get_job_status(job) == "STOPPED")
+    until(lambda: client.get_job_status(job) == "STOPPED", why=logs)
     assert 0 < count(database) < 24, "it was stopped on its way"
     followed = in_process("logs", "calm", "--cluster", url, "--follow")
     assert "moevolve resume calm" in followed.stdout and "Traceback" not in followed.stdout

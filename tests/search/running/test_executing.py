@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from disturbed_lab import CheapWorker, local_pool, setup_of
 from store_samples import locked
+from waiting import until
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
@@ -113,5 +114,8 @@ def test_ctrl_c_ends_a_search_whose_store_is_locked(
 
         with pytest.raises(KeyboardInterrupt):
             execute(setup, store, Observer(), lambda _: LocalPool(partial(Locking, seconds=0.0), setup.all_prepared))
+    # A renewal that waited for the file, too, may come after the interruption.
+    until(lambda: all(thread.name != "lease of id-lab" for thread in threading.enumerate()))
+    until(lambda: not store.control("id-lab").alive)
     run(setup, store)
     assert store.search("lab").status == "finished"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 from store_samples import locked, search
-from waiting import PATIENT_S
+from waiting import PATIENT_S, until
 
 from moevolve.search.running.lease_heartbeat import LeaseHeartbeat, brief_lease
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
@@ -33,13 +33,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moevolve.search.running.lease_heartbeat._BEAT_S", 0.1)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 LEASE_S = PATIENT_S

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from store_samples import search
-from waiting import PATIENT_S
+from waiting import PATIENT_S, until
 
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.shares import Node
@@ -95,10 +95,7 @@ def test_those_of_another_cluster_are_left_alone(drivers: Drivers, store: Store)
     drivers.come_to(a=3)
     drivers.cluster = "there"
     with LeaseHeartbeat(store, "b", LEASE_S, 5, lambda: ResourceRequest("elsewhere", 4, 4, 1, 0)):
-        deadline = time.monotonic() + PATIENT_S
-        while "b" not in (seen := drivers.driving["a"].running_searches or {}) or seen["b"].claim is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: "b" in (seen := drivers.driving["a"].running_searches or {}) and seen["b"].claim is not None)
         drivers.come_to(a=3)
     assert store.control("b").claim is None, "what a driver says ends with it"
 

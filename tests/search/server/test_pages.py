@@ -7,8 +7,7 @@ import io
 import json
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -19,7 +18,7 @@ from page_checks import check, page_of
 from search_lab import reranked_search
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
-from waiting import PATIENT_S
+from waiting import until
 
 from moevolve.search.genomes.contract.outline import ranges
 from moevolve.search.loop.scores import interval
@@ -145,13 +144,6 @@ def test_answers_are_shown_row_by_row_and_generated_on_request(
         assert all(answer["text"] and answer["text"] in generated for answer in row["answers"])
     assert "Answers, row by row" in page_of(client, "/individuals/eep:20").text
     assert "No outcomes are stored" in page_of(client, "/individuals/evil:0/answers").text
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_searches_are_filtered_sorted_labelled_and_saved(client: TestClient, store: Store) -> None:

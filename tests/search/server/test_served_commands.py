@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import yaml
 from killing import MOEVOLVE, Forked, count
 from served_here import served_here
 from server_tokens import READ, WRITE
-from waiting import PATIENT_S
+from waiting import PATIENT_S, until
 
 import moevolve as api
 from moevolve.search.server.connections import BACKLOG
@@ -139,11 +138,3 @@ def test_a_search_is_launched_watched_stopped_and_resumed_from_elsewhere(
         assert json.loads(resumed.stdout)["winner"].startswith("calm:") and count(database) == 24
         other = in_process("launch", "small", "--set", "seed=9")
         assert other.returncode == 2 and "search calm has other settings" in other.stderr
-
-
-def until(true: Any, process: Forked | None = None) -> None:
-    deadline = time.monotonic() + PATIENT_S
-    while not true():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

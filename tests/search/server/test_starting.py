@@ -6,7 +6,7 @@ import getpass
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from server_tokens import WRITE, write_runs
 from starlette.testclient import TestClient
 from store_samples import search, split
-from waiting import PATIENT_S
+from waiting import until
 
 from moevolve.search.server.app import make_app
 from moevolve.search.server.settings import ServerSettings
@@ -52,13 +52,6 @@ def client(served: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for job in served.get("/api/launches").json():
         served.post(f"/api/searches/{job['name']}/stop")
     until(lambda: not any(job["running"] for job in served.get("/api/launches").json()))
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def job_of(client: TestClient, name: str) -> Any:
