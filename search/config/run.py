@@ -27,7 +27,7 @@ class TaskSection(Section):
     Attributes:
         name: Name of a packaged task or path of a task file, optionally followed by `@` and a fitness kind. The prefix
             `lm_eval:` selects a task of lm-evaluation-harness.
-        weight: Weight of the task in the fitness.
+        weight: Weight of the task in the fitness, a mean.
         counts: Numbers of examples per split that replace the task file's.
     """
 
@@ -171,6 +171,8 @@ class RunConfig(Section):
     Attributes:
         seed: Seed of all of the search's randomness.
         tasks: Tasks whose scores make up the fitness; empty for imported individuals.
+        over_tasks: What the fitness of several tasks is: the weighted mean of their scores (`mean`), or the smallest
+            share of the unedited model's score that is left on any of them (`worst`).
         strategy: Strategy of the phases that don't name their own.
         phases: Phases of the search, in order; empty for imported individuals.
         window: Most individuals that may be under evaluation at once.
@@ -188,6 +190,7 @@ class RunConfig(Section):
     engine: EngineConfig = EngineConfig()
     seed: int = Field(0, ge=0, lt=2**63)
     tasks: tuple[TaskSection, ...]
+    over_tasks: Literal["mean", "worst"] = "mean"
     strategy: StrategySection = EvolutionSection()
     phases: tuple[Phase, ...]
     window: int = Field(8, ge=1, le=100_000)
@@ -250,6 +253,9 @@ class RunConfig(Section):
                 raise ValueError(f"final.held_out: {name} is one of `tasks`, so its search split isn't held out")
         if self.final.held_out and not self.final.test:
             raise ValueError("final.held_out: tasks are scored on `test`; set final.test: true")
+        weighted = next((task.name for task in self.tasks if task.weight != 1), None)
+        if weighted is not None and self.over_tasks == "worst":
+            raise ValueError(f"over_tasks: `worst` has no weights, and {weighted} has one; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -193,7 +193,10 @@ class Scorer:
 
     def ranked(self, rows: Sequence[IndividualRecord], split: Split) -> list[IndividualRecord] | None:
         """The individuals that didn't fail on a split, best first; None if one of them isn't evaluated there."""
-        found = self.find([row.phenotype_hash for row in rows])
+        found = self.find([FULL_MODEL, *(row.phenotype_hash for row in rows)])
+        whole = [found[key] for task in self.tasks if (key := (FULL_MODEL, task, split)) in found]
+        if self._config.over_tasks == "worst" and len(whole) < len(self.tasks):
+            return None
         keys: dict[int, tuple[float, float, int]] = {}
         for row in rows:
             here = [found.get((row.phenotype_hash, task, split)) for task in self.tasks]
@@ -202,7 +205,7 @@ class Scorer:
                 continue
             if not records or len(records) < len(here):
                 return None
-            score, tie_break = ranking_of(self._config, self._weights, records)
+            score, tie_break = ranking_of(self._config, self._weights, records, whole)
             keys[row.index] = (-score, -tie_break, row.index)
         return sorted((row for row in rows if row.index in keys), key=lambda row: keys[row.index])
 
@@ -276,9 +279,9 @@ def build_final_table(
 def winner_of(store: StoreReader, search: SearchRecord, config: RunConfig) -> tuple[IndividualRecord | None, bool]:
     """The individual that wins the search, and whether scores on `dev` picked it.
 
-    The `final.rerank` best by fitness are ranked again by their weighted mean on `dev` without penalties, ties by the
-    configuration's `tie_break`, then by index; those that failed there are left out. Without reranking, or if some
-    aren't evaluated on `dev` yet or all failed there, the best by fitness wins.
+    The `final.rerank` best by fitness are ranked again by their scores on `dev` without penalties, as `over_tasks` and
+    `tie_break` say, then by index; those that failed there are left out. Without reranking, or if some aren't evaluated
+    on `dev` yet or all failed there, the best by fitness wins.
     """
     rerank = config.final.rerank
     leaders = store.best_of_search(search.id, max(1, rerank))
@@ -344,7 +347,8 @@ def evaluate_final_table(setup: SearchSetup, store: StoreReader, cache: Evaluati
     final = setup.config.final
     leaders = store.best_of_search(setup.search_id, max(1, final.rerank))
     if final.rerank:
-        cache.settle([request(row, "dev") for row in leaders])
+        whole = [setup.request(None, setup.splits("dev"))] if setup.config.over_tasks == "worst" else []
+        cache.settle(whole + [request(row, "dev") for row in leaders])
     search, history = store.search(setup.search_id), store.history(setup.search_id)
     winner, _ = winner_of(store, search, setup.config)
     # Only leaders are scored on dev: another individual could outrank the winner in listings.

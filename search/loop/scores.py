@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.metrics import confidence_interval, weighted_mean
+from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, SearchRecord
@@ -17,24 +19,35 @@ FULL = "full"
 
 
 def ranking_of(
-    config: RunConfig, weights: Sequence[float], evaluations: Sequence[EvaluationRecord]
+    config: RunConfig,
+    weights: Sequence[float],
+    evaluations: Sequence[EvaluationRecord],
+    full: Sequence[EvaluationRecord],
 ) -> tuple[float, float]:
-    """Return a candidate's score, and its tie-break by the configuration's criterion: 0 with `index`.
+    """Return a candidate's score over all tasks, and its tie-break by the configuration's criterion: 0 with `index`.
 
     Args:
-        config: The search's configuration.
+        config: The search's configuration, whose `over_tasks` says what the score is.
         weights: Weights of the tasks.
         evaluations: The candidate's evaluations on one split, one per task.
+        full: The unedited model's on the same split; only needed for `over_tasks: worst`.
+
+    Raises:
+        UserError: The unedited model's score on a task is 0, so that no share of it can be left.
     """
-    score, gold_logprob = weighted_means(evaluations, weights)
-    return score, gold_logprob if config.tie_break == "gold_logprob" else 0.0
-
-
-def weighted_means(evaluations: Sequence[EvaluationRecord], weights: Sequence[float]) -> tuple[float, float]:
-    """Weighted means of score and gold log-probability over tasks, in the order of the weights."""
     scores = [record.score or 0.0 for record in evaluations]
     gold_logprobs = [record.gold_logprob or 0.0 for record in evaluations]
-    return weighted_mean(scores, weights), weighted_mean(gold_logprobs, weights)
+    if config.over_tasks == "worst":
+        zero = next((record.task for record in full if not record.score), None)
+        if zero is not None:
+            raise UserError(
+                f"over_tasks: the unedited model scores 0 on {zero}, so no share of it can be left; leave that "
+                "task out, or set over_tasks: mean"
+            )
+        score = min(score / (record.score or 1.0) for score, record in zip(scores, full, strict=True))
+    else:
+        score = weighted_mean(scores, weights)
+    return score, weighted_mean(gold_logprobs, weights) if config.tie_break == "gold_logprob" else 0.0
 
 
 def outcomes_of(record: EvaluationRecord) -> NDArray[np.float64]:
@@ -55,11 +68,15 @@ def with_outcomes(store: StoreReader, record: EvaluationRecord) -> EvaluationRec
 
 
 def full_fitness(store: StoreReader, search: SearchRecord) -> float | None:
-    """Fitness of a search's unedited model; None if it isn't evaluated yet."""
+    """Fitness of a search's unedited model; None if it isn't evaluated yet, or another version stored the search."""
     tasks = [task for task in store.search_tasks(search.id) if task.split == "search"]
     wanted = [task.task_fingerprint for task in tasks]
     records = store.evaluations(FULL_MODEL, search.model_fingerprint, search.engine_fingerprint, wanted)
     found = {record.task_fingerprint: record for record in records}
     if not tasks or any(fingerprint not in found for fingerprint in wanted):
         return None
-    return weighted_means([found[fingerprint] for fingerprint in wanted], [task.weight for task in tasks])[0]
+    records = [found[fingerprint] for fingerprint in wanted]
+    try:
+        return ranking_of(parse_stored_config(search.config), [task.weight for task in tasks], records, records)[0]
+    except UserError:
+        return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from moevolve.search.strategies.base import RankKey, rank_key
 from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, IndividualRecord, Progress
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, Progress
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ class SearchLoop:
         self._taken: set[str] = set()
         self._best: RankKey | None = None
         self._full: float | None = None
+        self._full_evaluations: Sequence[EvaluationRecord] = ()
+        self._early: list[Settled] = []
         self._failed = self._reused = self._evaluated = 0
         self._unsaved: list[IndividualRecord] = []
         self._splits = setup.splits("search")
@@ -191,13 +193,23 @@ class SearchLoop:
                 if item.failure is not None:
                     path = self._setup.config.model.path
                     raise UserError(f"model.path {path}: the unedited model can't be evaluated: {item.failure}")
-                self._full, _ = ranking_of(self._setup.config, self._setup.weights, item.evaluations)
+                self._full_evaluations = item.evaluations
+                self._full, _ = self._ranking(item)
+                early, self._early = self._early, []
+                self._take(early)
+            elif self._full is None:
+                self._early.append(item)  # a fitness may be a share of the unedited model's score
+                continue
             waiting = self._waiting.pop(phenotype, [])
             self._evaluated += not item.reused
             # Several individuals may wait for one evaluation, which is counted for one of them.
             self._reused += len(waiting) if item.reused else max(0, len(waiting) - 1)
             for index in waiting:
                 self._settle(index, item)
+
+    def _ranking(self, item: Settled) -> tuple[float, float]:
+        setup = self._setup
+        return ranking_of(setup.config, setup.weights, item.evaluations, self._full_evaluations)
 
     def _settle(self, index: int, item: Settled) -> None:
         """Complete one individual with the outcome of its phenotype."""
@@ -206,7 +218,7 @@ class SearchLoop:
             decided = replace(record, status="failed", failure=item.failure, failure_kind=item.failure_kind)
             log.info("individual %d failed: %s", index, item.failure, extra={"individual": index})
         else:
-            score, tie_break = ranking_of(self._setup.config, self._setup.weights, item.evaluations)
+            score, tie_break = self._ranking(item)
             decided = replace(record, status="ok", fitness=score - penalty, tie_break=tie_break)
             log.info("individual %d: %.4f", index, score - penalty, extra={"individual": index})
         self._unsaved.append(decided)

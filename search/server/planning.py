@@ -31,7 +31,18 @@ from moevolve.store.records import SearchRecord
 T = TypeVar("T")
 
 LAUNCH_SETTINGS = (
-    *("seed", "window", "preset", "genome", "phases", "strategy", "tie_break", "final.rerank", "final.test"),
+    *(
+        "seed",
+        "window",
+        "preset",
+        "genome",
+        "phases",
+        "strategy",
+        "over_tasks",
+        "tie_break",
+        "final.rerank",
+        "final.test",
+    ),
     *("final.random_baselines", "workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
     *("workers.min", "workers.max", "workers.priority"),
 )

@@ -59,6 +59,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe"),
     ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad, surrogate"),
     ({"tasks": ["rte", "rte"]}, "tasks: a task is named twice in rte, rte"),
+    (
+        {"tasks": ["boolq", {"name": "rte", "weight": 2}], "over_tasks": "worst"},
+        "over_tasks: `worst` has no weights, and rte has one",
+    ),
     ({"phases": [{"kind": "prune", "evaluations": 3}]}, "phases.0: initial 31 is more than evaluations 3"),
     ({"phases": [{"kind": "merge", "evaluations": 3, "row_rate": 0.1}]}, "phases.0.row_rate: unknown key"),
     ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),

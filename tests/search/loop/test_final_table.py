@@ -28,6 +28,7 @@ from moevolve.search.compare.rows import comparison_rows
 from moevolve.search.compare.run import run_comparison
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score
+from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.report.contents import gather
 from moevolve.search.running import launch as service
@@ -141,6 +142,29 @@ def test_ties_on_dev_are_broken_as_the_configuration_says(store: Store, rule: st
     assert reported(store).winner == ended.winner
     assert same(ended, reported(store))
     assert {score.task for one in ended.entries for score in one.scores} == set(tasks)
+
+
+def test_dev_picks_the_one_whose_worst_task_keeps_most_of_the_full_models_score(store: Store) -> None:
+    tasks = ["one", "two"]
+    whole = {"one": 16, "two": 5}
+
+    def sheet(edit: Edit, split: PreparedSplit) -> tuple[int, float]:
+        right = whole[split.task]
+        return (right if isinstance(edit, IdentityEdit) else mark(edit, split.task + split.split) % (right + 1)), -1.0
+
+    settings = config(over_tasks="worst", tasks=[{"name": name} for name in tasks], final={"rerank": 12})
+    ended = launch(store, settings, sheet)
+    assert full_fitness(store, store.search("lab")) == 1
+    found = edits(store, settings)
+    leaders = {row.index: found[row.index] for row in store.best_of_search("lab-1", 12)}
+
+    def worst(index: int) -> tuple[float, int]:
+        edit = leaders[index]
+        return min(sheet(edit, prepared(task, "dev"))[0] / whole[task] for task in tasks), -index
+
+    assert ended.winner == f"lab:{max(leaders, key=worst)}" and ended.reranked and same(ended, reported(store))
+    means = {index: sum(sheet(edit, prepared(task, "dev"))[0] for task in tasks) for index, edit in leaders.items()}
+    assert means[int(ended.winner.partition(":")[2])] < max(means.values()), "it isn't the best by the mean"
 
 
 def graded(edit: Edit, split: PreparedSplit) -> tuple[int, float]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scripted_pool import ScriptedPool, Stopped
 from search_lab import UnrulyPool, drive, make_lab_setup, population, repeated, run_config, scored, smooth, start
 from store_samples import evaluation
@@ -20,11 +21,11 @@ from moevolve.search.config.files import presets
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop import search_loop
 from moevolve.search.loop.evaluation_cache import EvaluationCache
-from moevolve.search.loop.scores import weighted_means
+from moevolve.search.loop.scores import ranking_of
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.store.errors import StoreError
-from moevolve.store.records import Progress
+from moevolve.store.records import FULL_MODEL, Progress
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -266,4 +267,36 @@ def test_pace_is_measured_from_the_first_evaluation_on(store: Store, monkeypatch
 
 def test_fitness_and_tie_break_are_weighted_means_over_tasks() -> None:
     records = [replace(evaluation(0, score, "one"), gold_logprob=gold) for score, gold in ((0.5, -1.0), (0.8, -4.0))]
-    assert weighted_means(records, (2.0, 1.0)) == pytest.approx((0.6, -2.0))
+    assert ranking_of(run_config(), (2.0, 1.0), records, ()) == pytest.approx((0.6, -2.0))
+    assert ranking_of(run_config(tie_break="index"), (2.0, 1.0), records, ()) == pytest.approx((0.6, 0.0))
+
+
+WORST = {"tasks": [{"name": "one"}, {"name": "two"}, {"name": "three"}], "over_tasks": "worst"}
+
+
+def test_the_fitness_may_be_the_worst_share_of_the_full_models_score(store: Store) -> None:
+    config = run_config(**WORST)
+    setup = start(store, config)
+    # The full model is scored last, so all candidates of a window wait for its score.
+    late = ScriptedPool(scored(smooth), lambda waiting: waiting[1:] or waiting)
+    reports = drive(store, setup, late)
+    assert reports[-1].full == 1.0
+    tasks = [task.task_fingerprint for task in store.search_tasks("lab-1")]
+
+    def scores(phenotype: str) -> NDArray[np.float64]:
+        found = store.evaluations(phenotype, setup.facts.fingerprint, "engine", tasks)
+        return np.array([one.score for one in sorted(found, key=lambda one: one.task)], float)
+
+    compared = 0
+    for row in store.history("lab-1"):
+        if row.status == "ok":
+            shares = scores(row.phenotype_hash) / scores(FULL_MODEL)
+            assert len(set(shares)) == 3 and row.fitness == shares.min()
+            compared += 1
+    assert compared > 40
+
+
+def test_no_share_is_left_of_a_full_model_that_gets_nothing_right(store: Store) -> None:
+    pool = ScriptedPool(scored(lambda edit: (0.0, -1.0) if isinstance(edit, IdentityEdit) else smooth(edit)))
+    with pytest.raises(UserError, match="over_tasks: the unedited model scores 0 on one, "):
+        drive(store, start(store, run_config(**WORST)), pool)
