@@ -156,6 +156,20 @@ GLM_NEXT = MLA | {
     "hc_mult": 2,
     "swiglu_limit": 0.7,
 }
+STEP: dict[str, Any] = {
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "share_expert_dim": 24,
+    "n_routed_experts": 6,
+    "head_dim": 8,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 4,
+    "num_sliding_attention_heads": 2,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "moe_router_scaling_factor": 1.5,
+    "swiglu_limits": [0.0, 0.0, 0.7],
+    "swiglu_limits_shared": [0.0, 0.5, 0.0],
+}
 LLAMA4: dict[str, Any] = {
     "intermediate_size": 24,
     "intermediate_size_mlp": 40,
@@ -322,6 +336,7 @@ RECENT: dict[str, dict[str, Any]] = {
     "minimax_m3_vl_text": MINIMAX_M3,
     "llama4_text": LLAMA4,
     "glm5_next_text": GLM_NEXT,
+    "step3p5": STEP,
     "mistral4": DEEPSEEK_V3 | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
     "nemotron_h": NEMOTRON,
     "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 16},

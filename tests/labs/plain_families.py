@@ -209,6 +209,10 @@ class PlainBlock(nn.Module):
             if self.config.model_type in ("deepseek_v4", "glm5_next_text", "minimax_m3_vl_text"):
                 limit = self.config.swiglu_limit
                 gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            if self.config.model_type == "step3p5":
+                limit = self.original.experts.limit  # of this layer
+                inner = (gate / (1 + torch.exp(-gate))).clamp(max=limit) * up.clamp(-limit, limit)
+                return tensors["down_proj"] @ inner
             if self.config.model_type == "minimax_m3_vl_text":
                 return tensors["down_proj"] @ ((up + 1) * gate * torch.sigmoid(self.config.swiglu_alpha * gate))
             gelu = self.config.model_type == "gemma4_text"
@@ -234,7 +238,9 @@ class PlainBlock(nn.Module):
             return out + self.shared(hidden_states), None
         if self.config.model_type == "gpt_oss":
             return out, None
-        out = getattr(self.config, "moe_routed_scaling_factor", 1.0) * out + self.shared(hidden_states)
+        names = ("moe_routed_scaling_factor", "moe_router_scaling_factor")
+        scale = next((getattr(self.config, name) for name in names if hasattr(self.config, name)), 1.0)
+        out = scale * out + self.shared(hidden_states)
         return getattr(self.original, "post_mlp_layernorm", nn.Identity())(out)  # of A.X-K1
 
 

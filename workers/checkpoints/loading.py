@@ -290,9 +290,10 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     direct = packed is None and _whole_config(config).model_type in FAMILIES
     try:
         if direct:
-            model = AutoModelForCausalLM.from_pretrained(
-                _source(config), use_safetensors=True, **form, **_hub_arguments(config)
-            )
+            with naming(config):
+                model = AutoModelForCausalLM.from_pretrained(
+                    _source(config), use_safetensors=True, **form, **_hub_arguments(config)
+                )
         else:
             state = _tensors(config, settings, packed, dtype)
             kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]

@@ -26,7 +26,7 @@ from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
 
 _LAYER = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<layer>\d+)\.(?P<rest>.+)")
 _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
-_CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias")
+_CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias", ".router_bias")
 """Ends of names of correction biases, which checkpoints have in the router or beside it."""
 _MTP_STEM = re.compile(r"(^|\.)(mtp|nextn)(\.|$)")
 

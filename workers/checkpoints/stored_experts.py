@@ -95,7 +95,7 @@ class StoredExperts:
         return self._whole[1]
 
     def _found(self, index: int, name: str, tensor: Tensor) -> list[_Piece]:
-        """Stored tensors that make up one expert of a fused tensor; one piece without `rest` if it is stored fused."""
+        """Stored tensors that make up one expert of a fused tensor; pieces without `rest` are stored for all experts."""
         if (index, name) not in self._pieces:
             full, rows = f"{self._layers}{index}.{self._experts}{name}", tensor.shape[1]
             # Numbered rows show where `transformers` takes the stored tensors from.
@@ -103,12 +103,14 @@ class StoredExperts:
             pieces = []
             for saved, numbers in self._names.saved(full, numbered).items():
                 stored = saved.removeprefix(self._left_out)
-                match = EXPERT.fullmatch(stored)
-                fused = stored if match is None else f"{match['block']}.{name}"
-                if match is None or fused in self._tensors:
+                match, place = EXPERT.fullmatch(stored), (int(numbers.flatten()[0]), numbers.numel())
+                if match is None:
+                    pieces.append(_Piece(stored, "", *place))
+                elif (fused := f"{match['block']}.{name}") in self._tensors:
                     pieces = [_Piece(fused, "", 0, rows)]
                     break
-                pieces.append(_Piece(match["block"], match["rest"], int(numbers.flatten()[0]), numbers.numel()))
+                else:
+                    pieces.append(_Piece(match["block"], match["rest"], *place))
             self._pieces[index, name] = pieces
         return self._pieces[index, name]
 

@@ -27,9 +27,16 @@ SAME_ON_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model type of the family that computes the same as a text model, and the settings that it has no field for."""
 
-_NAMED_BY_WHOLE = {"minimax_m3_vl_text": "minimax_m3_vl"}
-"""Text models that have other names of tensors in multimodal checkpoints than alone, and the model type of the latter,
-for which `transformers` says how they are renamed and fused."""
+_NAMED_BY_WHOLE = {
+    "minimax_m3_vl": "minimax_m3_vl",
+    "step3p7": "step3p7",
+    "step3p5": "step3p7",
+}
+"""Model types of checkpoints whose text models' tensors have names that `transformers` knows for a multimodal model
+type only, and the latter."""
+
+_PARTS_BESIDE = ("vision_model.", "vit_large_projector.")
+"""Beginnings of the names of other parts in checkpoints whose text models' tensors have the names that they have alone."""
 
 _STEMS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
 """Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family."""
@@ -54,10 +61,10 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
 
 @contextmanager
 def published_names(whole: PretrainedConfig) -> Iterator[None]:
-    """Context manager in which `transformers` knows the names that a text model's tensors have in a whole checkpoint.
+    """Context manager in which `transformers` knows the names that a text model's tensors have in a checkpoint.
 
     Args:
-        whole: Config of the checkpoint. Text models alone have the names of their modules.
+        whole: Config of the whole checkpoint.
     """
     from transformers.conversion_mapping import (
         get_checkpoint_conversion_mapping,
@@ -65,10 +72,13 @@ def published_names(whole: PretrainedConfig) -> Iterator[None]:
     )
 
     text = whole.get_text_config().model_type
-    if _NAMED_BY_WHOLE.get(text) != whole.model_type:
+    if whole.model_type not in _NAMED_BY_WHOLE:
         yield
         return
-    register_checkpoint_conversion_mapping(text, get_checkpoint_conversion_mapping(whole.model_type), overwrite=True)
+    known = get_checkpoint_conversion_mapping(_NAMED_BY_WHOLE[whole.model_type])
+    # Anchored patterns rename whole parts of a multimodal model, which the text model doesn't have.
+    names = [each for each in known if not each.source_patterns[0].startswith("^")]
+    register_checkpoint_conversion_mapping(text, names, overwrite=True)
     try:
         yield
     finally:
@@ -129,7 +139,7 @@ def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mappin
     """
     named = {text_name(name): tensor for name, tensor in tensors.items()}
     if set(named) <= {None}:
-        return tensors
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(_PARTS_BESIDE)}
     # Some checkpoints have the text model's head beside the text model.
     found = {name: tensor for name, tensor in tensors.items() if name.startswith("lm_head.")}
     found |= {name: tensor for name, tensor in named.items() if name is not None}

@@ -73,11 +73,9 @@ def packed(model: PreTrainedModel, attention: Attention | Step) -> Iterator[None
 
 
 def _configs(model: PreTrainedModel) -> list[Any]:
-    """The distinct configs of a model's modules."""
-    configs = {
-        id(config): config for module in model.modules() if (config := getattr(module, "config", None)) is not None
-    }
-    return list(configs.values())
+    """The distinct configs of a model's modules that attention may read."""
+    found = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in found if hasattr(config, "_attn_implementation")}.values())
 
 
 def _eager(kind: type) -> Callable[..., Any] | None:

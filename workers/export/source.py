@@ -176,6 +176,8 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
     check_masked(kept, selection)
     if mtp != "drop" and pruning.has_mtp:
         fields |= counts
+    else:
+        fields |= _without_mtp(fields, config, sum(count or 0 for count in counts.values()))
     content = settings["config.json"]
     if "quantization_config" in content:
         content["quantization_config"] = pruning.renamed(content["quantization_config"])
@@ -288,6 +290,16 @@ def _resized(
         if alias in raw and name in fields:
             fields[alias] = fields[name]
     return fields
+
+
+def _without_mtp(raw: dict[str, Any], config: Any, extra: int) -> dict[str, Any]:
+    """Return the lists of a config.json with an entry per layer, without the last `extra` ones for MTP layers."""
+    layers, known = config.num_hidden_layers, config.to_dict()
+    return {
+        name: value[:layers]
+        for name, value in raw.items()
+        if isinstance(value, list) and len(value) == layers + extra and len(known.get(name) or ()) == layers
+    }
 
 
 def _copy_files(source: Path, part: Path) -> None:

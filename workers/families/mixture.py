@@ -87,6 +87,12 @@ def _adapt_llama4(layer: Any, backend: str) -> None:
     adapt_llama4(layer, backend)
 
 
+def _adapt_step(layer: Any, backend: str) -> None:
+    from moevolve.workers.families.step import adapt_step  # needs torch, too
+
+    adapt_step(layer, backend)
+
+
 def _granite(model_type: str, title: str, **differing: Any) -> ExpertFamily:
     # The softmax over the chosen ones is the softmax over all of them, rescaled.
     return ExpertFamily(
@@ -283,6 +289,19 @@ SIGMOID = (
         pads_left=False,
         transposed=True,
         adapt=_adapt_llama4,
+    ),
+    # In its files, experts and router are beside the dense networks of other layers.
+    ExpertFamily(
+        "step3p5",
+        "Step-3.5 and 3.7",
+        casts_weights=False,
+        rule=routing(renormalise=True, scores="sigmoid"),
+        experts_field="n_routed_experts",
+        output_scale=lambda config: float(config.moe_router_scaling_factor),
+        stored=tuple(
+            f".moe.{name}_proj.weight{end}" for name in ("gate", "up", "down") for end in ("", "_scale_inv")
+        ),
+        adapt=_adapt_step,
     ),
     # The top-k of the logits plus a correction bias, weighted by sigmoids of the logits.
     ExpertFamily(

@@ -21,16 +21,20 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 }
 """Family by model type, in the order in which messages list them."""
 
-UNLISTED: dict[str, str | None] = {"mistral4": "Mistral4ForCausalLM", "glm5_next_text": None}
-"""Causal language models that `AutoModelForCausalLM` doesn't know: class by model type; None if there is none for the
-text model alone, which a multimodal class contains."""
+_TEXT_MODEL = "TextModel"
+UNLISTED = {
+    "mistral4": "Mistral4ForCausalLM",
+    "glm5_next_text": "Glm5NextTextModel",
+    "step3p5": "Step3p7TextModel",
+}
+"""Classes that `AutoModelForCausalLM` doesn't know, by model type: of causal language models, or of the text models of
+multimodal ones, which have no causal language model of their own."""
 
 _REASONS: dict[str, tuple[str, ...]] = {
     "transformers has no causal language model for its text part": (
         "deepseek_ocr2",
         "mistral_large4",
         "muse_spark",
-        "step3p7",
         "unlimited_ocr",
     ),
     "its experts' matrices are stored transposed, in a form that exports don't write": ("aria",),
@@ -74,22 +78,20 @@ def register_class(config: PretrainedConfig) -> None:
         return
     import transformers
 
-    kind, name = transformers.CONFIG_MAPPING[model_type], UNLISTED[model_type]
+    kind, found = transformers.CONFIG_MAPPING[model_type], getattr(transformers, UNLISTED[model_type])
     if kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         return
-    if name is None:
+    if only_inside(model_type):
         from moevolve.workers.families.causal import causal_class
 
-        found = causal_class(transformers.MODEL_MAPPING[kind])
-    else:
-        found = getattr(transformers, name)
+        found = causal_class(found)
     # Without `exist_ok` registering a class for a config of transformers itself does nothing.
     transformers.AutoModelForCausalLM.register(kind, found, exist_ok=True)
 
 
 def only_inside(model_type: str) -> bool:
     """Whether a text model can be loaded by `transformers` as a part of a multimodal checkpoint only."""
-    return model_type in UNLISTED and UNLISTED[model_type] is None
+    return UNLISTED.get(model_type, "").endswith(_TEXT_MODEL)
 
 
 def pads_left(model_type: str) -> bool:

@@ -19,6 +19,7 @@ from family_samples import (
     LLAMA4,
     MINIMAX_M3,
     RECENT,
+    STEP,
     UNREPAIRABLE,
     edit_of_kind,
     randomise,
@@ -39,6 +40,7 @@ from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.folder import loader_of
+from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
@@ -54,7 +56,7 @@ Configs = Callable[..., ModelConfig]
 
 EXPERTS = 6
 TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h", "beam", "flint")
-TWO += ("minimax_m3_vl_text", "llama4_text", "glm5_next_text")
+TWO += ("minimax_m3_vl_text", "llama4_text", "glm5_next_text", "step3p5")
 """Families of which two layers have experts, without a setting of that name."""
 
 OWN_MIXERS = (
@@ -78,6 +80,7 @@ OWN_MIXERS = (
     "minimax_m3_vl_text",
     "llama4_text",
     "glm5_next_text",
+    "step3p5",
 )
 """Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others are plain."""
 
@@ -154,7 +157,7 @@ def test_in_sixteen_bits_a_pruned_checkpoint_computes_what_was_measured(
     write_source(config, edit, tmp_path / "out")
     exported = ResidentModel.load(replace(config, path=str(tmp_path / "out")))
     assert torch.equal(logits(exported, IdentityEdit(), tokens), logits(resident, edit, tokens))
-    if family != "glm5_next_text":
+    if not only_inside(family):
         agreement = export_model(resident, edit, tmp_path / "stock", CARD).agreement
         assert agreement is not None and agreement.holds
         assert loader_of(tmp_path / "stock") == ("Mistral4" if family == "mistral4" else "AutoModel") + "ForCausalLM"
@@ -302,6 +305,11 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         | {"out_hidden_size": 32, "spatial_merge_size": 1},
         "n_routed_experts",
     ),
+    "step3p7": (
+        STEP,
+        {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4, "image_size": 8},
+        "n_routed_experts",
+    ),
     "llama4": (
         LLAMA4,
         {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -368,22 +376,23 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
 
     assert_close(logits(resident, IdentityEdit(), tokens), seen(whole))
     pruned_logits = logits(resident, edit, tokens)
-    if model_type == "glm5_next":  # of which `transformers` has no class for the text model alone
-        with pytest.raises(
-            UserError, match="no class for glm5_next_text models alone; export the individual as source"
-        ):
+    if model_type in ("glm5_next", "step3p7"):  # of which `transformers` has no class for the text model alone
+        alone = resident.model.config.model_type
+        with pytest.raises(UserError, match=f"no class for {alone} models alone; export the individual as source"):
             export_model(resident, edit, tmp_path / "stock", CARD)
-    if model_type == "minimax_m3_vl":
+    if model_type in ("minimax_m3_vl", "step3p7"):
         names = list(load_file(tmp_path / "whole" / "model.safetensors"))
-        assert any(name.startswith("language_model.model.layers.1.block_sparse_moe.experts.0.w1") for name in names)
+        published = "language_model.model.layers.1.block_sparse_moe.experts.0.w1.weight"
+        assert (published if model_type == "minimax_m3_vl" else "model.layers.1.moe.gate_proj.weight") in names
         # Its merged experts are found under these names, too, which are gone again for text models alone.
         merged = edit_of_kind(len(resident.layers), EXPERTS, "mixed", space="logits")
         write_source(source, merged, tmp_path / "merged", requantise=True)
         expected = logits(resident, merged, tokens)
         assert_close(seen(type(whole).from_pretrained(tmp_path / "merged").eval()), expected)
+    if model_type == "minimax_m3_vl":
         export_model(resident, edit, tmp_path / "stock", CARD)
         assert_close(seen(AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()), pruned_logits)
-    if model_type in ("qwen3_vl_moe", "minimax_m3_vl"):  # which stores transposed experts
+    if model_type in ("qwen3_vl_moe", "minimax_m3_vl", "step3p7"):  # which stores transposed experts
         assert_close(logits(ResidentModel.load(replace(source, originals="disk")), edit, tokens), pruned_logits)
     write_source(source, edit, tmp_path / "pruned")
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
@@ -401,3 +410,52 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
     if model_type == "qwen3_omni_moe":
         assert export_model(resident, edit, tmp_path / "stock", CARD).form == "stock"
         assert_close(seen(AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()), pruned_logits)
+
+
+def test_step_as_published_alone_and_in_fp8(tmp_path: Path, tokens: Tensor) -> None:
+    """Step-3.5's files have the names of Step-3.7's text model, with an expert's scales [n, blocks, blocks]."""
+    whole = wrapped("step3p7")
+    whole.save_pretrained(tmp_path / "whole")
+    state = load_file(tmp_path / "whole" / "model.safetensors")
+    state = {name: each for name, each in state.items() if name.startswith(("model.", "lm_head."))}
+    plain, packed, numbers = dict(state), dict(state), torch.Generator().manual_seed(5)
+    for name, tensor in state.items():
+        if ".moe." in name and tensor.ndim == 3:
+            scales = torch.rand((EXPERTS, tensor.shape[1] // 8, tensor.shape[2] // 8), generator=numbers) + 0.5
+            packed |= {name: tensor.to(torch.float8_e4m3fn), f"{name}_scale_inv": scales}
+            spread = scales.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)
+            plain[name] = packed[name].float() * spread
+    # Behind the last layer is one for multi-token prediction, and lists of the config count it.
+    for tensors in (plain, packed):
+        more = {name.replace("s.2.", "s.3."): each.clone() for name, each in tensors.items() if "layers.2." in name}
+        tensors |= more
+    text = whole.config.text_config.to_dict()
+    text |= {"moe_num_experts": text["n_routed_experts"], "num_nextn_predict_layers": 1}
+    for name in ("layer_types", "mlp_layer_types", "swiglu_limits"):
+        text[name] = [*text[name], text[name][-1]]
+    fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}}
+    for folder, tensors, more in ((tmp_path / "plain", plain, {}), (tmp_path / "packed", packed, fp8)):
+        word_tokenizer(["one", "two"]).save_pretrained(folder)
+        (folder / "config.json").write_text(json.dumps(text | more))
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    sources = [ModelConfig(str(tmp_path / name), device="cpu", dtype="float32") for name in ("plain", "packed")]
+    edit = edit_of_kind(2, EXPERTS, "prune")
+    expected, found = (logits(ResidentModel.load(source), edit, tokens) for source in sources)
+    assert_close(found, expected)
+    assert_close(logits(ResidentModel.load(replace(sources[1], originals="disk")), edit, tokens), expected)
+    write_source(sources[1], edit, tmp_path / "pruned")
+    settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
+    assert settings["n_routed_experts"] == settings["moe_num_experts"] == 4
+    assert settings["num_nextn_predict_layers"] == 0 and len(settings["swiglu_limits"]) == 3
+    written, kept = load_file(tmp_path / "pruned" / "model.safetensors"), edit.expert_merging.argmax(axis=2)
+    for part in ("gate_proj.weight", "up_proj.weight_scale_inv", "router_bias"):
+        name = f"model.layers.2.moe.{part}"
+        assert torch.equal(written[name].float(), packed[name].float()[kept[1]])
+    pruned = ResidentModel.load(replace(sources[1], path=str(tmp_path / "pruned")))
+    assert_close(logits(pruned, IdentityEdit(), tokens), found)
+    repaired = RepairedEdit(edit, RepairRecipe((0.1,)), sample_rows())
+    write_source(sources[1], repaired, tmp_path / "repaired", requantise=True)
+    after = ResidentModel.load(replace(sources[1], path=str(tmp_path / "repaired")))
+    assert_close(
+        logits(after, IdentityEdit(), tokens), logits(ResidentModel.load(sources[1]), repaired, tokens), tolerance=0.1
+    )
