@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
-from moevolve.workers.families.base import CORRECTION_BIAS, OUTPUT_NORM, ExpertFamily, routing
+from moevolve.workers.families.base import CORRECTION_BIAS, OUTPUT_NORM, STREAMS, ExpertFamily, routing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,6 +125,14 @@ SOFTMAX = (
     # These have linear attention, whose state passes from a sequence of a row to the next. Qwen3.5 always rescales.
     ExpertFamily("qwen3_next", "Qwen3-Next", casts_weights=True, packs=False),
     ExpertFamily("qwen3_5_moe_text", "Qwen3.5-MoE", casts_weights=True, packs=False),
+    ExpertFamily(
+        "qwen4_exp_text",
+        "Qwen4-Exp",
+        casts_weights=True,
+        packs=False,
+        pads_left=False,  # an indexer averages blocks of keys by their place in a row
+        unrepairable=lambda config: STREAMS,
+    ),
     ExpertFamily("olmoe", "OLMoE", casts_weights=True, width_field="intermediate_size"),
     ExpertFamily(
         "flex_olmo",

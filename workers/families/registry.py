@@ -50,7 +50,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "it needs a cache of its own, which candidates can't share": ("minimax",),
     "it is an encoder and a decoder": ("nllb_moe", "switch_transformers"),
     "it labels tokens instead of generating them": ("openai_privacy_filter",),
-    "its layers read the token ids besides the residual stream": ("qwen4_exp",),
     "a layer's router reads what the router of the layer before computed": ("zaya",),
 }
 NOT_DESCRIBED = {model_type: reason for reason, model_types in _REASONS.items() for model_type in model_types}

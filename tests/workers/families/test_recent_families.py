@@ -18,6 +18,7 @@ from family_samples import (
     GLM_NEXT,
     LLAMA4,
     MINIMAX_M3,
+    QWEN4,
     RECENT,
     STEP,
     UNREPAIRABLE,
@@ -81,6 +82,7 @@ OWN_MIXERS = (
     "llama4_text",
     "glm5_next_text",
     "step3p5",
+    "qwen4_exp_text",
 )
 """Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others are plain."""
 
@@ -103,6 +105,7 @@ OWN_NAMES = (
     "hy_v4",
     "deepseek_v4",
     "llama4_text",
+    "qwen4_exp_text",
 )
 """Families whose files name or place experts, routers or config fields otherwise; all others are like one of these."""
 
@@ -199,22 +202,22 @@ def test_scores_are_those_of_single_prompts(
     assert made.gold_logprobs == pytest.approx(golds, abs=2e-4)
 
 
-@pytest.mark.parametrize("family", ["hy_v4", "glm_moe_dsa-shared"])
-def test_layers_that_read_an_earlier_choice_are_not_started_from(
+@pytest.mark.parametrize("family", ["hy_v4", "glm_moe_dsa-shared", "deepseek_v4", "qwen4_exp_text"])
+def test_candidates_start_from_layers_that_read_more_than_hidden_states(
     family: str, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """The second of three layers reads the first one's choice of tokens; candidates that differ in the third start
-    there."""
+    """The second of three layers reads the first one's choice of tokens, so that candidates that differ in the third
+    start there; or layers read token ids."""
     model = resident(family)
     examples = tuple(Example(words([3 * i, i + 7, 2 * i + 5]), (words([i + 4]),), ()) for i in range(4, 9))
     split = PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", examples)
     reuse = LayerReuse(model.model, model.layer_keys, 1 << 20)
     engines = [GenerationEngine(model.model, tiny_tokenizer, EngineConfig(), reuse=each) for each in (None, reuse)]
-    parent, other = (edit_of_kind(2, EXPERTS, "prune", space="logits", seed=seed) for seed in (0, 1))
+    parent, other = (edit_of_kind(depth(family), EXPERTS, "prune", space="logits", seed=seed) for seed in (0, 1))
     child = replace(
         parent,
-        router_mapping=np.stack([parent.router_mapping[0], other.router_mapping[1]]),
-        expert_merging=np.stack([parent.expert_merging[0], other.expert_merging[1]]),
+        router_mapping=np.stack([*parent.router_mapping[:-1], other.router_mapping[-1]]),
+        expert_merging=np.stack([*parent.expert_merging[:-1], other.expert_merging[-1]]),
     )
     for edit in (parent, child, parent, other):
         with model.edited(edit):
@@ -293,6 +296,11 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "num_experts",
     ),
     "qwen3_omni_moe": (QWEN3 | MROPE | {"norm_topk_prob": True}, {}, "num_experts"),
+    "qwen4_exp": (
+        QWEN4 | MROPE,
+        QWEN_VISION | {"num_position_embeddings": 16},
+        "num_experts",
+    ),
     "minimax_m3_vl": (
         MINIMAX_M3,
         {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
