@@ -95,7 +95,7 @@ class StoredExperts:
         return self._whole[1]
 
     def _found(self, index: int, name: str, tensor: Tensor) -> list[_Piece]:
-        """Stored tensors that make up one expert of a fused tensor; pieces without `rest` are stored for all experts."""
+        """Stored tensors that make up one expert of a fused tensor; pieces without `rest` have all experts."""
         if (index, name) not in self._pieces:
             full, rows = f"{self._layers}{index}.{self._experts}{name}", tensor.shape[1]
             # Numbered rows show where `transformers` takes the stored tensors from.

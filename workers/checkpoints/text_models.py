@@ -36,7 +36,7 @@ _NAMED_BY_WHOLE = {
 type only, and the latter."""
 
 _PARTS_BESIDE = ("vision_model.", "vit_large_projector.")
-"""Beginnings of the names of other parts in checkpoints whose text models' tensors have the names that they have alone."""
+"""Beginnings of the names of other parts in checkpoints whose text models have the names that they have alone."""
 
 _STEMS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
 """Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family."""

@@ -306,9 +306,7 @@ SIGMOID = (
         rule=routing(renormalise=True, scores="sigmoid"),
         experts_field="n_routed_experts",
         output_scale=lambda config: float(config.moe_router_scaling_factor),
-        stored=tuple(
-            f".moe.{name}_proj.weight{end}" for name in ("gate", "up", "down") for end in ("", "_scale_inv")
-        ),
+        stored=tuple(f".moe.{name}_proj.weight{end}" for name in ("gate", "up", "down") for end in ("", "_scale_inv")),
         adapt=_adapt_step,
     ),
     # The top-k of the logits plus a correction bias, weighted by sigmoids of the logits.

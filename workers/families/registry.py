@@ -31,12 +31,9 @@ UNLISTED = {
 multimodal ones, which have no causal language model of their own."""
 
 _REASONS: dict[str, tuple[str, ...]] = {
-    "transformers has no causal language model for its text part": (
-        "deepseek_ocr2",
-        "mistral_large4",
-        "muse_spark",
-        "unlimited_ocr",
-    ),
+    "its requests are images of pages": ("deepseek_ocr2", "unlimited_ocr"),
+    "its layers read keys and values of earlier layers besides the residual stream": ("mistral_large4",),
+    "its logits are scaled and capped outside of its text model": ("muse_spark",),
     "its experts' matrices are stored transposed, in a form that exports don't write": ("aria",),
     "its routers weight routed and shared experts together": ("inkling", "inkling_mm_model"),
     "its experts are rows of one matrix per layer": ("dbrx",),
@@ -46,7 +43,9 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "its layers have other experts for images than for text": ("ernie4_5_vl_moe",),
     "its layers read the results of earlier blocks of layers besides the residual stream": ("inkling2",),
     "its attention consists of experts as well": ("jetmoe",),
-    "its router also chooses experts without weights, which return their input": ("longcat_flash",),
+    "transformers wants matrices for its experts without weights, and published checkpoints have none": (
+        "longcat_flash",
+    ),
     "it needs a cache of its own, which candidates can't share": ("minimax",),
     "it is an encoder and a decoder": ("nllb_moe", "switch_transformers"),
     "it labels tokens instead of generating them": ("openai_privacy_filter",),

@@ -436,7 +436,7 @@ def test_step_as_published_alone_and_in_fp8(tmp_path: Path, tokens: Tensor) -> N
     # Behind the last layer is one for multi-token prediction, and lists of the config count it.
     for tensors in (plain, packed):
         more = {name.replace("s.2.", "s.3."): each.clone() for name, each in tensors.items() if "layers.2." in name}
-        tensors |= more
+        tensors.update(more)
     text = whole.config.text_config.to_dict()
     text |= {"moe_num_experts": text["n_routed_experts"], "num_nextn_predict_layers": 1}
     for name in ("layer_types", "mlp_layer_types", "swiglu_limits"):
