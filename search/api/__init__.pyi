@@ -24,6 +24,7 @@ from ._asking import scale as scale
 from ._asking import searches as searches
 from ._asking import show as show
 from ._asking import stop as stop
+from ._asking import tradeoffs as tradeoffs
 from ._searching import compare as compare
 from ._searching import estimate as estimate
 from ._searching import launch as launch
@@ -62,6 +63,7 @@ from .search.requests.answers import GenomeView as GenomeView
 from .search.requests.answers import Imported as Imported
 from .search.requests.answers import Outcomes as Outcomes
 from .search.requests.answers import Pareto as Pareto
+from .search.requests.answers import TradeOffs as TradeOffs
 from .search.requests.recipes import Recipe as Recipe
 from .search.running.observer import Observer as Observer
 from .search.shrink.page import ShrinkPlan as ShrinkPlan

@@ -49,7 +49,8 @@ COMMANDS = {
     **dict.fromkeys(("launch", "resume", "retry", "pause", "stop", "cancel", "scale", "logs"), "running"),
     **dict.fromkeys(("plan", "compare"), "running"),
     **dict.fromkeys(
-        ("searches", "label", "contrast", "effects", "best", "pareto", "show", "lineage", "tasks"), "searches"
+        ("searches", "label", "contrast", "effects", "best", "pareto", "tradeoffs", "show", "lineage", "tasks"),
+        "searches",
     ),
     **dict.fromkeys(("evaluate", "answers", "outcomes"), "models"),
     **dict.fromkeys(("export", "recipe", "apply", "import_eep", "profile"), "checkpoints"),

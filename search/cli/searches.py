@@ -25,13 +25,14 @@ from moevolve.search.requests.searches import (
     ReportFileRequest,
     SearchesRequest,
     ShowRequest,
+    TradeOffsRequest,
 )
 from moevolve.search.requests.stores import ServeRequest
 from moevolve.search.text import flop_count, memory_size, parameter_count, percent, points, score_lines
 from moevolve.store.lineage import to_dot
 
 if TYPE_CHECKING:
-    from moevolve import BestRow, Contrast, Effects, IndividualDetail, LineageGraph, Pareto, SearchSummary
+    from moevolve import BestRow, Contrast, Effects, IndividualDetail, LineageGraph, Pareto, SearchSummary, TradeOffs
     from moevolve.search.requests.tables import Rows
     from moevolve.store.pareto import Mark
     from moevolve.store.records import SearchRecord
@@ -171,6 +172,17 @@ def pareto(found: Pareto, _: ParetoRequest) -> None:
         for ref, label, model in named
     ]
     print_table(None, f"individual | not searched | >{found.split} | >{sizes}", rows, [len(found.front) - 1])
+
+
+@shows(TradeOffsRequest)
+def tradeoffs(found: TradeOffs, _: TradeOffsRequest) -> None:
+    sizes = ["-" if one.parameters is None else parameter_count(one.parameters) for one in found.front]
+    rows = [
+        [one.ref, *map(percent, one.scores), size, one.summary] for one, size in zip(found.front, sizes, strict=True)
+    ]
+    rows.append(["full model", *map(percent, found.full), "", ""])
+    tasks = " | ".join(f">{task}" for task in found.tasks)
+    print_table(f"on {found.split}", f"individual | {tasks} | >parameters | genome", rows, [len(found.front) - 1])
 
 
 @takes(ShowRequest)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import KINDS, outline_of
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.requests.answers import GenomeView, Pareto
+from moevolve.search.requests.answers import GenomeView, Pareto, TradeOff, TradeOffs
 from moevolve.search.requests.searches import (
     BestRequest,
     ControlRequest,
@@ -21,12 +24,21 @@ from moevolve.search.requests.searches import (
     SearchesRequest,
     SearchRequest,
     ShowRequest,
+    TradeOffsRequest,
 )
 from moevolve.search.requests.tables import Rows
 from moevolve.search.settings.phases import START
 from moevolve.store.pareto import Size
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
+from moevolve.store.records import (
+    FULL_MODEL,
+    BestRow,
+    Control,
+    IndividualDetail,
+    LineageGraph,
+    SearchRecord,
+    SearchSummary,
+)
 from moevolve.store.repository import Store
 from moevolve.workers.contract.facts import DTYPE_BYTES
 
@@ -110,6 +122,43 @@ def pareto(store: StoreReader, request: ParetoRequest) -> Pareto:
         tuple(store.marks(*where, _unsearched())),
         tuple(store.candidate_cells(*where, size)) if request.candidates else (),
     )
+
+
+def tradeoffs(store: StoreReader, request: TradeOffsRequest) -> TradeOffs:
+    """See `TradeOffsRequest`."""
+    search = store.search(request.search)
+    tasks = [task for task in store.search_tasks(search.id) if task.split == request.split]
+    rows = {row.phenotype_hash: row for row in reversed(store.history(search.id)) if row.status == "ok"}
+    fingerprints = [task.task_fingerprint for task in tasks]
+    found = store.evaluations([FULL_MODEL, *rows], search.model_fingerprint, search.engine_fingerprint, fingerprints)
+    by_key = {(one.phenotype_hash, one.task_fingerprint): one.score for one in found}
+
+    def scores(phenotype: str) -> tuple[float | None, ...]:
+        return tuple(by_key.get((phenotype, fingerprint)) for fingerprint in fingerprints)
+
+    measured = []
+    for row in sorted(rows.values(), key=lambda row: row.index):
+        known = tuple(score for score in scores(row.phenotype_hash) if score is not None)
+        if len(known) == len(tasks):
+            measured.append(TradeOff(f"{search.name}:{row.index}", known, row.parameters, row.summary))
+    front = unbeaten(np.array([one.scores for one in measured], float).reshape(len(measured), len(tasks)))
+    return TradeOffs(
+        request.split, tuple(task.task for task in tasks), scores(FULL_MODEL), tuple(measured[place] for place in front)
+    )
+
+
+def unbeaten(scores: NDArray[np.float64]) -> list[int]:
+    """Return the rows of scores [individuals, tasks] that no other row reaches everywhere and exceeds somewhere.
+
+    Of equal rows the first one stands for all. The highest score in the first column comes first.
+    """
+    # In descending order a row can be beaten by earlier ones only, and by one that isn't beaten itself.
+    order = sorted(range(len(scores)), key=lambda row: tuple(-scores[row]))
+    front: list[int] = []
+    for row in order:
+        if not (scores[front] >= scores[row]).all(axis=1).any():
+            front.append(row)
+    return front
 
 
 @cache

@@ -84,6 +84,37 @@ class Pareto:
 
 
 @dataclass(frozen=True, slots=True)
+class TradeOff:
+    """An individual that no other one of its search beats on all tasks.
+
+    Attributes:
+        ref: The individual as SEARCH:INDEX.
+        scores: Scores in [0, 1], in the order of the tasks.
+    """
+
+    ref: str
+    scores: tuple[float, ...]
+    parameters: int | None
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class TradeOffs:
+    """The Pareto front of a search over its tasks.
+
+    Attributes:
+        tasks: Names of the tasks, as configured.
+        full: Scores of the full model; None where it isn't evaluated.
+        front: The highest score on the first task first.
+    """
+
+    split: Split
+    tasks: tuple[str, ...]
+    full: tuple[float | None, ...]
+    front: tuple[TradeOff, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorEffect:
     """What came of the individuals that one operator made.
 

@@ -18,7 +18,7 @@ from moevolve.store.records import CourseAxis, SearchStatus
 if TYPE_CHECKING:  # the answers
     from moevolve.search.compare.contrasted import Contrast
     from moevolve.search.loop.final_table import FinalTable
-    from moevolve.search.requests.answers import Effects, GenomeView, Pareto
+    from moevolve.search.requests.answers import Effects, GenomeView, Pareto, TradeOffs
     from moevolve.search.requests.tables import Rows
     from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
 
@@ -171,6 +171,19 @@ class ParetoRequest(Request["Pareto"]):
         ),
     ] = "parameters"
     candidates: Annotated[bool, about("Count all candidates by size and score, too."), Flag("--candidates")] = False
+
+
+@record
+class TradeOffsRequest(Request["TradeOffs"]):
+    """List the individuals of a search that no other one beats on all tasks, to choose among them.
+
+    Raises:
+        StoreError: there is no such store or search.
+    """
+
+    search: SearchRef
+    _: KW_ONLY
+    split: Annotated[ScoredSplit, about("Split of the scores.")] = "search"
 
 
 @record

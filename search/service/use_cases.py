@@ -57,6 +57,7 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     searches.EffectsRequest: UseCase("moevolve.search.analysis.effects:effects", "/searches/{search}/effects"),
     searches.BestRequest: UseCase(f"{_QUERIES}:best", "/best"),
     searches.ParetoRequest: UseCase(f"{_QUERIES}:pareto", "/pareto"),
+    searches.TradeOffsRequest: UseCase(f"{_QUERIES}:tradeoffs", "/searches/{search}/tradeoffs"),
     searches.ShowRequest: UseCase(f"{_QUERIES}:show", "/individuals/{individual}"),
     searches.GenomeRequest: UseCase(f"{_QUERIES}:genome", "/individuals/{individual}/genome"),
     searches.LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),

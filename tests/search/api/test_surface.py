@@ -17,14 +17,14 @@ FUNCTIONS = {
     *("estimate", "evaluate", "export", "genome", "import_eep", "label", "launch", "lineage", "load_comparison"),
     *("load_config", "logs", "open_reader", "open_store", "outcomes", "pareto", "pause", "plot", "profile"),
     *("prompts", "recipe", "report", "resume", "retry", "scale", "searches", "serve", "show", "shrink", "stop"),
-    *("submit", "tasks", "write_analysis"),
+    *("submit", "tasks", "tradeoffs", "write_analysis"),
 }
 RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Contrast", "Control"),
     *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported"),
     *("IndividualDetail", "LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress"),
     *("Recipe", "RunConfig", "Score", "SearchSummary", "ShrinkPlan", "Shrunk", "Store", "StoreReader"),
-    *("Submitted", "TaskConfig"),
+    *("Submitted", "TaskConfig", "TradeOffs"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}
 ERRORS = {"ExportError", "PoolError", "ProfileError", "StoreError", "UserError"}

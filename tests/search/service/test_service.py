@@ -35,6 +35,7 @@ from moevolve.search.requests.searches import (
     SearchesRequest,
     SearchRequest,
     ShowRequest,
+    TradeOffsRequest,
 )
 from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
@@ -56,6 +57,7 @@ QUESTIONS: list[Request[Any]] = [
     BestRequest(search="alpha", by="search"),
     ContrastRequest(["lab", "alpha"], by="hours"),
     ParetoRequest("rte", size="flops", candidates=True),
+    TradeOffsRequest("judged"),
     ShowRequest("lab:7"),
     GenomeRequest("lab:7", against="lab:8"),
     LineageRequest("lab:50", depth=2),
