@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -67,7 +67,8 @@ class Sizes:
         experts: Experts per MoE layer.
         quantised: True if the checkpoint's weights are packed.
         repairs: True if the family's candidates can be repaired.
-        files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own format if it is quantised.
+        own_form: True if smaller checkpoints can only have the checkpoint's own form, so that experts keep their width.
+        files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own form if it has to be that.
         cache_bytes: Bytes of the KV cache per position.
     """
 
@@ -75,6 +76,7 @@ class Sizes:
     rule: RoutingRule
     quantised: bool
     repairs: bool
+    own_form: bool
     files: FileSizes
     cache_bytes: int
 
@@ -177,8 +179,7 @@ def _settings(
         genome |= {"experts": sizes.experts, "neuron_share": share}
         preset = "best"
     else:
-        # Only experts of the width that they have can be packed in a checkpoint's own format.
-        preset = "prune" if not repaired else "repaired" if sizes.quantised else "best"
+        preset = "prune" if not repaired else "repaired" if sizes.own_form else "best"
         count, groups = sizes.experts, sizes.rule.groups
         if budget is None:
             assert request.experts is not None
@@ -204,9 +205,10 @@ def _check_narrowing(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> No
     option = f"--neurons {request.neurons}" if request.speed is None else f"--speed {request.speed}"
     if not sizes.experts:
         raise UserError(f"{option}: this model is dense, it has no experts to make narrower")
-    if not repaired or sizes.quantised:
+    if not repaired or sizes.own_form:
         raise UserError(
-            f"{option}: narrower experts need a repair, and weights that aren't quantised; give --experts or --size"
+            f"{option}: narrower experts need a repair, weights that aren't quantised, and a model whose text part "
+            "transformers loads alone; give --experts or --size"
         )
 
 
@@ -277,9 +279,10 @@ def sizes_of(config: RunConfig) -> Sizes:
     model = pinned(config.model)
     outline = outline_model(model)
     facts, quantised = outline.facts, packing(model, load_config(model)) is not None
-    form: Literal["source", "stock"] = "source" if quantised or only_inside(facts.family) else "stock"
-    files = file_sizes(model, form) if facts.experts else FileSizes(0, 0)
-    return Sizes(facts.experts, facts.rule, quantised, facts.unrepairable is None, files, outline.cache_bytes)
+    own_form = quantised or only_inside(facts.family)
+    files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0)
+    repairs = facts.unrepairable is None
+    return Sizes(facts.experts, facts.rule, quantised, repairs, own_form, files, outline.cache_bytes)
 
 
 def room_for(config: RunConfig) -> tuple[Originals, int]:

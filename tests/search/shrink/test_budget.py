@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from edit_checks import write_source
-from family_samples import edit_of_kind
+from family_samples import COMMON, STEP, edit_of_kind
+from tiny_models import word_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
@@ -18,6 +19,7 @@ from moevolve.workers.contract.facts import FileSizes
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.sizes import file_sizes
+from moevolve.workers.families.registry import register_class
 from moevolve.workers.methods.eep.edit import stock_space
 
 DEMO = ModelConfig(str(Path(__file__).parents[3] / "configs" / "demo" / "model"), device="cpu")
@@ -100,6 +102,21 @@ def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_
     assert done.returncode == 0 and "neuron_share: 0.125" in done.stdout and "preset: share" in done.stdout
     done = in_process(*command, "--neurons", "12.5%", "--repair", "none", cwd=tmp_path)
     assert done.returncode == 2 and "--neurons 12.5%: narrower experts need a repair" in done.stderr
+
+
+def test_experts_of_text_models_that_nothing_loads_alone_keep_their_width(tmp_path: Path, in_process: Any) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("step3p5", **(COMMON | STEP))
+    register_class(config)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    word_tokenizer(["word"]).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
+    command = ("shrink", "model", "--data", "text.txt", "-o", "small", "--dry-run", "--set", "model.device=cpu")
+    done = in_process(*command, "--experts", "4", cwd=tmp_path)
+    assert done.returncode == 0 and "preset: repaired" in done.stdout
+    done = in_process(*command, "--neurons", "50%", cwd=tmp_path)
+    assert done.returncode == 2 and "a model whose text part transformers loads alone" in done.stderr
 
 
 def test_routers_are_mapped_where_a_pruned_one_is_a_smaller_one() -> None:

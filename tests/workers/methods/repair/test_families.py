@@ -42,6 +42,7 @@ DIFFERENT = (
     "nemotron_h",
     "minimax_m3_vl_text",
     "llama4_text",
+    "step3p5",
 )
 """Families whose experts, routers or names of blocks are of different forms; all others are like one of these.
 Qwen2-MoE's gated shared expert is tried in eep/test_shared_expert."""
