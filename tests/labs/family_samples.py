@@ -170,6 +170,19 @@ STEP: dict[str, Any] = {
     "swiglu_limits": [0.0, 0.0, 0.7],
     "swiglu_limits_shared": [0.0, 0.5, 0.0],
 }
+MUSE: dict[str, Any] = {
+    "intermediate_size": 40,
+    "moe_intermediate_size": 24,
+    "moe_hidden_size": 16,
+    "num_local_experts": 6,
+    "head_dim": 8,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 4,
+    "routed_scaling_factor": 1.5,
+    "output_multiplier": 0.7,
+    "final_logit_softcapping": 5.0,
+}
 QWEN4: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 24,
@@ -363,6 +376,7 @@ RECENT: dict[str, dict[str, Any]] = {
     "glm5_next_text": GLM_NEXT,
     "step3p5": STEP,
     "qwen4_exp_text": QWEN4,
+    "muse_spark_text": MUSE,
     "mistral4": DEEPSEEK_V3 | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
     "nemotron_h": NEMOTRON,
     "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 16},
@@ -388,6 +402,7 @@ UNREPAIRABLE = (
     "deepseek_v4",
     "glm5_next_text",
     "qwen4_exp_text",
+    "muse_spark_text",
     "glm_moe_dsa-shared",
     "afmoe",
     "kolibri1",

@@ -40,7 +40,7 @@ class PlainBlock(nn.Module):
         coefficients = torch.tensor(merging, dtype=torch.float64)
         self.tensors = {
             name: torch.einsum("ij,j...->i...", coefficients, tensor.double())
-            for name, tensor in block.experts.named_parameters()
+            for name, tensor in block.experts.named_parameters(recurse=False)
         }
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class PlainBlock(nn.Module):
         names = ("gate.", "router.", "gate.wg.", "router.gate.", "router.proj.", "chooser.")
         found = [weights[name] for name in names if name in weights]
         assert len(found) == 1
-        return found[0].double() @ hidden
+        return found[0].double() @ hidden * getattr(getattr(self.original, "gate", None), "output_multiplier", 1.0)
 
     @property
     def correction(self) -> Tensor | None:
@@ -217,7 +217,8 @@ class PlainBlock(nn.Module):
                 return tensors["down_proj"] @ ((up + 1) * gate * torch.sigmoid(self.config.swiglu_alpha * gate))
             gelu = self.config.model_type == "gemma4_text"
             active = nn.functional.gelu(gate, approximate="tanh") if gelu else gate / (1 + torch.exp(-gate))
-            return tensors["down_proj"] @ (active * up)
+            out = tensors["down_proj"] @ (active * up)
+            return getattr(self.original.experts, "post_expert_norm", nn.Identity())(out)  # of Muse Spark
         both = hidden @ tensors["gate_up_proj"] + tensors["gate_up_proj_bias"]
         limit = self.config.swiglu_limit
         gate, up = both[0::2].clamp(max=limit), both[1::2].clamp(-limit, limit)
@@ -227,13 +228,17 @@ class PlainBlock(nn.Module):
     def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None) -> Any:
         tokens = [0] * hidden_states.shape[:-1].numel() if input_ids is None else input_ids.flatten().tolist()
         flat = hidden_states.reshape(-1, hidden_states.shape[-1])
-        given = getattr(self.original, "fc1_latent_proj", nn.Identity())(flat).double()
+        given = flat
+        for name in ("fc1_latent_proj", "pre_expert_proj", "pre_expert_norm"):
+            given = getattr(self.original, name, nn.Identity())(given)
         rows = [
             sum(self.weighted(weight, index, inputs) for index, weight in self.routed(row, token))
-            for row, inputs, token in zip(flat.double(), given, tokens, strict=True)
+            for row, inputs, token in zip(flat.double(), given.double(), tokens, strict=True)
         ]
         out = torch.stack(rows).to(flat.dtype)
-        out = getattr(self.original, "fc2_latent_proj", nn.Identity())(out).reshape(hidden_states.shape)
+        for name in ("fc2_latent_proj", "post_expert_proj"):
+            out = getattr(self.original, name, nn.Identity())(out)
+        out = out.reshape(hidden_states.shape)
         if self.config.model_type == "llama4_text":
             return out + self.shared(hidden_states), None
         if self.config.model_type == "gpt_oss":

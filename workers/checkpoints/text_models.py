@@ -143,7 +143,7 @@ def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mappin
     # Some checkpoints have the text model's head beside the text model.
     found = {name: tensor for name, tensor in tensors.items() if name.startswith("lm_head.")}
     found |= {name: tensor for name, tensor in named.items() if name is not None}
-    width, hidden = getattr(config, "moe_intermediate_size", 0), config.hidden_size
+    width, hidden = getattr(config, "moe_intermediate_size", 0), getattr(config, "moe_hidden_size", config.hidden_size)
     shapes = {".experts.gate_up_proj": (2 * width, hidden), ".experts.down_proj": (hidden, width)} if width else {}
     return {
         name: next((_Turned(tensor, shape) for end, shape in shapes.items() if name.endswith(end)), tensor)

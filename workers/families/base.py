@@ -98,15 +98,17 @@ class ExpertFamily(Family):
         tensors: Names of the fused expert parameters; shapes [n, 2I, H] and [n, H, I] in families without biases.
         float32_router: True if router logits are computed in float32 whatever the router's dtype.
         correction_in_block: True if the MoE block has the correction bias, and passes it to the router.
+        shared_by_experts: Names of the modules among the experts that all of them use.
         stored: Ends of the names of fused experts in checkpoints, where these names don't contain `.experts.`.
         stored_router, stored_weight: Names of `router` and `weight` in checkpoints, if they are others.
         output_scale: Derives the factor on the routed experts' sum in the residual stream; None for 1.
-        experts_input: Name of the module in a MoE block that makes the experts' inputs of the router's; None if both
-            get the same. A block without that module has none to make.
+        experts_input: Names of the modules in a MoE block that make the experts' inputs of the router's, one after the
+            other; none if both get the same. A block without such a module leaves it out.
         takes_sequences: True if the router takes hidden states [rows, columns, hidden] only.
         unrepairable: Tells why candidates can't be repaired, as a sentence's end, or None if they can.
         prepare: Computes what a router multiplies with its weight from it and its inputs [tokens, hidden]; None if
             that is its inputs.
+        logits_factor: Name of the router's factor on its logits; None if there is none.
         factors: Name of the router's factors [n] on the experts' routing weights; None if there are none.
         other_tensors: Names of the router's other tensors, which don't depend on the number of experts.
         table: Name of the router's table [vocabulary, k] of the experts of every token id; routers that lack it choose
@@ -131,14 +133,16 @@ class ExpertFamily(Family):
     tensors: tuple[str, ...] = ("gate_up_proj", "down_proj")
     float32_router: bool = False
     correction_in_block: bool = False
+    shared_by_experts: tuple[str, ...] = ()
     stored: tuple[str, ...] = ()
     stored_router: str | None = None
     stored_weight: str | None = None
     output_scale: Callable[[PretrainedConfig], float] | None = None
-    experts_input: str | None = None
+    experts_input: tuple[str, ...] = ()
     takes_sequences: bool = False
     unrepairable: Callable[[PretrainedConfig], str | None] | None = None
     prepare: Callable[[Any, Tensor], Tensor] | None = None
+    logits_factor: str | None = None
     factors: str | None = None
     other_tensors: tuple[str, ...] = ()
     table: str | None = None
@@ -159,7 +163,9 @@ class ExpertFamily(Family):
     def stores_experts(self, name: str) -> bool:
         """Whether a tensor of a checkpoint belongs to routed experts, by its name."""
         # Laguna's checkpoints have the correction bias of the router beside the experts.
-        return name.endswith(self.stored) or (".experts." in name and not name.endswith(CORRECTION_BIAS))
+        module = name.rpartition(".experts.")[2].partition(".")[0]
+        others = name.endswith(CORRECTION_BIAS) or module in self.shared_by_experts
+        return name.endswith(self.stored) or (".experts." in name and not others)
 
     def resize(self, config: PretrainedConfig, rule: RoutingRule, experts: int, active: int) -> None:
         """Change the numbers of experts in a config, in place, and say that it has no layers for MTP.

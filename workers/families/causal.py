@@ -32,7 +32,12 @@ def causal_class(text_model: type[PreTrainedModel]) -> type[PreTrainedModel]:
         ) -> CausalLMOutputWithPast:
             outputs = self.model(input_ids=input_ids, **inputs)
             states = slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep)
-            return CausalLMOutputWithPast(logits=self.lm_head(states), past_key_values=outputs.past_key_values)
+            logits = self.lm_head(states)
+            if (factor := getattr(self.config, "output_multiplier", None)) is not None:  # of Muse Spark
+                logits = logits * factor
+            if (bound := getattr(self.config, "final_logit_softcapping", None)) is not None:
+                logits = (logits / bound).tanh() * bound
+            return CausalLMOutputWithPast(logits=logits, past_key_values=outputs.past_key_values)
 
     # `transformers` looks into a class's file to learn which backends it has, and so do we for its attention.
     CausalText.__module__, CausalText.__name__ = text_model.__module__, f"{text_model.__name__}ForCausalLM"

@@ -152,7 +152,7 @@ DEEPSEEK = (
         block="mixer",
         tensors=("up_proj", "down_proj"),
         packs=False,
-        experts_input="fc1_latent_proj",
+        experts_input=("fc1_latent_proj",),
         unrepairable=_latent,
     ),
 )

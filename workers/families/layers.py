@@ -131,8 +131,10 @@ class MoELayer:
 
     def experts_input(self, hidden: Tensor) -> Tensor:
         """Make the experts' inputs [tokens, width] of the router's inputs [tokens, hidden]."""
-        make = getattr(self.block, self.family.experts_input or "", None)
-        return hidden if make is None else make(hidden)
+        for name in self.family.experts_input:
+            make = getattr(self.block, name, None)
+            hidden = hidden if make is None else make(hidden)
+        return hidden
 
     def expert_tensors(self) -> dict[str, Tensor]:
         """Return the fused expert parameters that the model currently runs on, by name."""

@@ -155,7 +155,7 @@ SOFTMAX = (
         active_field="top_k_experts",
         router="router",
         weight="proj.weight",
-        experts_input="pre_feedforward_layernorm_2",
+        experts_input=("pre_feedforward_layernorm_2",),
         prepare=lambda router, hidden: router.norm(hidden) * router.scale * router.scalar_root_size,
         factors="per_expert_scale",
         other_tensors=("scale",),
@@ -297,6 +297,18 @@ SIGMOID = (
         pads_left=False,
         transposed=True,
         adapt=_adapt_llama4,
+    ),
+    ExpertFamily(
+        "muse_spark_text",
+        "Muse Spark",
+        casts_weights=False,
+        rule=routing(renormalise=True, scale="routed_scaling_factor", scores="sigmoid"),
+        experts_field="num_local_experts",
+        float32_router=True,
+        experts_input=("pre_expert_proj", "pre_expert_norm"),
+        shared_by_experts=("post_expert_norm",),
+        logits_factor="output_multiplier",
+        unrepairable=lambda config: OUTPUT_NORM,
     ),
     # In its files, experts and router are beside the dense networks of other layers.
     ExpertFamily(

@@ -18,6 +18,7 @@ from family_samples import (
     GLM_NEXT,
     LLAMA4,
     MINIMAX_M3,
+    MUSE,
     QWEN4,
     RECENT,
     STEP,
@@ -57,7 +58,7 @@ Configs = Callable[..., ModelConfig]
 
 EXPERTS = 6
 TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h", "beam", "flint")
-TWO += ("minimax_m3_vl_text", "llama4_text", "glm5_next_text", "step3p5")
+TWO += ("minimax_m3_vl_text", "llama4_text", "glm5_next_text", "step3p5", "muse_spark_text")
 """Families of which two layers have experts, without a setting of that name."""
 
 OWN_MIXERS = (
@@ -83,6 +84,7 @@ OWN_MIXERS = (
     "glm5_next_text",
     "step3p5",
     "qwen4_exp_text",
+    "muse_spark_text",
 )
 """Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others are plain."""
 
@@ -127,7 +129,8 @@ def test_facts_and_logits_are_those_of_the_equations(
 ) -> None:
     facts, model, layers = outline_model(model_config(family)).facts, resident(family), depth(family)
     assert (facts.family, len(facts.moe_layers)) == (family.split("-", maxsplit=1)[0], layers)
-    expert = {"nemotron_h": 2 * 24 * 32, "nemotron_h-latent": 2 * 24 * 16}.get(family, 3 * 24 * 32)
+    others = {"nemotron_h": 2 * 24 * 32, "nemotron_h-latent": 2 * 24 * 16, "muse_spark_text": 3 * 24 * 16}
+    expert = others.get(family, 3 * 24 * 32)
     assert (facts.experts, facts.active, facts.expert_parameters) == (EXPERTS, 2, expert)
     assert (
         facts.neuron_parameters == expert // 24
@@ -318,6 +321,11 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4, "image_size": 8},
         "n_routed_experts",
     ),
+    "muse_spark": (
+        MUSE,
+        {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4},
+        "num_local_experts",
+    ),
     "llama4": (
         LLAMA4,
         {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -347,6 +355,9 @@ def wrapped(model_type: str) -> Any:
     text, vision, _ = WRAPPERS[model_type]
     parts: dict[str, Any] = {"text_config": COMMON | text, "vision_config": vision, "tie_word_embeddings": False}
     kind: Any = AutoModelForImageTextToText
+    if model_type == "muse_spark":
+        sizes = {"hidden_sizes": (8,) * 4, "depths": (1,) * 4, "patch_sizes": (2,) * 4, "out_hidden_size": 32}
+        parts |= {"audio_config": sizes, "out_hidden_size": 64, "projector_hidden_size": 16}
     if model_type == "qwen3_omni_moe":
         sound = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 16, "encoder_attention_heads": 2}
         vision = QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
@@ -384,7 +395,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
 
     assert_close(logits(resident, IdentityEdit(), tokens), seen(whole))
     pruned_logits = logits(resident, edit, tokens)
-    if model_type in ("glm5_next", "step3p7"):  # of which `transformers` has no class for the text model alone
+    if only_inside(resident.model.config.model_type):  # of which `transformers` has no class for the text model alone
         alone = resident.model.config.model_type
         with pytest.raises(UserError, match=f"no class for {alone} models alone; export the individual as source"):
             export_model(resident, edit, tmp_path / "stock", CARD)

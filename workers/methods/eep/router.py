@@ -135,7 +135,9 @@ class EditableRouter(nn.Module):
             hidden = self.family.prepare(self.inner, hidden)
         if self.family.float32_router:
             hidden, weight = hidden.float(), weight.float()
-        return linear(hidden, weight, bias)
+        logits = linear(hidden, weight, bias)
+        factor = self.family.logits_factor
+        return logits if factor is None else logits * getattr(self.inner, factor)
 
 
 def fold(mapping: Tensor, original: Tensor) -> Tensor:
