@@ -183,6 +183,17 @@ MUSE: dict[str, Any] = {
     "output_multiplier": 0.7,
     "final_logit_softcapping": 5.0,
 }
+MISTRAL_LARGE: dict[str, Any] = MLA | {
+    "n_routed_experts": 6,
+    "index_n_heads": 2,
+    "index_head_dim": 8,
+    "index_topk": 64,
+    "no_rope_layers": [1, 1, 0],
+    "kv_source_layers": [0, 0, 2],
+    "indexer_types": ["full", "full", "full"],
+    "routed_scaling_factor": 1.5,
+    "final_logit_softcapping": 5.0,
+}
 QWEN4: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 24,
@@ -377,6 +388,7 @@ RECENT: dict[str, dict[str, Any]] = {
     "step3p5": STEP,
     "qwen4_exp_text": QWEN4,
     "muse_spark_text": MUSE,
+    "mistral_large4_text": MISTRAL_LARGE,
     "mistral4": DEEPSEEK_V3 | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
     "nemotron_h": NEMOTRON,
     "nemotron_h-latent": NEMOTRON | {"moe_latent_size": 16},
@@ -403,6 +415,7 @@ UNREPAIRABLE = (
     "glm5_next_text",
     "qwen4_exp_text",
     "muse_spark_text",
+    "mistral_large4_text",
     "glm_moe_dsa-shared",
     "afmoe",
     "kolibri1",

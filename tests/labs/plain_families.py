@@ -130,7 +130,7 @@ class PlainBlock(nn.Module):
         return [(i, scores[i] * self.config.routed_scaling_factor) for i in chosen]
 
     def deepseek_v3(self, hidden: Tensor) -> list[tuple[int, Tensor]]:
-        softmax = self.config.model_type == "mistral4"
+        softmax = self.config.model_type in ("mistral4", "mistral_large4_text")
         scores = self.mapped(self.logits(hidden), partial(torch.softmax, dim=0) if softmax else torch.sigmoid)
         assert softmax or self.correction is not None
         ranks = scores if self.correction is None else scores + self.mapping @ self.correction
@@ -179,7 +179,7 @@ class PlainBlock(nn.Module):
             return getattr(self, self.config.model_type)(hidden)  # type: ignore[no-any-return]
         if self.config.model_type == "flint" or getattr(self.config, "expert_selection_fn", "softmax") == "sigmoid":
             return self.sigmoid(hidden)
-        if self.config.model_type == "mistral4":
+        if self.config.model_type in ("mistral4", "mistral_large4_text"):
             return self.deepseek_v3(hidden)
         softmax = self.correction is None or self.config.model_type == "ernie4_5_moe"
         return self.softmax(hidden) if softmax else self.deepseek_v3(hidden)

@@ -28,7 +28,7 @@ _LAYER = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<layer>\d+)\.(?P<rest>.+)")
 _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
 _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias", ".router_bias")
 """Ends of names of correction biases, which checkpoints have in the router or beside it."""
-_MTP_STEM = re.compile(r"(^|\.)(mtp|nextn)(\.|$)")
+_MTP_STEM = re.compile(r"(^|\.)(mtp\w*|nextn)(\.|$)")
 
 MASK = -1e4
 """Bias of an expert that is never chosen: representable in 16 bits, and far below any sum of a score and a bias."""

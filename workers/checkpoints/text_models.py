@@ -31,15 +31,22 @@ _NAMED_BY_WHOLE = {
     "minimax_m3_vl": "minimax_m3_vl",
     "step3p7": "step3p7",
     "step3p5": "step3p7",
+    "mistral_large4": "mistral_large4",
 }
 """Model types of checkpoints whose text models' tensors have names that `transformers` knows for a multimodal model
 type only, and the latter."""
 
-_PARTS_BESIDE = ("vision_model.", "vit_large_projector.")
+_PARTS_BESIDE = (
+    *("vision_model.", "vit_large_projector."),
+    *("vision_encoder.", "pre_mm_projector_norm.", "patch_merger.", "vision_language_adapter."),
+)
 """Beginnings of the names of other parts in checkpoints whose text models have the names that they have alone."""
 
 _STEMS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
 """Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family."""
+
+_TEXT_PARTS = ("model.language_model.", "lm_head.")
+"""Beginnings of the names of a multimodal model's modules for text."""
 
 _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 
@@ -67,6 +74,8 @@ def published_names(whole: PretrainedConfig) -> Iterator[None]:
         whole: Config of the whole checkpoint.
     """
     from transformers.conversion_mapping import (
+        PermuteForRope,
+        WeightRenaming,
         get_checkpoint_conversion_mapping,
         register_checkpoint_conversion_mapping,
     )
@@ -75,14 +84,21 @@ def published_names(whole: PretrainedConfig) -> Iterator[None]:
     if whole.model_type not in _NAMED_BY_WHOLE:
         yield
         return
-    known = get_checkpoint_conversion_mapping(_NAMED_BY_WHOLE[whole.model_type])
-    # Anchored patterns rename whole parts of a multimodal model, which the text model doesn't have.
-    names = [each for each in known if not each.source_patterns[0].startswith("^")]
-    register_checkpoint_conversion_mapping(text, names, overwrite=True)
+    own = get_checkpoint_conversion_mapping(text) or []
+    names = []
+    for each in get_checkpoint_conversion_mapping(_NAMED_BY_WHOLE[whole.model_type]):
+        source, target = each.source_patterns[0], each.target_patterns[0]
+        # Anchored patterns rename whole parts of a multimodal model; of the text model, some are renamed already.
+        if source.startswith("^"):
+            if text_name(source.replace("\\", "").removeprefix("^")) is None and target.startswith(_TEXT_PARTS):
+                names.append(WeightRenaming(source, text_name(target) or target))
+        elif not any(isinstance(operation, PermuteForRope) for operation in getattr(each, "operations", ())):
+            names.append(each)
+    register_checkpoint_conversion_mapping(text, [*names, *own], overwrite=True)
     try:
         yield
     finally:
-        register_checkpoint_conversion_mapping(text, [], overwrite=True)
+        register_checkpoint_conversion_mapping(text, own, overwrite=True)
 
 
 def _as_family(text: PretrainedConfig, family: str, fixed: Mapping[str, Any]) -> PretrainedConfig:

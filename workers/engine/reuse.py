@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from moevolve.workers.families.decoder import decoder_layers, needs_carried, skipped
+from moevolve.workers.families.decoder import can_start, decoder_layers, skipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -178,7 +178,7 @@ class LayerReuse:
         prefix = hashlib.sha256()
         for layer, key in enumerate(keys[:-1], start=1):
             prefix.update(f"{key} ".encode())
-            if key != keys[layer] and not needs_carried(self._layers[layer]):
+            if key != keys[layer] and can_start(self._layers, layer):
                 self._prefixes[layer] = prefix.hexdigest()
         self._states.count({name: layer for layer, name in self._prefixes.items()})
 

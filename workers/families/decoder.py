@@ -23,9 +23,17 @@ def carries(layer: nn.Module) -> bool:
     return CARRIED in inspect.signature(type(layer).forward).parameters
 
 
-def needs_carried(layer: nn.Module) -> bool:
-    """Return whether a decoder layer uses the choice that is handed to it, and so can't run on hidden states alone."""
-    return bool(getattr(getattr(layer, "self_attn", None), "skip_topk", False))
+def can_start(layers: Sequence[nn.Module], first: int) -> bool:
+    """Return whether the decoder layers from `first` on can run on hidden states alone.
+
+    They can't where `first` uses the choice that is handed to it, or one of them the keys and values of an earlier one.
+    """
+    attentions = [getattr(layer, "self_attn", None) for layer in layers]
+    if getattr(attentions[first], "skip_topk", False):
+        return False
+    # Mistral Large 4's layers share them. Its configs say for every layer which one's it uses.
+    sources = getattr(getattr(attentions[first], "config", None), "kv_source_layers", None) or range(len(layers))
+    return all(source >= first for source in sources[first:])
 
 
 def state_of(output: Any) -> Any:

@@ -51,6 +51,12 @@ def mistral4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     return replace(deepseek_v3_rule(router, config), scores="softmax", rounds=True)
 
 
+def mistral_large4_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
+    """Routing rule of Mistral Large 4: that of DeepSeek-V3 with a softmax and without a correction bias, rescaled."""
+    scale = float(config.routed_scaling_factor)
+    return RoutingRule(renormalise=True, scores="softmax", groups=_groups(config, best=2), scale=scale)
+
+
 def axk2_rule(router: nn.Module, config: PretrainedConfig) -> RoutingRule:
     """Routing rule of A.X-K2: that of DeepSeek-V3 without groups.
 
@@ -105,6 +111,12 @@ def _shared_choices(config: PretrainedConfig) -> str | None:
     return alone if "shared" in config.indexer_types else None
 
 
+def _shared_states(config: PretrainedConfig) -> str | None:
+    if config.kv_source_layers == list(range(config.num_hidden_layers)):
+        return _shared_choices(config)
+    return "its layers share keys and values, and a repair runs each on hidden states alone"
+
+
 DEEPSEEK = (
     _deepseek("deepseek_v2", "DeepSeek-V2", rule=deepseek_v2_rule),
     _deepseek("deepseek_v3", "DeepSeek-V3"),
@@ -132,6 +144,7 @@ DEEPSEEK = (
         unrepairable=lambda config: OUTPUT_NORM,
     ),
     _deepseek("hy_v4", "Hunyuan 4", sdpa=False, unrepairable=lambda config: STREAMS),
+    _deepseek("mistral_large4_text", "Mistral Large 4", rule=mistral_large4_rule, unrepairable=_shared_states),
     _deepseek("mistral4", "Mistral 4", rule=mistral4_rule, casts_weights=True, float32_router=False),
     ExpertFamily(
         "deepseek_v4",

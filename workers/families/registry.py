@@ -25,6 +25,7 @@ _TEXT_MODEL = "TextModel"
 UNLISTED = {
     "mistral4": "Mistral4ForCausalLM",
     "glm5_next_text": "Glm5NextTextModel",
+    "mistral_large4_text": "MistralLarge4TextModel",
     "muse_spark_text": "MuseSparkTextModel",
     "step3p5": "Step3p7TextModel",
 }
@@ -33,7 +34,6 @@ multimodal ones, which have no causal language model of their own."""
 
 _REASONS: dict[str, tuple[str, ...]] = {
     "its requests are images of pages": ("deepseek_ocr2", "unlimited_ocr"),
-    "its layers read keys and values of earlier layers besides the residual stream": ("mistral_large4",),
     "its experts' matrices are stored transposed, in a form that exports don't write": ("aria",),
     "its routers weight routed and shared experts together": ("inkling", "inkling_mm_model"),
     "its experts are rows of one matrix per layer": ("dbrx",),

@@ -106,7 +106,8 @@ def test_fused_experts_are_rows() -> None:
             assert kept.rows is None and kept.nbytes == kept.source.nbytes
 
 
-def test_layers_for_multi_token_prediction() -> None:
+@pytest.mark.parametrize("stem", ["mtp.layers.0.", "mtp_dspark.layers.0."])
+def test_layers_for_multi_token_prediction(stem: str) -> None:
     tensors = tensors_of(("weight",), "mlp")
     later = {name for name in tensors if name.startswith("model.layers.3.")}
     kept = {mtp: origins(pruning(tensors, mtp)) for mtp in ("drop", "prune", "keep")}  # type: ignore[arg-type]
@@ -117,7 +118,7 @@ def test_layers_for_multi_token_prediction() -> None:
     assert pruned["model.layers.3.mlp.experts.0.up_proj.weight"][0] == "model.layers.3.mlp.experts.2.up_proj.weight"
     assert not any(".experts.2." in name for name in pruned)
     assert len(pruned) == 4 + 2 * len(MATRICES)
-    other = {name.replace("model.layers.3.", "mtp.layers.0."): tensors[name] for name in later}
+    other = {name.replace("model.layers.3.", stem): tensors[name] for name in later}
     renamed = {name: stored(name, *tensor.shape) for name, tensor in other.items()}
     moved = {name: tensor for name, tensor in tensors.items() if name not in later} | renamed
     assert origins(pruning(moved)) == kept["drop"]

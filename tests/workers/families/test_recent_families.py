@@ -18,6 +18,7 @@ from family_samples import (
     GLM_NEXT,
     LLAMA4,
     MINIMAX_M3,
+    MISTRAL_LARGE,
     MUSE,
     QWEN4,
     RECENT,
@@ -58,7 +59,7 @@ Configs = Callable[..., ModelConfig]
 
 EXPERTS = 6
 TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe", "afmoe", "nemotron_h", "beam", "flint")
-TWO += ("minimax_m3_vl_text", "llama4_text", "glm5_next_text", "step3p5", "muse_spark_text")
+TWO += ("minimax_m3_vl_text", "llama4_text", "glm5_next_text", "step3p5", "muse_spark_text", "mistral_large4_text")
 """Families of which two layers have experts, without a setting of that name."""
 
 OWN_MIXERS = (
@@ -85,6 +86,7 @@ OWN_MIXERS = (
     "step3p5",
     "qwen4_exp_text",
     "muse_spark_text",
+    "mistral_large4_text",
 )
 """Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others are plain."""
 
@@ -205,12 +207,14 @@ def test_scores_are_those_of_single_prompts(
     assert made.gold_logprobs == pytest.approx(golds, abs=2e-4)
 
 
-@pytest.mark.parametrize("family", ["hy_v4", "glm_moe_dsa-shared", "deepseek_v4", "qwen4_exp_text"])
+@pytest.mark.parametrize(
+    "family", ["hy_v4", "glm_moe_dsa-shared", "deepseek_v4", "qwen4_exp_text", "mistral_large4_text"]
+)
 def test_candidates_start_from_layers_that_read_more_than_hidden_states(
     family: str, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """The second of three layers reads the first one's choice of tokens, so that candidates that differ in the third
-    start there; or layers read token ids."""
+    """The second of three layers reads the first one's choice of tokens, or its keys and values, so that candidates
+    that differ in the third start there; or layers read token ids."""
     model = resident(family)
     examples = tuple(Example(words([3 * i, i + 7, 2 * i + 5]), (words([i + 4]),), ()) for i in range(4, 9))
     split = PreparedSplit("words", "search", "generate", "accuracy", Matching(), 3, " ", examples)
@@ -326,6 +330,12 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4},
         "num_local_experts",
     ),
+    "mistral_large4": (
+        MISTRAL_LARGE,
+        {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+        | {"num_attention_heads": 2, "patch_size": 4, "image_size": 8},
+        "n_routed_experts",
+    ),
     "llama4": (
         LLAMA4,
         {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -346,6 +356,14 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
 }
 """Settings of the text model and of what sees images, and the field with the number of experts, by model type."""
+
+
+PUBLISHED = {
+    "minimax_m3_vl": "language_model.model.layers.1.block_sparse_moe.experts.0.w1.weight",
+    "step3p7": "model.layers.1.moe.gate_proj.weight",
+    "mistral_large4": "layers.1.experts.0.w1.weight",
+}
+"""A tensor of an expert as published, in checkpoints whose names `transformers` knows for the multimodal class only."""
 
 
 def wrapped(model_type: str) -> Any:
@@ -399,10 +417,8 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
         alone = resident.model.config.model_type
         with pytest.raises(UserError, match=f"no class for {alone} models alone; export the individual as source"):
             export_model(resident, edit, tmp_path / "stock", CARD)
-    if model_type in ("minimax_m3_vl", "step3p7"):
-        names = list(load_file(tmp_path / "whole" / "model.safetensors"))
-        published = "language_model.model.layers.1.block_sparse_moe.experts.0.w1.weight"
-        assert (published if model_type == "minimax_m3_vl" else "model.layers.1.moe.gate_proj.weight") in names
+    if model_type in PUBLISHED:
+        assert PUBLISHED[model_type] in load_file(tmp_path / "whole" / "model.safetensors")
         # Its merged experts are found under these names, too, which are gone again for text models alone.
         merged = edit_of_kind(len(resident.layers), EXPERTS, "mixed", space="logits")
         write_source(source, merged, tmp_path / "merged", requantise=True)
@@ -411,7 +427,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
     if model_type == "minimax_m3_vl":
         export_model(resident, edit, tmp_path / "stock", CARD)
         assert_close(seen(AutoModelForCausalLM.from_pretrained(tmp_path / "stock").eval()), pruned_logits)
-    if model_type in ("qwen3_vl_moe", "minimax_m3_vl", "step3p7"):  # which stores transposed experts
+    if model_type in ("qwen3_vl_moe", *PUBLISHED):  # the first stores transposed experts
         assert_close(logits(ResidentModel.load(replace(source, originals="disk")), edit, tokens), pruned_logits)
     write_source(source, edit, tmp_path / "pruned")
     settings = json.loads((tmp_path / "pruned" / "config.json").read_text())
