@@ -139,7 +139,7 @@ def tradeoffs(store: StoreReader, request: TradeOffsRequest) -> TradeOffs:
     measured = []
     for row in sorted(rows.values(), key=lambda row: row.index):
         known = tuple(score for score in scores(row.phenotype_hash) if score is not None)
-        if len(known) == len(tasks):
+        if tasks and len(known) == len(tasks):
             measured.append(TradeOff(f"{search.name}:{row.index}", known, row.parameters, row.summary))
     front = unbeaten(np.array([one.scores for one in measured], float).reshape(len(measured), len(tasks)))
     return TradeOffs(

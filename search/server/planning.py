@@ -31,19 +31,9 @@ from moevolve.store.records import SearchRecord
 T = TypeVar("T")
 
 LAUNCH_SETTINGS = (
-    *(
-        "seed",
-        "window",
-        "preset",
-        "genome",
-        "phases",
-        "strategy",
-        "over_tasks",
-        "tie_break",
-        "final.rerank",
-        "final.test",
-    ),
-    *("final.random_baselines", "workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
+    *("seed", "window", "preset", "genome", "phases", "strategy", "over_tasks", "tie_break"),
+    *("final.rerank", "final.test", "final.random_baselines"),
+    *("workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
     *("workers.min", "workers.max", "workers.priority"),
 )
 """Settings and whole sections that a launch may change. None of them refers to a file or to another machine."""

@@ -295,10 +295,14 @@ def _resized(
 def _without_mtp(raw: dict[str, Any], config: Any, extra: int) -> dict[str, Any]:
     """Return the lists of a config.json with an entry per layer, without the last `extra` ones for MTP layers."""
     layers, known = config.num_hidden_layers, config.to_dict()
+
+    def per_layer(value: Any, count: int) -> bool:
+        return isinstance(value, list) and len(value) == count
+
     return {
         name: value[:layers]
         for name, value in raw.items()
-        if isinstance(value, list) and len(value) == layers + extra and len(known.get(name) or ()) == layers
+        if per_layer(value, layers + extra) and per_layer(known.get(name), layers)
     }
 
 

@@ -32,6 +32,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
             opened.record("id-two", [decided(index, sum(scores) / 2)], found)
         opened.record("id-two", [decided(6, None)], [evaluation(6, None, "one")])
         opened.record("id-two", [individual(7)], [evaluation(7, 1.0, "one")])
+        opened.create_search(search("imported"), [])
+        opened.record("id-imported", [decided(0, 0.5)], [])
         opened.record("id-two", [], [evaluation(0, 0.9, "one", phenotype_hash=FULL_MODEL)])
         yield opened
 
@@ -42,6 +44,7 @@ def test_those_that_no_other_beats_are_listed(store: Store) -> None:
     # The first of two that score the same stands for both.
     assert [(one.ref, one.scores) for one in found.front] == [(f"two:{each}", SCORES[each]) for each in (1, 0, 2)]
     assert tradeoffs(store, TradeOffsRequest("two", split="dev")).front == ()
+    assert tradeoffs(store, TradeOffsRequest("imported")).front == ()
 
 
 def test_the_command_shows_every_tasks_score(store: Store, in_process: Any) -> None:
