@@ -24,7 +24,10 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
         "model": {"path": str(DEMO), "device": "cpu"},
         "tasks": [{"name": "demo-count"}],
         "genome": {"kind": "eep", "experts": 2},
-        "preset": "best",
+        "phases": [
+            {"kind": "allocate", "evaluations": 3, "initial": 3, "init": ["even", "line", "coverage"]},
+            {"kind": "repair", "evaluations": 24, "initial": 3, "repair": {"neurons": {}}},
+        ],
         "final": {"rerank": 5},
     }
     config = parse_run_config(with_preset(settings, "test"), "test")
