@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import ge
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Integer, and_, cast, func, select
@@ -18,6 +19,21 @@ _CELLS = 200
 """Cells of a chart along either axis."""
 _SEARCHES, _EARLIEST = 20, 64
 """Newest searches that marks are taken from, and the number of their first individuals."""
+
+
+def unbeaten(points: Sequence[tuple[float, ...]]) -> list[int]:
+    """Return the places of the points that no other reaches in every number and exceeds in one; larger is better.
+
+    Of equal points the first one stands for all. The largest first number comes first.
+    """
+    # In descending order a point can be beaten by earlier ones only, and by one that isn't beaten itself.
+    order = sorted(range(len(points)), key=points.__getitem__, reverse=True)
+    front: list[int] = []
+    for place in order:
+        # The latest ones are the nearest. Of two numbers the latest decides.
+        if not any(all(map(ge, points[other], points[place])) for other in reversed(front)):
+            front.append(place)
+    return front
 
 
 @dataclass(frozen=True, slots=True)

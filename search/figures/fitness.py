@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moevolve.search.figures.style import BLUE, GREEN, GREY, INK, MANY_MARKS, PHASE_COLOURS, RED, drawing
+from moevolve.store.pareto import unbeaten
 from moevolve.store.records import IndividualRecord
 
 if TYPE_CHECKING:
@@ -75,11 +76,7 @@ def legend_above(axes: Axes) -> None:
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the (size, score) points that no other beats in both, from the smallest to the largest size."""
-    best: list[tuple[float, float]] = []
-    for size, score in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not best or score > best[-1][1]:
-            best.append((size, score))
-    return best
+    return [points[place] for place in unbeaten([(-size, score) for size, score in points])]
 
 
 def draw_front(axes: Axes, front: Sequence[tuple[float, float]], label: str) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.genomes.contract.outline import GenomeOutline
@@ -28,7 +25,7 @@ from moevolve.search.requests.searches import (
 )
 from moevolve.search.requests.tables import Rows
 from moevolve.search.settings.phases import START
-from moevolve.store.pareto import Size
+from moevolve.store.pareto import Size, unbeaten
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import (
     FULL_MODEL,
@@ -141,24 +138,10 @@ def tradeoffs(store: StoreReader, request: TradeOffsRequest) -> TradeOffs:
         known = tuple(score for score in scores(row.phenotype_hash) if score is not None)
         if tasks and len(known) == len(tasks):
             measured.append(TradeOff(f"{search.name}:{row.index}", known, row.parameters, row.summary))
-    front = unbeaten(np.array([one.scores for one in measured], float).reshape(len(measured), len(tasks)))
+    front = unbeaten([one.scores for one in measured])
     return TradeOffs(
         request.split, tuple(task.task for task in tasks), scores(FULL_MODEL), tuple(measured[place] for place in front)
     )
-
-
-def unbeaten(scores: NDArray[np.float64]) -> list[int]:
-    """Return the rows of scores [individuals, tasks] that no other row reaches everywhere and exceeds somewhere.
-
-    Of equal rows the first one stands for all. The highest score in the first column comes first.
-    """
-    # In descending order a row can be beaten by earlier ones only, and by one that isn't beaten itself.
-    order = sorted(range(len(scores)), key=lambda row: tuple(-scores[row]))
-    front: list[int] = []
-    for row in order:
-        if not (scores[front] >= scores[row]).all(axis=1).any():
-            front.append(row)
-    return front
 
 
 @cache

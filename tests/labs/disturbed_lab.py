@@ -13,7 +13,7 @@ from typing import Any
 from killing import forked
 from light_workers import LightWorker
 from search_lab import make_lab_setup, run_config, scored, smooth
-from waiting import PATIENT_S
+from waiting import PATIENT_S, until
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.loop.setup import SearchSetup
@@ -140,10 +140,10 @@ def done(url: str, name: str = "lab") -> int:
 
 def wait_for(url: str, goal: int, drive: Drive | None = None, name: str = "lab") -> None:
     """Until so many individuals are decided, or the driver has ended."""
-    deadline = time.monotonic() + PATIENT_S
-    while done(url, name) < goal and (drive is None or drive.running):
-        assert time.monotonic() < deadline, "the search makes no progress"
-        time.sleep(0.05)
+    until(
+        lambda: done(url, name) >= goal or (drive is not None and not drive.running),
+        why=lambda: "the search makes no progress",
+    )
 
 
 Population = list[tuple[Any, ...]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from store_samples import decided, digest, evaluation, gone_owner, individual, search, split
-from waiting import PATIENT_S
+from waiting import until
 
 from moevolve.store import leases
 from moevolve.store.errors import LeaseHeldError, LeaseLostError, StoreError
@@ -227,10 +226,7 @@ def test_processes_of_this_machine_are_known_to_be_gone() -> None:
     assert not is_gone(mine) and not is_on_another_machine(mine)
     with subprocess.Popen([sys.executable, "-c", "pass"]) as child:
         # It ends in a moment, and nobody has waited for it yet.
-        deadline = time.monotonic() + PATIENT_S
-        while not is_gone(mine.replace(f" {os.getpid()} ", f" {child.pid} ")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: is_gone(mine.replace(f" {os.getpid()} ", f" {child.pid} ")))
     ended = gone_owner()
     assert is_gone(ended)
     machine, numbering = ended.rpartition(" (")[2].rstrip(")").split(", ")

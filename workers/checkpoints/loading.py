@@ -289,21 +289,20 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     # A multimodal checkpoint would be loaded as its own class, not as the text model's family.
     direct = packed is None and _whole_config(config).model_type in FAMILIES
     try:
-        if direct:
-            with naming(config):
+        with naming(config):
+            if direct:
                 model = AutoModelForCausalLM.from_pretrained(
                     _source(config), use_safetensors=True, **form, **_hub_arguments(config)
                 )
-        else:
-            state = _tensors(config, settings, packed, dtype)
-            kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-            with naming(config):
+            else:
+                state = _tensors(config, settings, packed, dtype)
+                kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
                 model, info = kind.from_pretrained(
                     None, config=settings, state_dict=dict(state), output_loading_info=True, **form
                 )
-            if info["missing_keys"]:
-                raise ValueError(f"there is no tensor for {min(info['missing_keys'])}")
-            _read_generation_config(model, config)
+                if info["missing_keys"]:
+                    raise ValueError(f"there is no tensor for {min(info['missing_keys'])}")
+                _read_generation_config(model, config)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UserError(f"model {config.path}: its weights don't load: {first_line(error)}") from error
     if any(parameter.is_meta for parameter in model.parameters()):

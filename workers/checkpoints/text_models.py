@@ -37,8 +37,12 @@ _NAMED_BY_WHOLE = {
 type only, and the latter."""
 
 _PARTS_BESIDE = (
-    *("vision_model.", "vit_large_projector."),
-    *("vision_encoder.", "pre_mm_projector_norm.", "patch_merger.", "vision_language_adapter."),
+    "vision_model.",
+    "vit_large_projector.",
+    "vision_encoder.",
+    "pre_mm_projector_norm.",
+    "patch_merger.",
+    "vision_language_adapter.",
 )
 """Beginnings of the names of other parts in checkpoints whose text models have the names that they have alone."""
 

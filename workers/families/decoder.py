@@ -28,11 +28,11 @@ def can_start(layers: Sequence[nn.Module], first: int) -> bool:
 
     They can't where `first` uses the choice that is handed to it, or one of them the keys and values of an earlier one.
     """
-    attentions = [getattr(layer, "self_attn", None) for layer in layers]
-    if getattr(attentions[first], "skip_topk", False):
+    attention = getattr(layers[first], "self_attn", None)
+    if getattr(attention, "skip_topk", False):
         return False
     # Mistral Large 4's layers share them. Its configs say for every layer which one's it uses.
-    sources = getattr(getattr(attentions[first], "config", None), "kv_source_layers", None) or range(len(layers))
+    sources = getattr(getattr(attention, "config", None), "kv_source_layers", None) or range(len(layers))
     return all(source >= first for source in sources[first:])
 
 

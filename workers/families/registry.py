@@ -21,7 +21,6 @@ FAMILIES: dict[str, ExpertFamily | DenseFamily] = {
 }
 """Family by model type, in the order in which messages list them."""
 
-_TEXT_MODEL = "TextModel"
 UNLISTED = {
     "mistral4": "Mistral4ForCausalLM",
     "glm5_next_text": "Glm5NextTextModel",
@@ -89,7 +88,7 @@ def register_class(config: PretrainedConfig) -> None:
 
 def only_inside(model_type: str) -> bool:
     """Whether a text model can be loaded by `transformers` as a part of a multimodal checkpoint only."""
-    return UNLISTED.get(model_type, "").endswith(_TEXT_MODEL)
+    return UNLISTED.get(model_type, "").endswith("TextModel")
 
 
 def pads_left(model_type: str) -> bool:

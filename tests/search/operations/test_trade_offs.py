@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from store_samples import decided, evaluation, individual, search, split
 
-from moevolve.search.operations.queries import tradeoffs, unbeaten
+from moevolve.search.operations.queries import tradeoffs
 from moevolve.search.requests.searches import TradeOffsRequest
+from moevolve.store.pareto import unbeaten
 from moevolve.store.records import FULL_MODEL
 from moevolve.store.repository import Store
 
@@ -56,8 +56,7 @@ def test_the_command_shows_every_tasks_score(store: Store, in_process: Any) -> N
 
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=20))
 def test_no_row_of_the_front_is_beaten_and_all_others_are(rows: list[tuple[int, ...]]) -> None:
-    scores = np.array(rows, float).reshape(len(rows), 3)
-    front = unbeaten(scores)
+    front = unbeaten(rows)
 
     def beaten(row: int) -> bool:
         others = (other for other in range(len(rows)) if other != row)

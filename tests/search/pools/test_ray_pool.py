@@ -23,7 +23,7 @@ from light_workers import LightWorker, await_file
 from ray.cluster_utils import Cluster
 from replies import failure
 from search_lab import make_lab_setup, prepared
-from waiting import PATIENT_S
+from waiting import PATIENT_S, until
 
 from moevolve.evaluators.types import PreparedSplit, SplitRef
 from moevolve.search.config.run import WorkersSection
@@ -74,10 +74,8 @@ def lose_node(cluster: Cluster, node_id: str) -> None:
     left = len(cluster.worker_nodes)
     (lost,) = (node for node in cluster.worker_nodes if node.node_id == node_id)
     cluster.remove_node(lost, allow_graceful=False)
-    deadline = time.monotonic() + PATIENT_S
-    while sum(node["Alive"] for node in ray.nodes()) > left:  # the head among them
-        assert time.monotonic() < deadline, "the node does not go"
-        time.sleep(0.1)
+    # The head is among them.
+    until(lambda: sum(node["Alive"] for node in ray.nodes()) <= left, why=lambda: "the node does not go")
 
 
 def node_here() -> str:

@@ -413,8 +413,8 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
 
     assert_close(logits(resident, IdentityEdit(), tokens), seen(whole))
     pruned_logits = logits(resident, edit, tokens)
-    if only_inside(resident.model.config.model_type):  # of which `transformers` has no class for the text model alone
-        alone = resident.model.config.model_type
+    alone = resident.model.config.model_type
+    if only_inside(alone):  # of which `transformers` has no class
         with pytest.raises(UserError, match=f"no class for {alone} models alone; export the individual as source"):
             export_model(resident, edit, tmp_path / "stock", CARD)
     if model_type in PUBLISHED:
