@@ -23,6 +23,7 @@ from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.vllm.engine import VllmEngine
 
 
 class EvaluationWorker:
@@ -59,7 +60,10 @@ class EvaluationWorker:
         self.resident = ResidentModel.load(model, None if needed is None else needed.memory.beside)
         loaded, keys = self.resident.model, self.resident.layer_keys
         self._reuse = LayerReuse(loaded, keys, activation_cache_bytes) if activation_cache_bytes else None
-        self._engine = GenerationEngine(loaded, self.resident.tokenizer, engine, shortcuts, self._reuse)
+        if engine.vllm is None:
+            self._engine = GenerationEngine(loaded, self.resident.tokenizer, engine, shortcuts, self._reuse)
+        else:
+            self._engine = VllmEngine(self.resident, engine, engine.vllm, shortcuts, self._reuse)
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
     def info(self, node: str = "") -> WorkerInfo:
@@ -157,7 +161,7 @@ def is_worker_fault(error: BaseException) -> bool:
 
     After a device error such as an illegal access, every further call in the same CUDA context fails.
     """
-    if isinstance(error, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
+    if isinstance(error, WorkerFault | MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
         return True
     message = str(error)
     return isinstance(error, RuntimeError) and any(name in message for name in _FAULTS)

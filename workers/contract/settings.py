@@ -6,11 +6,11 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
 _STRICT = {"extra": "forbid"}
 """Makes pydantic refuse unknown keys."""
@@ -71,6 +71,26 @@ class ModelConfig:
             raise ValueError(f"originals: {self.originals} and device_map exclude each other; use one of them")
 
 
+@dataclass(frozen=True, slots=True)
+class VllmConfig:
+    """vLLM as the generator of answers, installed in an environment of its own; see `moevolve.workers.vllm`.
+
+    Attributes:
+        python: Python executable of the environment that vLLM is installed in.
+        options: Arguments of `vllm.LLM`, such as `gpu_memory_utilization` and `tensor_parallel_size`.
+        folder: Directory for the weights of the candidate that vLLM loads; None for the system's temporary one.
+        tolerance: Largest mean difference, in nats per token, between the log-probabilities that vLLM and
+            `transformers` compute for the same prompts.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+
+    python: Annotated[str, MinLen(1)]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    folder: str | None = None
+    tolerance: Annotated[float, Gt(0), Le(100)] = 0.1
+
+
 MatmulBackend = Literal["auto", "torch", "onednn"]
 
 
@@ -89,6 +109,7 @@ class EngineConfig:
         date: Date given to chat templates that print today's date, so that prompts are the same on every day.
         matmul_backend: Library for float32 matrix products on a CPU: `torch` (MKL), `onednn`, or `auto` for the faster
             one on this processor (see `moevolve.kernels.products`).
+        vllm: vLLM to generate answers with; None to generate them with `transformers`.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
@@ -100,6 +121,7 @@ class EngineConfig:
     chat_template: Annotated[str, MinLen(1)] = "auto"
     date: dt.date = dt.date(2025, 1, 1)
     matmul_backend: MatmulBackend = "auto"
+    vllm: VllmConfig | None = None
 
     def __post_init__(self) -> None:
         tail, limit = self.tail_tokens, self.max_prompt_tokens
@@ -159,5 +181,7 @@ def engine_fingerprint(model: ModelConfig, engine: EngineConfig) -> str:
     settings = asdict(model) | asdict(engine)
     for where in ("path", "revision", "own_dtype"):
         del settings[where]
+    if engine.vllm is not None:
+        settings["vllm"] = dict(engine.vllm.options)
     settings["packaged"] = PACKAGED_TEMPLATES.get(engine.chat_template)
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()

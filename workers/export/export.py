@@ -73,6 +73,22 @@ def export_model(
     return finished(report, directory)
 
 
+def write_stock(resident: ResidentModel, directory: Path) -> None:
+    """Write the resident model with its current edit as a stock checkpoint, without a card and without verification.
+
+    Raises:
+        UserError: No model class of `transformers` computes the edited model, or the disk is full.
+    """
+    base = underlying(resident.applied)
+    exporter = exporter_of(base)
+    obstacle = exporter.obstacle(resident, base, "stock")
+    if obstacle is not None:
+        raise UserError(f"there is no stock checkpoint of this model: {obstacle}")
+    blueprint = exporter.build(resident, base, "stock", directory)
+    _write_settings(resident, blueprint.model, "stock", directory)
+    _write_weights(resident, blueprint, directory)
+
+
 def _export(
     resident: ResidentModel, exporter: Exporter, form: CheckpointForm, part: Path, card: ExportCard
 ) -> ExportReport:

@@ -1,0 +1,1 @@
+"""Generates answers with vLLM, which runs in an environment of its own."""
