@@ -28,6 +28,7 @@ FORMATS = {
     "test_mistral4_as_published": READ,
     "test_deepseek_v4_as_published": READ,
     "test_mxfp4_as_published": READ,
+    "test_llama4_with_experts_one_by_one": READ,
     "test_linear_layers_as_other_programs_write_them": READ,
     "test_every_architecture_loads_its_numbers": READ,
     "test_other_types": READ,
@@ -57,6 +58,7 @@ ROWS = {
     "test_mistral4_as_published": "fp8_matrix",
     "test_deepseek_v4_as_published": "fp8_mxfp4",
     "test_mxfp4_as_published": "mxfp4",
+    "test_llama4_with_experts_one_by_one": "llama4 int4",
 }
 """Formats of tests that are for one."""
 

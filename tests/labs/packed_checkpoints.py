@@ -326,13 +326,39 @@ def linear_checkpoint(
     return write(model, tokenizer, folder, packed, plain, quantization_config=settings)
 
 
+def llama4_checkpoint(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> tuple[ModelConfig, ModelConfig]:
+    """Write a Llama-4 with the experts in int4 of compressed-tensors, one by one and not transposed; see `write`.
+
+    Such checkpoints have the names of the modules that `transformers` puts in the place of fused experts
+    (`SequentialLlama4TextExperts`).
+    """
+    pack, group, settings = LINEAR_FORMATS["int4"]
+    numbers, packed, plain = np.random.default_rng(7), {}, {}
+    for name, tensor in model.state_dict().items():
+        if ".feed_forward.experts." not in name:
+            continue
+        stem, fused = name.rsplit(".", 1)
+        sides = ("gate_proj", "up_proj") if fused == "gate_up_proj" else ("down_proj",)
+        whole = np.empty(tensor.shape)
+        for expert in range(len(tensor)):
+            width = tensor.shape[2] // len(sides)
+            for place, side in enumerate(sides):
+                parts, values = pack(Drawn(numbers, (width, tensor.shape[1]), group))
+                packed |= {f"{stem}.{expert}.{side}.{part}": each.contiguous() for part, each in parts.items()}
+                whole[expert, :, place * width : (place + 1) * width] = values.T
+        plain[name] = whole
+    return write(model, tokenizer, folder, packed, plain, quantization_config=settings)
+
+
 def checkpoint_in_format(
     kind: str, make: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> ModelConfig:
-    """Write a quantised checkpoint of a small model: `fp8`, `fp8_matrix`, `fp8_mxfp4`, `mxfp4`, or a linear one.
+    """Write a quantised checkpoint of a small model.
 
     Args:
-        kind: Name of the format.
+        kind: `fp8`, `fp8_matrix`, `fp8_mxfp4`, `mxfp4`, `llama4 int4`, or one of `LINEAR_FORMATS`.
         make: Creates a tiny model of a family with changed settings.
         tokenizer: Tokenizer of the model.
         folder: Folder of the checkpoint.
@@ -345,10 +371,13 @@ def checkpoint_in_format(
         return mistral4_checkpoint(make("mistral4", n_group=1, topk_group=1), tokenizer, folder)[0]
     if kind == "fp8_mxfp4":
         return deepseek_v4_checkpoint(make("deepseek_v4", **V4_SIZES), tokenizer, folder)[0]
+    if kind == "llama4 int4":
+        return llama4_checkpoint(make("llama4_text", **LLAMA4_SIZES), tokenizer, folder)[0]
     return linear_checkpoint(kind, make("qwen3_moe", **LINEAR_SIZES), tokenizer, folder)[0]
 
 
 MXFP4_SIZES = {"intermediate_size": 32, "hidden_size": 96, "head_dim": 24}
+LLAMA4_SIZES = {"hidden_size": 64, "intermediate_size": 32}
 V4_SIZES = {"moe_intermediate_size": 32}
 LINEAR_SIZES = {"hidden_size": 64, "moe_intermediate_size": 32}
 

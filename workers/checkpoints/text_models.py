@@ -7,12 +7,14 @@ language model of their own in `transformers`: they load as that family.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from moevolve.workers.families.registry import FAMILIES
@@ -150,6 +152,44 @@ class _Turned:
         return values if tuple(values.shape[1:]) == self.shape else values.mT.contiguous()
 
 
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """Fused experts [n, in, out] whose matrices [out, in] are stored one by one.
+
+    Attributes:
+        matrices: Of every expert, those that are put side by side, as objects that return them on `tensor[...]`.
+    """
+
+    matrices: tuple[tuple[Any, ...], ...]
+
+    def __getitem__(self, which: EllipsisType | slice) -> Tensor:
+        chosen = self.matrices if which is ... else self.matrices[which]
+        return torch.stack([torch.cat([each[...] for each in expert]).mT for expert in chosen])
+
+
+_LLAMA4 = re.compile(r"(?P<experts>.+\.feed_forward\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|down)_proj\.weight")
+
+
+def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fuse the experts of a Llama-4 that are stored one by one and transposed.
+
+    That is how `transformers` runs, and stores, those that compressed-tensors has quantised.
+    """
+    found = {name: match for name in tensors if (match := _LLAMA4.fullmatch(name))}
+    fused = {name: tensor for name, tensor in tensors.items() if name not in found}
+    numbers: dict[str, set[int]] = {}
+    for match in found.values():
+        numbers.setdefault(match["experts"], set()).add(int(match["number"]))
+    for experts, present in numbers.items():
+        for name, parts in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+            names = [[f"{experts}.{i}.{part}_proj.weight" for part in parts] for i in sorted(present)]
+            if all(each in tensors for expert in names for each in expert):
+                fused[f"{experts}.{name}"] = _Numbered(
+                    tuple(tuple(tensors[each] for each in expert) for expert in names)
+                )
+    return fused
+
+
 def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
     """Return the tensors of a checkpoint's text model by their names in its family; all if there is nothing else.
 
@@ -157,6 +197,11 @@ def text_tensors(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mappin
         tensors: Tensors of the whole checkpoint by name, as objects that return them on `tensor[...]`.
         config: Config of the text model as its family has it.
     """
+    found = _of_text(tensors, config)
+    return _llama4_tensors(found) if config.model_type == "llama4_text" else found
+
+
+def _of_text(tensors: Mapping[str, Any], config: PretrainedConfig) -> Mapping[str, Any]:
     named = {text_name(name): tensor for name, tensor in tensors.items()}
     if set(named) <= {None}:
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(_PARTS_BESIDE)}

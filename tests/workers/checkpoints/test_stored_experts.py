@@ -34,7 +34,7 @@ Configs = Callable[..., ModelConfig]
 Checkpoints = Callable[[str], ModelConfig]
 
 STORED = ("fused", "gguf", "gguf fused")
-KINDS = ("mixtral", "fp8", "mxfp4", "gptq", "fp8_mxfp4", "fp8_matrix", *STORED)
+KINDS = ("mixtral", "fp8", "mxfp4", "gptq", "fp8_mxfp4", "fp8_matrix", "llama4 int4", *STORED)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def config(
     """Checkpoints by family, by format, and one whose experts are stored fused."""
 
     def get(kind: str) -> ModelConfig:
-        if kind in ("fp8", "mxfp4", "fp8_mxfp4", "fp8_matrix", *LINEAR_FORMATS):
+        if kind in ("fp8", "mxfp4", "fp8_mxfp4", "fp8_matrix", "llama4 int4", *LINEAR_FORMATS):
             return checkpoint_in_format(kind, tiny_model, tiny_tokenizer, tmp_path)
         if kind.startswith("gguf"):
             family = "gpt_oss" if kind == "gguf fused" else "mixtral"

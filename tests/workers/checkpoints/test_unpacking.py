@@ -12,10 +12,12 @@ import pytest
 from family_samples import edit_of_kind
 from packed_checkpoints import (
     LINEAR_FORMATS,
+    LLAMA4_SIZES,
     V4_SIZES,
     deepseek_v4_checkpoint,
     fp8_checkpoint,
     linear_checkpoint,
+    llama4_checkpoint,
     mistral4_checkpoint,
     mxfp4_checkpoint,
     same_numbers,
@@ -57,6 +59,13 @@ def test_deepseek_v4_as_published(
 def test_mistral4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """FP8 with a scale per matrix, and per expert of fused ones; scales of activations are left out."""
     same_numbers(*mistral4_checkpoint(tiny_model("mistral4"), tiny_tokenizer, tmp_path))
+
+
+def test_llama4_with_experts_one_by_one(
+    tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """compressed-tensors stores no fused experts."""
+    same_numbers(*llama4_checkpoint(tiny_model("llama4_text", **LLAMA4_SIZES), tiny_tokenizer, tmp_path))
 
 
 def test_mxfp4_as_published(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ Edits = Callable[..., EepEdit]
 Outsider = Callable[[list[Path], Tensor], Found]
 Checkpoints = Callable[[str], ModelConfig]
 
-FORMATS = ("fp8", "mxfp4", "sharded", "gptq", "fp8_mxfp4", "fp8_matrix")
+FORMATS = ("fp8", "mxfp4", "sharded", "gptq", "fp8_mxfp4", "fp8_matrix", "llama4 int4")
 """Shared experts, fused ones, several files, linear layers one by one, tables of the experts of token ids,
 and fused ones with a scale each; test_pruning has all formats' names."""
 
@@ -69,7 +69,7 @@ def checkpoints(
 
 def shape_of(kind: str) -> tuple[int, int]:
     """MoE layers and experts of a format's checkpoint."""
-    return (2 if kind in ("fp8", "fp8_matrix") else 3), 6
+    return (2 if kind in ("fp8", "fp8_matrix", "llama4 int4") else 3), 6
 
 
 def weights(directory: Path) -> dict[str, bytes]:
