@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -142,16 +143,43 @@ def fitting_experts(budget: Budget, sizes: FileSizes, cache: int, experts: int, 
     if fitting:
         return fitting[-1]
     least = possible[0]
-    besides = f", {memory_size(cached)} of them for the KV cache" if cached else ""
     raise UserError(
         f"--size {budget.text}: the smallest that this model can be is {memory_size(sizes.total(least) + cached)}"
-        f"{besides}, with {least} of {experts} experts"
+        f"{_besides(cached)}, with {least} of {experts} experts"
     )
+
+
+def _besides(cached: int) -> str:
+    return f", {memory_size(cached)} of them for the KV cache" if cached else ""
+
+
+def fitting_share(budget: Budget, sizes: FileSizes, cache: int, experts: int) -> float:
+    """The largest share of the experts' neurons with which the weight files and the KV cache fit.
+
+    All experts are kept, only narrower, so that with any number of them the files fit. For arguments see
+    `fitting_experts`.
+
+    Raises:
+        UserError: There is no room for neurons; the message says what the rest takes.
+    """
+    if not experts:
+        raise _dense("--size")
+    cached = cache * budget.positions
+    rest = sizes.total(experts) - experts * sizes.neurons + cached
+    if rest >= budget.size:
+        raise UserError(
+            f"--size {budget.text}: what isn't neurons of experts takes {memory_size(rest)} already{_besides(cached)}"
+        )
+    return min(1.0, math.floor(1e6 * (budget.size - rest) / (experts * sizes.neurons)) / 1e6)
 
 
 def _possible(experts: int, groups: RoutingGroups, option: str) -> list[int]:
     """Numbers of experts that a model can keep, ascending."""
     possible = [count for count in range(1, experts + 1) if groups.fault(count) is None]
     if not possible:
-        raise UserError(f"{option}: this model is dense, it has no experts to leave out")
+        raise _dense(option)
     return possible
+
+
+def _dense(option: str) -> UserError:
+    return UserError(f"{option}: this model is dense, it has no experts to leave out")

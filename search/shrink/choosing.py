@@ -32,6 +32,7 @@ from moevolve.search.shrink.budget import (
     SpeedBudget,
     budget_of,
     fitting_experts,
+    fitting_share,
     kept_experts,
     kept_share,
 )
@@ -184,8 +185,11 @@ def _settings(
         if budget is None:
             assert request.experts is not None
             genome["experts"] = kept_experts(request.experts, count, groups)
-        else:
+        elif preset != "best":
             genome["experts"] = fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
+        else:
+            genome["neuron_share"] = fitting_share(budget, sizes.files, sizes.cache_bytes, count)
+            preset = "share"
     data |= {"genome": genome, "preset": preset}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)
@@ -280,7 +284,7 @@ def sizes_of(config: RunConfig) -> Sizes:
     outline = outline_model(model)
     facts, quantised = outline.facts, packing(model, load_config(model)) is not None
     own_form = quantised or only_inside(facts.family)
-    files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0)
+    files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
     repairs = facts.unrepairable is None
     return Sizes(facts.experts, facts.rule, quantised, repairs, own_form, files, outline.cache_bytes)
 

@@ -135,10 +135,12 @@ class FileSizes:
     Attributes:
         fixed: Bytes of what isn't experts'.
         expert: Bytes that one expert of every MoE layer takes, with its router rows.
+        neurons: Bytes of its neurons alone, as plain numbers of the model's dtype.
     """
 
     fixed: int
     expert: int
+    neurons: int
 
     def total(self, experts: int) -> int:
         """Bytes of the weight files with this number of kept experts per MoE layer."""

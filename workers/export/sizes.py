@@ -39,11 +39,13 @@ def file_sizes(model: ModelConfig, form: Literal["source", "stock"]) -> FileSize
     else:
         stored = stored_tensors(source.folder) if form == "source" else _saved(model)
         every, one = (_safetensors(source, stored, each) for each in selections)
+    facts = source.facts
+    neurons = len(facts.moe_layers) * facts.expert_neurons * facts.neuron_parameters * facts.dtype_bytes
     if experts == 1:
-        return FileSizes(0, every)
+        return FileSizes(0, every, neurons)
     # All experts of a layer are equally large, so the size is linear in their number.
     expert = -(-(every - one) // (experts - 1))
-    return FileSizes(every - experts * expert, expert)
+    return FileSizes(every - experts * expert, expert, neurons)
 
 
 def _selection(facts: ModelFacts, experts: int) -> ExpertSelection:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from edit_checks import write_source
 from family_samples import COMMON, STEP, edit_of_kind
+from repair_samples import rows_of, sequences_of
 from tiny_models import word_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.shrink.budget import budget_of, fitting_experts, kept_experts, kept_share
+from moevolve.search.shrink.budget import (
+    Budget,
+    budget_of,
+    fitting_experts,
+    fitting_share,
+    kept_experts,
+    kept_share,
+)
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.facts import FileSizes
+from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.sizes import file_sizes
 from moevolve.workers.families.registry import register_class
 from moevolve.workers.methods.eep.edit import stock_space
+from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 
 DEMO = ModelConfig(str(Path(__file__).parents[3] / "configs" / "demo" / "model"), device="cpu")
 CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial#17", (), ())
@@ -51,18 +64,31 @@ def asked(**parameters: Any) -> ShrinkRequest:
 
 
 def test_the_largest_number_of_experts_that_fits_is_kept() -> None:
-    files = FileSizes(fixed=1000, expert=100)
+    files = FileSizes(fixed=1000, expert=100, neurons=90)
     budget = budget_of(asked(size="1.5kB"))
     assert budget is not None and (budget.size, budget.positions) == (1500, 0)
     assert fitting_experts(budget, files, 7, 8, RoutingGroups()) == 5, "to the byte"
-    assert fitting_experts(budget, FileSizes(1001, 100), 7, 8, RoutingGroups()) == 4
+    assert fitting_experts(budget, FileSizes(1001, 100, 90), 7, 8, RoutingGroups()) == 4
     assert fitting_experts(budget, files, 7, 8, RoutingGroups(4, 2, 1)) == 4, "a number of which each group has a part"
     cached = budget_of(asked(size="2 GiB", context="32k", batch=8))
     assert cached is not None and cached.positions == 8 * 32768
-    whole = FileSizes(2**30, 2**27)
+    whole = FileSizes(2**30, 2**27, 2**27)
     assert [fitting_experts(cached, whole, per, 8, RoutingGroups()) for per in (0, 2048, 2049)] == [8, 4, 3]
     with pytest.raises(UserError, match=r"--size 2 GiB: .* is 3.1 GiB, 2.0 GiB of them for the KV cache, with 1 of 8"):
         fitting_experts(cached, whole, 8192, 8, RoutingGroups())
+
+
+def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
+    files = FileSizes(fixed=1000, expert=100, neurons=90)
+    budget = budget_of(asked(size="1.5kB"))
+    assert isinstance(budget, Budget)
+    # 1,000 bytes besides the experts, 80 for the routers of all, and 420 for neurons.
+    assert fitting_share(budget, files, 7, 8) == math.floor(1e6 * 420 / 720) / 1e6
+    cached = replace(budget, positions=30)
+    assert fitting_share(cached, files, 7, 8) == math.floor(1e6 * 210 / 720) / 1e6
+    assert fitting_share(replace(budget, size=1801), files, 7, 8) == 1
+    with pytest.raises(UserError, match=r"--size 1.5kB: .* takes 0.0 MiB already, 0.0 MiB of them for the KV cache"):
+        fitting_share(replace(budget, positions=60), files, 7, 8)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +107,18 @@ def test_a_budget_that_is_none_is_refused(parameters: dict[str, Any], said: str)
         budget_of(asked(**parameters))
 
 
+@pytest.mark.parametrize("kept", [4, 8])
+def test_files_of_narrower_experts_are_as_large_as_predicted(tmp_path: Path, kept: int) -> None:
+    budget = Budget("3MB", 3_000_000, 0)
+    share = fitting_share(budget, file_sizes(DEMO, "stock"), 0, 8)
+    widths = int(share * 8 / kept * 16) * 8 + np.array([8, 0, 0, 0, -8]) * (kept == 8)
+    narrow = replace(edit_of_kind(5, 8, "prune", kept), widths=tuple(widths.tolist()))
+    edit = RepairedEdit(narrow, RepairRecipe((0.1,), neurons=NeuronRecipe()), rows_of(sequences_of((9, 14, 11))))
+    export_model(DEMO, edit, tmp_path / "out", CARD)
+    written = sum(file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors"))
+    assert 0.9 * budget.size < written <= budget.size
+
+
 def test_files_are_as_large_as_predicted(tmp_path: Path) -> None:
     edit = edit_of_kind(5, 8, "prune", retained=3)
     export_model(DEMO, edit, tmp_path / "stock", CARD)
@@ -94,10 +132,15 @@ def test_files_are_as_large_as_predicted(tmp_path: Path) -> None:
 def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_process: Any) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
     command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run")
-    done = in_process(*command, "--size", "1MiB", cwd=tmp_path)
+    for size, found in (("1MiB", "neuron_share: 0.0"), ("3MB", "neuron_share: 0.5"), ("5MB", "neuron_share: 1.0")):
+        done = in_process(*command, "--size", size, cwd=tmp_path)
+        assert done.returncode == 0 and found in done.stdout and "preset: share" in done.stdout
+    done = in_process(*command, "--size", "700kB", cwd=tmp_path)
+    assert done.returncode == 2 and "what isn't neurons of experts takes 0.8 MiB already" in done.stderr
+    done = in_process(*command, "--size", "1MiB", "--repair", "none", cwd=tmp_path)
     assert done.returncode == 2 and "the smallest that this model can be is 1.2 MiB, with 1 of 8" in done.stderr
-    done = in_process(*command, "--size", "3MB", cwd=tmp_path)
-    assert done.returncode == 0 and "experts: 4" in done.stdout
+    done = in_process(*command, "--size", "3MB", "--repair", "none", cwd=tmp_path)
+    assert done.returncode == 0 and "experts: 4" in done.stdout and "preset: prune" in done.stdout
     done = in_process(*command, "--neurons", "12.5%", cwd=tmp_path)
     assert done.returncode == 0 and "neuron_share: 0.125" in done.stdout and "preset: share" in done.stdout
     done = in_process(*command, "--neurons", "12.5%", "--repair", "none", cwd=tmp_path)

@@ -1,0 +1,127 @@
+"""Loads pruned checkpoints into vLLM, and compares its log-probabilities with those of the resident model.
+
+    python tests/benchmarks/served.py /opt/vllm/bin/python [VARIANT...]
+
+The first argument is the Python of an environment that has vLLM, the others are model types of `family_samples.py`, all
+by default. Checkpoints are random, in float32, and as narrow as vLLM's kernels allow. A row has the largest difference
+of the mean log-probability of four texts, in nats per token, for a checkpoint that was pruned in its own format and for
+its source, or the reason why vLLM doesn't run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
+
+from edit_checks import write_source
+from family_samples import COMMON, SETTINGS, edit_of_kind, randomise
+from tiny_models import word_tokenizer
+
+from moevolve.workers.contract.edits import Edit, IdentityEdit, Tokens
+from moevolve.workers.contract.messages import WorkerFault
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.engine.engine import GenerationEngine
+from moevolve.workers.engine.texts import TextScorer
+from moevolve.workers.families.registry import register_class
+from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.vllm.process import VllmProcess
+
+EXPERTS = {"num_experts": 6, "norm_topk_prob": True}
+OLDER: dict[str, dict[str, Any]] = {
+    "mixtral": {"intermediate_size": 24, "num_local_experts": 6},
+    "qwen2_moe": EXPERTS | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 20},
+    "qwen3_moe": EXPERTS | {"moe_intermediate_size": 24, "head_dim": 8},
+    "olmoe": {"num_experts": 6, "intermediate_size": 24},
+}
+WIDER = {4: 32, 6: 32, 8: 32, 10: 32, 12: 32, 16: 32, 20: 32, 24: 32, 40: 64}
+"""Sizes of matrices by those of the tests' tiny models, which are narrower than kernels allow."""
+MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+PUBLISHED = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
+ROUTING = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "use_routing_bias": True}
+"""Fields of some families' published configs that vLLM reads and `transformers` doesn't."""
+
+
+def settings_of(variant: str) -> dict[str, Any]:
+    """Settings of a model's config."""
+    own = (OLDER | SETTINGS)[variant]
+    wider = {name: WIDER.get(size, size) if _is_size(name) else size for name, size in own.items()}
+    wider |= {name: size for name, size in MLA.items() if "kv_lora_rank" in own and own.get(name)}
+    wider |= {"index_head_dim": 128} if "index_head_dim" in own else {}
+    head = {} if "kv_lora_rank" in own else {"head_dim": 32}
+    wider |= {"swiglu_limit": 7.0} if variant == "gpt_oss" else {}  # vLLM knows no other
+    routing = ROUTING if variant.split("-", maxsplit=1)[0] in PUBLISHED else {}
+    return COMMON | {"hidden_size": 128} | head | wider | routing
+
+
+def _is_size(name: str) -> bool:
+    return name.endswith(("_dim", "intermediate_size", "_rank", "moe_hidden_size", "moe_latent_size"))
+
+
+def write(variant: str, folder: Path) -> ModelConfig:
+    """Write a random checkpoint."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(variant.split("-", maxsplit=1)[0], **settings_of(variant))
+    register_class(config)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float()
+    for name, tensor in model.state_dict().items():
+        randomise(name, tensor)
+    model.save_pretrained(folder)
+    word_tokenizer([f"w{i}" for i in range(4, COMMON["vocab_size"])]).save_pretrained(folder)
+    return ModelConfig(str(folder), dtype="float32", device="cpu")
+
+
+def difference(python: str, folder: Path, texts: list[Tokens], expected: NDArray[np.float64]) -> str:
+    """Compare vLLM's log-probabilities of texts in a checkpoint with expected ones."""
+    options = {"enforce_eager": True, "dtype": "float32", "max_model_len": COMMON["max_position_embeddings"]}
+    try:
+        vllm = VllmProcess(python, folder, options)
+        found = vllm.logprobs(texts, [len(text) - 1 for text in texts])
+        vllm.close()
+    except WorkerFault as fault:
+        return " ".join(str(fault).split())[:90]
+    return f"{np.abs(expected - [np.mean(each) for each in found]).max():.1e}"
+
+
+def row(variant: str, python: str, place: Path) -> tuple[str, str]:
+    """Differences of the pruned checkpoint and of its source."""
+    config = write(variant, place / "source")
+    resident = ResidentModel.load(config)
+    engine = GenerationEngine(resident.model, resident.tokenizer, EngineConfig())
+    edit = edit_of_kind(len(resident.layers), resident.layers[0].count, "prune", space="logits")
+    write_source(config, edit, place / "pruned")
+    numbers = np.random.default_rng(0)
+    texts = [tuple(numbers.integers(4, COMMON["vocab_size"], size).tolist()) for size in (9, 14, 20, 31)]
+
+    def compared(edit: Edit, name: str) -> str:
+        with torch.inference_mode(), resident.edited(edit):
+            expected = TextScorer(engine.forward).logprobs(texts)
+        return difference(python, place / name, texts, expected)
+
+    return compared(edit, "pruned"), compared(IdentityEdit(), "source")
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("python", help="Python of an environment that has vLLM")
+    parser.add_argument("variants", nargs="*", default=[*OLDER, *SETTINGS], help="model types; all by default")
+    asked = parser.parse_args()
+    print("| family | pruned | source |\n|---|---|---|")
+    for variant in asked.variants:
+        with tempfile.TemporaryDirectory() as place:
+            print(f"| `{variant}` | {' | '.join(row(variant, asked.python, Path(place)))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
