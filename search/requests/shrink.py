@@ -43,8 +43,8 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     size: Annotated[
         str | None,
         about(
-            "Instead of --experts, what the new checkpoint's weight files may take, for example 16GiB: as "
-            "many experts are kept as fit."
+            "Instead of --experts, what the new checkpoint's weight files may take, for example 16GiB: the largest "
+            "share of neurons that fits is kept, or of experts where they can't be narrower."
         ),
     ] = None
     speed: Annotated[
@@ -97,6 +97,13 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
             "is copied byte for byte. If this is left out, quantised checkpoints aren't repaired, and others are."
         ),
     ] = None
+    stock: Annotated[
+        bool,
+        about(
+            "Make a checkpoint that servers load, without code beside it: experts are equally wide in all layers, "
+            "and as wide as before where a shared expert's width follows from theirs."
+        ),
+    ] = False
     seed: Annotated[int, about("Seed of the search.", ge=0)] = 0
     overrides: RunSettings = ()
     store: NewStore = None

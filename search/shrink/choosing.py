@@ -26,6 +26,7 @@ from moevolve.search.config.files import (
     with_preset,
 )
 from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.eep.allocation import evenly_divided
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
@@ -53,7 +54,7 @@ _WINDOW = 4
 _RUN_FILE = "run.yaml"
 _MARKED = (
     *("model", "experts", "neurons", "size", "speed", "context", "batch", "data", "tasks", "weights", "evaluations"),
-    *("time", "repair", "seed"),
+    *("time", "repair", "stock", "seed"),
 )
 """Parameters of a request that its run file depends on, besides the overrides."""
 _CHOICE = "# "
@@ -69,6 +70,8 @@ class Sizes:
         quantised: True if the checkpoint's weights are packed.
         repairs: True if the family's candidates can be repaired.
         own_form: True if smaller checkpoints can only have the checkpoint's own form, so that experts keep their width.
+        narrows: True if a stock checkpoint can have narrower experts.
+        neurons: Neurons of an expert.
         files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own form if it has to be that.
         cache_bytes: Bytes of the KV cache per position.
     """
@@ -78,6 +81,8 @@ class Sizes:
     quantised: bool
     repairs: bool
     own_form: bool
+    narrows: bool
+    neurons: int
     files: FileSizes
     cache_bytes: int
 
@@ -171,25 +176,28 @@ def _settings(
     budget = budget_of(request)
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)
+    filled = repaired and not sizes.own_form and (sizes.narrows or not request.stock)
+    shared = "even" if request.stock else "share"
     if request.neurons is not None:
-        genome["neuron_share"], preset = kept_share(request.neurons), "share"
+        genome["neuron_share"], preset = _divided(request, kept_share(request.neurons), sizes), shared
     elif isinstance(budget, SpeedBudget):
         on_stage("timing narrower experts")
         share, text = chosen_share(budget, first.call(seconds_by_share, config, budget))
         choices.append(text)
         genome |= {"experts": sizes.experts, "neuron_share": share}
         preset = "best"
+    elif budget is not None and filled:
+        share = fitting_share(budget, sizes.files, sizes.cache_bytes, sizes.experts)
+        genome["neuron_share"], preset = _divided(request, share, sizes), shared
     else:
-        preset = "prune" if not repaired else "repaired" if sizes.own_form else "best"
+        own_width = sizes.own_form or request.stock
+        preset = "prune" if not repaired else "repaired" if own_width else "best"
         count, groups = sizes.experts, sizes.rule.groups
         if budget is None:
             assert request.experts is not None
             genome["experts"] = kept_experts(request.experts, count, groups)
-        elif preset != "best":
-            genome["experts"] = fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
         else:
-            genome["neuron_share"] = fitting_share(budget, sizes.files, sizes.cache_bytes, count)
-            preset = "share"
+            genome["experts"] = fitting_experts(budget, sizes.files, sizes.cache_bytes, count, groups)
     data |= {"genome": genome, "preset": preset}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)
@@ -204,6 +212,16 @@ def _settings(
     return data, choices
 
 
+def _divided(request: ShrinkRequest, share: float, sizes: Sizes) -> float:
+    """The share of neurons that is kept: as much of `share` as all layers can have equally wide, if they must."""
+    if not request.stock:
+        return share
+    even = evenly_divided(share, sizes.neurons)
+    if not even:
+        raise UserError(f"--stock: {share:.2%} of {sizes.neurons} neurons are too few for experts of equal width")
+    return even
+
+
 def _check_narrowing(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> None:
     """Raise UserError if experts can't be made narrower."""
     option = f"--neurons {request.neurons}" if request.speed is None else f"--speed {request.speed}"
@@ -213,6 +231,13 @@ def _check_narrowing(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> No
         raise UserError(
             f"{option}: narrower experts need a repair, weights that aren't quantised, and a model whose text part "
             "transformers loads alone; give --experts or --size"
+        )
+    if request.stock and request.speed is not None:
+        raise UserError(f"--stock: what {option} searches is how wide each layer is; give --neurons instead")
+    if request.stock and not sizes.narrows:
+        raise UserError(
+            f"--stock: {option} makes experts narrower, and in this family a shared expert's width follows from "
+            "theirs; give --experts or --size"
         )
 
 
@@ -278,6 +303,9 @@ def sizes_of(config: RunConfig) -> Sizes:
     """What the headers and the config of a run's checkpoint say."""
     from moevolve.workers.checkpoints.loading import load_config, packing
     from moevolve.workers.export.sizes import file_sizes
+    from moevolve.workers.families.layers import find_moe_layers
+    from moevolve.workers.methods.eep.export import width_obstacle
+    from moevolve.workers.model.describe import meta_model
     from moevolve.workers.profiling.outline import outline_model
 
     model = pinned(config.model)
@@ -286,7 +314,9 @@ def sizes_of(config: RunConfig) -> Sizes:
     own_form = quantised or only_inside(facts.family)
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
     repairs = facts.unrepairable is None
-    return Sizes(facts.experts, facts.rule, quantised, repairs, own_form, files, outline.cache_bytes)
+    narrows = bool(facts.experts) and width_obstacle(find_moe_layers(meta_model(model), model.path)) is None
+    sizes = narrows, facts.expert_neurons, files, outline.cache_bytes
+    return Sizes(facts.experts, facts.rule, quantised, repairs, own_form, *sizes)
 
 
 def room_for(config: RunConfig) -> tuple[Originals, int]:

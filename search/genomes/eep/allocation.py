@@ -203,8 +203,7 @@ class WidthBudget:
         neurons = space.facts.expert_neurons
         # The quotient may fall short of a whole number by a rounding error.
         mean = space.share * space.experts * neurons / space.retained + _EPS
-        powers = (1, 2, 4, 8, 16, 32, 64)
-        step = max(each for each in powers if neurons % each == 0 and (each <= 8 or 8 * each <= mean))
+        step = width_step(neurons, mean)
         widest = space.experts * neurons // (space.retained * step)
         total = min(int(space.layers * mean) // step, space.layers * widest)
         even = total / space.layers
@@ -229,6 +228,26 @@ class WidthBudget:
     def widths(self, capacities: NDArray[np.floating]) -> tuple[int, ...]:
         """Divide the total among the layers in proportion to exp(capacity), float [layers], within the bounds."""
         return tuple(each * self.step for each in _shared(capacities, self.total, self.least, self.most))
+
+
+def width_step(neurons: int, mean: float) -> int:
+    """Return `WidthBudget.step` for original experts of so many neurons, and a mean width."""
+    return max(step for step in (1, 2, 4, 8, 16, 32, 64) if neurons % step == 0 and (step <= 8 or 8 * step <= mean))
+
+
+def evenly_divided(share: float, neurons: int) -> float:
+    """Return the largest `neuron_share` up to `share` that layers divide evenly, however many experts they keep.
+
+    Args:
+        share: Share of the model's neurons.
+        neurons: Neurons of an original expert.
+
+    Returns:
+        The share; 0 if it is less than one step for each of all experts.
+    """
+    width = int(share * neurons + _EPS)
+    step = width_step(neurons, width)
+    return width // step * step / neurons
 
 
 @dataclass(frozen=True, slots=True)

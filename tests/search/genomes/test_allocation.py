@@ -25,6 +25,7 @@ from moevolve.search.genomes.eep.allocation import (
     breed_allocation,
     coverage_genome,
     even_genome,
+    evenly_divided,
     expert_importance,
     fewest,
     from_vector,
@@ -53,6 +54,26 @@ def space_of(
     sums = np.random.default_rng(seed).uniform(0.1, 9, (layers, experts, 3, 3)).astype(np.float32)
     space = eep_space(retained, layers, facts=facts, neuron_share=share, mean_active=active)
     return space.calibrated(Calibration({SUMS: sums[None]}))
+
+
+@many
+@given(
+    layers=st.integers(1, 30),
+    halvings=st.integers(0, 7),
+    width=st.sampled_from([24, 32, 128, 768, 1408, 2880, 14336]),
+    share=st.floats(0.01, 1),
+)
+def test_a_share_that_is_evenly_divided_is_so_for_any_number_of_experts(
+    layers: int, halvings: int, width: int, share: float
+) -> None:
+    experts, even = 2**halvings, evenly_divided(share, width)
+    assert share * 0.88 - 8 / width < even <= share + 1e-9
+    if not even:
+        return
+    for retained in (experts >> each for each in range(halvings + 1)):
+        if even * experts <= retained:
+            space = space_of(retained, width, layers, experts, share=even)
+            assert set(WidthBudget.of(space).widths(np.zeros(layers))) == {round(even * experts / retained * width)}
 
 
 @many

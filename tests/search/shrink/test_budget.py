@@ -147,6 +147,30 @@ def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_
     assert done.returncode == 2 and "--neurons 12.5%: narrower experts need a repair" in done.stderr
 
 
+def test_a_stock_checkpoint_has_experts_of_one_width(tmp_path: Path, in_process: Any) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
+    fine = str(Path(DEMO.path).with_name("fine"))
+
+    def run(model: str, *options: str) -> Any:
+        options = ("--data", "text.txt", "-o", "small", "--dry-run", "--stock", *options)
+        return in_process("shrink", model, *options, cwd=tmp_path)
+
+    # Widths of 16 and 64 of 128 neurons.
+    for options, found in ((("--neurons", "13%"), "0.125"), (("--size", "3MB"), "0.5")):
+        done = run(DEMO.path, *options)
+        assert done.returncode == 0 and f"neuron_share: {found}\n" in done.stdout and "preset: even" in done.stdout
+    for model, options in ((DEMO.path, ("--experts", "50%")), (fine, ("--size", "2MB"))):
+        done = run(model, *options)
+        assert done.returncode == 0 and "experts: " in done.stdout and "preset: repaired" in done.stdout
+    for model, options, said in (
+        (fine, ("--neurons", "13%"), "in this family a shared expert's width follows from theirs"),
+        (DEMO.path, ("--neurons", "1%"), "1.00% of 128 neurons are too few"),
+        (DEMO.path, ("--speed", "2x"), "what --speed 2x searches is how wide each layer is"),
+    ):
+        done = run(model, *options)
+        assert done.returncode == 2 and said in done.stderr
+
+
 def test_experts_of_text_models_that_nothing_loads_alone_keep_their_width(tmp_path: Path, in_process: Any) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -95,10 +95,9 @@ class EepExporter:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
         model = _EditedModel.of(resident, edit)
         if model.resized:
-            # The width is a field of the config, on which the size of a shared expert may depend as well.
-            parts = {name for layer in resident.layers for name, _ in layer.block.named_children()}
-            if parts != {model.first.family.router, "experts"}:
-                return "its experts' width isn't the full model's, and in its family a shared expert's follows from it"
+            obstacle = width_obstacle(resident.layers)
+            if obstacle is not None:
+                return f"its experts' width isn't the full model's, and {obstacle}"
             if asked != "stock" and len(set(model.widths)) > 1:
                 return "its layers' experts differ in width, so a stock checkpoint fills them up with zeros"
         return form_obstacle(model.edit, model.first.rule)
@@ -202,6 +201,14 @@ def _router_state(
         # The block's has n' entries in every form; a router of our own has one besides.
         changed[bias] = kept[CORRECTION_BIAS]
     return changed | {router + name: tensor for name, tensor in mapping.items()}
+
+
+def width_obstacle(layers: Sequence[MoELayer]) -> str | None:
+    """Explain why no stock checkpoint of a model has narrower experts; None if one has, all of one width."""
+    # The width is a field of the config, on which the size of a shared expert may depend as well.
+    parts = {name for layer in layers for name, _ in layer.block.named_children()}
+    narrows = parts == {layers[0].family.router, "experts"}
+    return None if narrows else "in its family a shared expert's follows from it"
 
 
 def form_obstacle(edit: EepEdit, rule: RoutingRule) -> str | None:
