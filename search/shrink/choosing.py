@@ -236,7 +236,7 @@ def _check_narrowing(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> No
         raise UserError(f"--stock: what {option} searches is how wide each layer is; give --neurons instead")
     if request.stock and not sizes.narrows:
         raise UserError(
-            f"--stock: {option} makes experts narrower, and in this family a shared expert's width follows from "
+            f"--stock: {option} makes experts narrower, and in this family other parts' width follows from "
             "theirs; give --experts or --size"
         )
 
@@ -303,7 +303,6 @@ def sizes_of(config: RunConfig) -> Sizes:
     """What the headers and the config of a run's checkpoint say."""
     from moevolve.workers.checkpoints.loading import load_config, packing
     from moevolve.workers.export.sizes import file_sizes
-    from moevolve.workers.families.layers import find_moe_layers
     from moevolve.workers.methods.eep.export import width_obstacle
     from moevolve.workers.model.describe import meta_model
     from moevolve.workers.profiling.outline import outline_model
@@ -314,7 +313,7 @@ def sizes_of(config: RunConfig) -> Sizes:
     own_form = quantised or only_inside(facts.family)
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
     repairs = facts.unrepairable is None
-    narrows = bool(facts.experts) and width_obstacle(find_moe_layers(meta_model(model), model.path)) is None
+    narrows = bool(facts.experts) and width_obstacle(meta_model(model)) is None
     sizes = narrows, facts.expert_neurons, files, outline.cache_bytes
     return Sizes(facts.experts, facts.rule, quantised, repairs, own_form, *sizes)
 

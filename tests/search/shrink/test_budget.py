@@ -163,7 +163,7 @@ def test_a_stock_checkpoint_has_experts_of_one_width(tmp_path: Path, in_process:
         done = run(model, *options)
         assert done.returncode == 0 and "experts: " in done.stdout and "preset: repaired" in done.stdout
     for model, options, said in (
-        (fine, ("--neurons", "13%"), "in this family a shared expert's width follows from theirs"),
+        (fine, ("--neurons", "13%"), "in this family other parts' width follows from theirs"),
         (DEMO.path, ("--neurons", "1%"), "1.00% of 128 neurons are too few"),
         (DEMO.path, ("--speed", "2x"), "what --speed 2x searches is how wide each layer is"),
     ):

@@ -23,7 +23,7 @@ from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.methods import Blueprint, ExpertSelection, ModuleUse, Resident, host_tensor
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.layers import MoELayer
-from moevolve.workers.families.registry import FAMILIES, active_experts
+from moevolve.workers.families.registry import FAMILIES, active_experts, expert_family
 from moevolve.workers.methods.eep.apply import eep_fault
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
@@ -95,7 +95,7 @@ class EepExporter:
             raise UserError("only an edited dense model can be exported; the full one is a checkpoint already")
         model = _EditedModel.of(resident, edit)
         if model.resized:
-            obstacle = width_obstacle(resident.layers)
+            obstacle = width_obstacle(resident.model)
             if obstacle is not None:
                 return f"its experts' width isn't the full model's, and {obstacle}"
             if asked != "stock" and len(set(model.widths)) > 1:
@@ -203,12 +203,20 @@ def _router_state(
     return changed | {router + name: tensor for name, tensor in mapping.items()}
 
 
-def width_obstacle(layers: Sequence[MoELayer]) -> str | None:
-    """Explain why no stock checkpoint of a model has narrower experts; None if one has, all of one width."""
-    # The width is a field of the config, on which the size of a shared expert may depend as well.
-    parts = {name for layer in layers for name, _ in layer.block.named_children()}
-    narrows = parts == {layers[0].family.router, "experts"}
-    return None if narrows else "in its family a shared expert's follows from it"
+def width_obstacle(model: PreTrainedModel) -> str | None:
+    """Explain why no stock checkpoint of a family's model has narrower experts; None if one has, all of one width."""
+    family, config = expert_family(model.config.model_type), copy.deepcopy(model.config)
+    assert family is not None
+    setattr(config, family.width_field, 2 * getattr(config, family.width_field))
+    own, other = (
+        _shapes_besides_experts(empty_model(type(model), each, model.dtype)) for each in (model.config, config)
+    )
+    return None if own == other else "in its family a shared expert's or dense layers' width follows from it"
+
+
+def _shapes_besides_experts(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    experts = f".{experts_prefix(model)}"
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if experts not in name}
 
 
 def form_obstacle(edit: EepEdit, rule: RoutingRule) -> str | None:
