@@ -70,7 +70,7 @@ class Sizes:
         quantised: True if the checkpoint's weights are packed.
         repairs: True if the family's candidates can be repaired.
         own_form: True if smaller checkpoints can only have the checkpoint's own form, so that experts keep their width.
-        narrows: True if a stock checkpoint can have narrower experts.
+        narrows: False if the checkpoint has to be stock, and a stock one can't have narrower experts.
         neurons: Neurons of an expert.
         files: Sizes of the weight files of a smaller checkpoint, in the checkpoint's own form if it has to be that.
         cache_bytes: Bytes of the KV cache per position.
@@ -170,13 +170,13 @@ def _settings(
     config = _parsed(data)
     for section in config.tasks:
         section.task()  # a wrong name is said before the model is looked at
-    sizes: Sizes = first.call(sizes_of, config)
+    sizes: Sizes = first.call(sizes_of, config, request.stock)
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
     genome: dict[str, Any] = {"kind": "eep", "router_space": stock_space(sizes.rule)}
     budget = budget_of(request)
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)
-    filled = repaired and not sizes.own_form and (sizes.narrows or not request.stock)
+    filled = repaired and not sizes.own_form and sizes.narrows
     shared = "even" if request.stock else "share"
     if request.neurons is not None:
         genome["neuron_share"], preset = _divided(request, kept_share(request.neurons), sizes), shared
@@ -234,7 +234,7 @@ def _check_narrowing(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> No
         )
     if request.stock and request.speed is not None:
         raise UserError(f"--stock: what {option} searches is how wide each layer is; give --neurons instead")
-    if request.stock and not sizes.narrows:
+    if not sizes.narrows:
         raise UserError(
             f"--stock: {option} makes experts narrower, and in this family other parts' width follows from "
             "theirs; give --experts or --size"
@@ -299,8 +299,8 @@ def _shortened(data: dict[str, Any], evaluations: int) -> dict[str, Any]:
     return data
 
 
-def sizes_of(config: RunConfig) -> Sizes:
-    """What the headers and the config of a run's checkpoint say."""
+def sizes_of(config: RunConfig, stock: bool) -> Sizes:
+    """What the headers and the config of a run's checkpoint say; `stock` if a smaller one has to be stock."""
     from moevolve.workers.checkpoints.loading import load_config, packing
     from moevolve.workers.export.sizes import file_sizes
     from moevolve.workers.methods.eep.export import width_obstacle
@@ -313,7 +313,7 @@ def sizes_of(config: RunConfig) -> Sizes:
     own_form = quantised or only_inside(facts.family)
     files = file_sizes(model, "source" if own_form else "stock") if facts.experts else FileSizes(0, 0, 0)
     repairs = facts.unrepairable is None
-    narrows = bool(facts.experts) and width_obstacle(meta_model(model)) is None
+    narrows = not (stock and facts.experts) or width_obstacle(meta_model(model)) is None
     sizes = narrows, facts.expert_neurons, files, outline.cache_bytes
     return Sizes(facts.experts, facts.rule, quantised, repairs, own_form, *sizes)
 

@@ -7,7 +7,6 @@ language model of their own in `transformers`: they load as that family.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from moevolve.workers.checkpoints.headers import EXPERT
 from moevolve.workers.families.registry import FAMILIES
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ class _Numbered:
         return torch.stack([torch.cat([each[...] for each in expert]).mT for expert in chosen])
 
 
-_LLAMA4 = re.compile(r"(?P<experts>.+\.feed_forward\.experts)\.(?P<number>\d+)\.(?P<part>gate|up|down)_proj\.weight")
+_LLAMA4_EXPERTS = {"gate_up_proj": (".gate_proj.weight", ".up_proj.weight"), "down_proj": (".down_proj.weight",)}
+"""Ends of the names of a Llama-4 expert's matrices that are stored one by one, by the name of the fused tensor."""
 
 
 def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -175,18 +176,19 @@ def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
 
     That is how `transformers` runs, and stores, those that compressed-tensors has quantised.
     """
-    found = {name: match for name in tensors if (match := _LLAMA4.fullmatch(name))}
-    fused = {name: tensor for name, tensor in tensors.items() if name not in found}
-    numbers: dict[str, set[int]] = {}
-    for match in found.values():
-        numbers.setdefault(match["experts"], set()).add(int(match["number"]))
-    for experts, present in numbers.items():
-        for name, parts in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
-            names = [[f"{experts}.{i}.{part}_proj.weight" for part in parts] for i in sorted(present)]
-            if all(each in tensors for expert in names for each in expert):
-                fused[f"{experts}.{name}"] = _Numbered(
-                    tuple(tuple(tensors[each] for each in expert) for expert in names)
-                )
+    fused: dict[str, Any] = {}
+    blocks: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, tensor in tensors.items():
+        match = EXPERT.fullmatch(name)
+        if match is None:
+            fused[name] = tensor
+        else:
+            blocks.setdefault(match["block"], {}).setdefault(int(match["expert"]), {})[match["rest"]] = tensor
+    for block, experts in blocks.items():
+        for name, ends in _LLAMA4_EXPERTS.items():
+            matrices = tuple(tuple(experts[i][end] for end in ends if end in experts[i]) for i in sorted(experts))
+            if all(len(each) == len(ends) for each in matrices):
+                fused[f"{block}.{name}"] = _Numbered(matrices)
     return fused
 
 

@@ -84,21 +84,16 @@ def write_stock(resident: ResidentModel, directory: Path) -> None:
     obstacle = exporter.obstacle(resident, base, "stock")
     if obstacle is not None:
         raise UserError(f"there is no stock checkpoint of this model: {obstacle}")
-    blueprint = exporter.build(resident, base, "stock", directory)
-    _write_settings(resident, blueprint.model, "stock", directory)
-    _write_weights(resident, blueprint, directory)
+    _write_files(resident, exporter, "stock", directory)
 
 
 def _export(
     resident: ResidentModel, exporter: Exporter, form: CheckpointForm, part: Path, card: ExportCard
 ) -> ExportReport:
     """Write and verify the checkpoint in the folder `part`, with the edit applied."""
-    base = underlying(resident.applied)
-    summary = exporter.summary(resident, base, form)
-    blueprint = exporter.build(resident, base, form, part)
-    parameters = sum(parameter.numel() for parameter in blueprint.model.parameters())
-    _write_settings(resident, blueprint.model, form, part)
-    checksums = _write_weights(resident, blueprint, part)
+    summary = exporter.summary(resident, underlying(resident.applied), form)
+    model, checksums = _write_files(resident, exporter, form, part)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     arrays = resident.arrays()
     if arrays:
         # The neurons of every kept expert, [kept experts, neurons]: neuron j of expert e is e * width + j.
@@ -112,6 +107,15 @@ def _export(
             f"{resident.device} has no room for a layer of it beside the model; export with --device cpu"
         ) from error
     return ExportReport(part, form, summary.experts, summary.active, parameters, 0, agreement)
+
+
+def _write_files(
+    resident: ResidentModel, exporter: Exporter, form: CheckpointForm, part: Path
+) -> tuple[PreTrainedModel, dict[str, int]]:
+    """Write all that `transformers` reads; returns the model on the meta device, and tensors' checksums by name."""
+    blueprint = exporter.build(resident, underlying(resident.applied), form, part)
+    _write_settings(resident, blueprint.model, form, part)
+    return blueprint.model, _write_weights(resident, blueprint, part)
 
 
 def _write_settings(resident: ResidentModel, model: PreTrainedModel, form: CheckpointForm, part: Path) -> None:

@@ -93,8 +93,7 @@ class VllmEngine(GenerationEngine):
         means = np.zeros(len(golds), dtype=np.float64)
         rows = [row for row, gold in enumerate(golds) if gold]
         texts = [(*prompts[row], *golds[row]) for row in rows]
-        found = vllm.logprobs(texts, [len(golds[row]) for row in rows])
-        means[rows] = [np.mean(each) for each in found]
+        means[rows] = vllm.logprobs(texts, [len(golds[row]) for row in rows])
         return means
 
     def _serve(self, probes: tuple[Tokens, ...]) -> VllmProcess:
@@ -144,8 +143,7 @@ class VllmEngine(GenerationEngine):
 
     def _difference(self, vllm: VllmProcess, texts: list[Tokens], ours: NDArray[np.float64]) -> str:
         """Say in what vLLM's model differs from the resident one, given its mean log-probabilities of texts."""
-        found = vllm.logprobs(texts, [len(text) - 1 for text in texts])
-        theirs = np.array([np.mean(each) for each in found])
+        theirs = vllm.logprobs(texts, [len(text) - 1 for text in texts])
         before, self._probes = self._probes, (theirs, ours)
         off = float(np.abs(theirs - ours).max(initial=0.0))
         if not off <= self._settings.tolerance:

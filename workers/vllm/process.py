@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.messages import WorkerFault
@@ -70,10 +73,13 @@ class VllmProcess:
         answers: list[list[int]] = self._ask("generate", prompts, limits, stop, ends)
         return answers
 
-    def logprobs(self, texts: Sequence[Tokens], counts: Sequence[int]) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of the last `counts` tokens of texts, fewer than all of them."""
+    def logprobs(self, texts: Sequence[Tokens], counts: Sequence[int]) -> NDArray[np.float64]:
+        """Return the mean log-probability, in nats, of the last `counts` tokens of texts, float64 [texts].
+
+        Counts are at least 1, and less than the number of a text's tokens.
+        """
         found: list[list[float]] = self._ask("logprobs", texts, counts)
-        return found
+        return np.array([np.mean(each) for each in found])
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         assert self._child.stdin is not None and self._child.stdout is not None
