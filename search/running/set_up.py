@@ -55,16 +55,16 @@ def describe_search(config: RunConfig) -> ModelDescription:
     from moevolve.search.estimate.memory import launch_memory
     from moevolve.search.estimate.repairs import repair_works
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
-    from moevolve.workers.checkpoints.loading import load_tokenizer
+    from moevolve.workers.checkpoints.loading import check_weights, load_tokenizer
     from moevolve.workers.engine.chat import chat_template
     from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
+    check_weights(config.model)
     outline = outline_model(config.model)
     facts = replace(outline.facts, fingerprint=model_fingerprint(config.model))
-    if config.engine.chat_template not in ("auto", "none"):
-        # Workers render the prompts; an unknown template is refused before any of them starts.
-        chat_template(load_tokenizer(config.model), config.engine)
+    # Workers render the prompts; a tokenizer or template that can't be used is refused before any of them starts.
+    chat_template(load_tokenizer(config.model), config.engine)
     space = config.space(facts)
     _check_phases(config, space, facts)
     costs = costs_of(space, outline)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from moevolve.evaluators.errors import UserError, first_line
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_file, gguf_parts, local_directory, read_json
+from moevolve.workers.checkpoints.headers import weight_files
 from moevolve.workers.contract.settings import ModelConfig
 
-WHOLE_HASH_LIMIT = 1 << 30
-"""Checkpoints with fewer bytes are hashed whole; of larger ones the header, the beginning and the end of every file."""
+logger = logging.getLogger(__name__)
 
-_EDGE = 1 << 20
+_CACHED_SIZE = 1 << 30
+"""Files of at least so many bytes are hashed once: hashing a gigabyte takes about a second, and a launch would wait."""
 
 _READ = (
     # The model's architecture, its end tokens, and the file of each tensor.
@@ -70,8 +74,9 @@ def model_fingerprint(config: ModelConfig) -> str:
     """SHA-256 (hex) of everything in a checkpoint that can change a score.
 
     For a local directory it covers the files that `transformers` reads (`_READ`; JSON by its content, not its
-    formatting), Python files if a config's `auto_map` names code, and the name, size and content of every safetensors
-    file, or of the GGUF file (see `WHOLE_HASH_LIMIT`). For a hub id it is the hash of the commit.
+    formatting), Python files if a config's `auto_map` names code, and the name and every byte of the weight files (see
+    `weight_files`), or of the GGUF file. Hashes of large files are kept in the user's cache, and made anew if a file's
+    size, time of change or inode differs. For a hub id it is the hash of the commit.
 
     Raises:
         UserError: The checkpoint can't be found, has no safetensors, or contains invalid JSON.
@@ -80,17 +85,14 @@ def model_fingerprint(config: ModelConfig) -> str:
     if directory is None:
         return hashlib.sha256(_commit(config).encode()).hexdigest()
     file = gguf_file(config)
-    weights = sorted(directory.glob("*.safetensors")) if file is None else gguf_parts(file)
-    if not weights:
-        raise UserError(f"model {config.path}: no *.safetensors file; convert the checkpoint first")
+    weights = weight_files(directory) if file is None else gguf_parts(file)
     digest = hashlib.sha256()
     for file in _read_files(directory):
         digest.update(f"{file.relative_to(directory).as_posix()} ".encode())
         digest.update(hashlib.sha256(_content(file)).digest())
-    whole = sum(file.stat().st_size for file in weights) < WHOLE_HASH_LIMIT
-    for file in weights:
-        digest.update(f"{file.name} {file.stat().st_size} ".encode())
-        digest.update(_whole(file) if whole else _edges(file))
+    with ThreadPoolExecutor() as threads:
+        for file, content in zip(weights, threads.map(_weights_digest, weights), strict=True):
+            digest.update(f"{file.name} {content} ".encode())
     return digest.hexdigest()
 
 
@@ -116,31 +118,43 @@ def _content(file: Path) -> bytes:
     return json.dumps(content, sort_keys=True).encode()
 
 
-def _whole(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").digest()
+def _weights_digest(file: Path) -> str:
+    """SHA-256 (hex) of a file's content."""
+    state = file.stat()
+    if state.st_size < _CACHED_SIZE:
+        return _sha256(file)
+    # The time of change can't be set by hand, so that a file that was tampered with is read again.
+    key = [str(file.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moevolve"
+    kept = folder / f"{hashlib.sha256(key[0].encode()).hexdigest()[:32]}.json"
+    if kept.is_file():
+        try:
+            found, digest = json.loads(kept.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        if found == key:
+            return str(digest)
+    digest = _sha256(file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps([key, digest]), encoding="utf-8")
+        part.replace(kept)
+    except OSError:
+        logger.warning("the hash of %s can't be kept in %s, and is computed anew each time", file, folder)
+    return digest
 
 
-def _edges(file: Path) -> bytes:
-    """Hash the header of a safetensors file, or what can be that of a GGUF file, and the first and last MiB."""
+def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
-        # A GGUF file's metadata have the vocabulary, and don't say how long they are.
-        header = 16 * _EDGE if file.suffix == ".gguf" else int.from_bytes(stream.read(8), "little")
-        digest = hashlib.sha256(stream.read(min(header, 64 * _EDGE)))
-        stream.seek(0)
-        digest.update(stream.read(_EDGE))
-        stream.seek(max(0, file.stat().st_size - _EDGE))
-        digest.update(stream.read(_EDGE))
-    return digest.digest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _commit(config: ModelConfig) -> str:
     from transformers.utils.hub import cached_file, extract_commit_hash
 
-    try:
+    with opening(f"model {config.path}: not found on the hub or in its cache"):
         file = cached_file(config.path, "config.json", revision=config.revision or "main")
-    except OSError as error:
-        raise UserError(f"model {config.path}: not found on the hub or in its cache: {first_line(error)}") from error
     commit = extract_commit_hash(file, None)
     if commit is None:
         raise UserError(

@@ -18,6 +18,7 @@ from moevolve.evaluators.errors import UserError, first_line
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_config.json"
 
 EXPERT = re.compile(r"(?P<block>.+\.experts)\.(?P<expert>\d+)(?P<rest>\..+)?")
 """Name of a routed expert, or of a tensor of it, in checkpoints that have experts one by one."""
@@ -68,38 +69,69 @@ class StoredTensor:
         return checksum
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files that have a checkpoint's weights, sorted by name.
+
+    It is the only place that chooses them, so that whatever is searched, identified, exported or planned is the same.
+
+    Raises:
+        UserError: There are none, more than one set of weights, or others to be added to them.
+    """
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if (directory / ADAPTER_FILE).is_file():
+        raise UserError(
+            f"{directory / ADAPTER_FILE}: the folder has an adapter, which loads only where peft is installed; merge "
+            "it into the weights (peft's `merge_and_unload`, then `save_pretrained`), or remove the adapter's files"
+        )
+    names = sorted(set(_weight_map(index).values())) if index.is_file() else [SINGLE_FILE]
+    if single.is_file() and SINGLE_FILE not in names:
+        raise UserError(
+            f"{directory} has two sets of weights: {SINGLE_FILE}, and {names[0]} and others that {INDEX_FILE} names; "
+            "remove the one that isn't the model's"
+        )
+    for name in names:
+        if not (directory / name).is_file():
+            if not index.is_file():
+                raise UserError(
+                    f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}, so it's unknown which files have the "
+                    "weights; pickled weights are never loaded: fetch the checkpoint again, or convert it first"
+                )
+            raise UserError(f"{index} names {name}, and there is no such file; fetch it again")
+    return [directory / name for name in names]
+
+
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Read the headers of a checkpoint's files; returns its tensors by name, file by file in order of position.
 
     Raises:
-        UserError: A file is missing, ends early or has an invalid header, or the index and the files disagree.
+        UserError: See `weight_files`; or a file ends early, or its header is invalid, or index and files disagree.
     """
     index = directory / INDEX_FILE
-    if not index.is_file():
-        return {tensor.name: tensor for tensor in file_tensors(directory / SINGLE_FILE)}
     found: dict[str, StoredTensor] = {}
-    weight_map = _weight_map(index)
-    for name in sorted(set(weight_map.values())):
-        if not (directory / name).is_file():
-            raise UserError(f"{index} names {name}, and there is no such file; fetch it again")
-        for tensor in file_tensors(directory / name):
+    for file in weight_files(directory):
+        for tensor in file_tensors(file):
             if tensor.name in found:
                 raise UserError(
                     f"tensor {tensor.name} is both in {found[tensor.name].file} and in {tensor.file}; "
                     "remove the file that isn't the checkpoint's"
                 )
             found[tensor.name] = tensor
-    for name, file in weight_map.items():
-        if name not in found or found[name].file.name != file:
-            raise UserError(f"{index} says that tensor {name} is in {file}, and it isn't; fetch both files again")
+    for name, file_name in _weight_map(index).items() if index.is_file() else ():
+        if name not in found or found[name].file.name != file_name:
+            raise UserError(f"{index} says that tensor {name} is in {file_name}, and it isn't; fetch both files again")
     return found
 
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        return TypeAdapter(dict[str, str]).validate_python(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
+        found = TypeAdapter(dict[str, str]).validate_python(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{index} has no valid weight_map; fetch the file again") from error
+    inside = [name for name in found.values() if Path(name).name != name or not name.endswith(".safetensors")]
+    if inside or not found:
+        what = f"names {inside[0]!r}" if inside else "names no file"
+        raise UserError(f"{index} {what}, where safetensors files of its own folder are expected; fetch the file again")
+    return found
 
 
 def file_tensors(file: Path) -> list[StoredTensor]:

@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from moevolve.evaluators.errors import UserError, first_line
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_file, local_directory
 from moevolve.workers.checkpoints.formats.gguf import gguf_tensors
 from moevolve.workers.checkpoints.formats.gguf_config import gguf_config
-from moevolve.workers.checkpoints.formats.registry import packed_format, plain_tensors, unpacked_tensors
+from moevolve.workers.checkpoints.formats.registry import (
+    UnpackedTensor,
+    packed_format,
+    plain_tensors,
+    unpacked_tensors,
+)
 from moevolve.workers.checkpoints.headers import stored_tensors
-from moevolve.workers.checkpoints.state import empty_model, experts_prefix, load_part, restore_buffers
+from moevolve.workers.checkpoints.preflight import check_tensors
+from moevolve.workers.checkpoints.state import empty_model, load_part, restore_buffers
 from moevolve.workers.checkpoints.stored_experts import StoredExperts
 from moevolve.workers.checkpoints.text_models import published_names, text_config, text_tensors
 from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 from moevolve.workers.families.base import ExpertFamily
-from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, register_class
+from moevolve.workers.families.registry import FAMILIES, dense_family, expert_family, family_of, register_class
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -32,6 +38,9 @@ DTYPES: dict[Dtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+_SAMPLED = 500
+"""Tensors of which the first numbers are read before a model is loaded: a second on a slow disk."""
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
@@ -71,16 +80,14 @@ def checkpoint_folder(config: ModelConfig) -> Path:
         return directory
     from huggingface_hub import snapshot_download
 
-    try:
-        # Repositories can have the same weights a second time, in folders or as pickles.
-        skipped = ["*/*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack"]
+    # Repositories can have the same weights a second time, in folders or as pickles.
+    skipped = ["*/*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack"]
+    with opening(f"model {config.path}: not found on the hub or in its cache"):
         return Path(snapshot_download(config.path, revision=config.revision, ignore_patterns=skipped))
-    except (OSError, ValueError) as error:
-        raise UserError(f"model {config.path}: not found on the hub or in its cache: {first_line(error)}") from error
 
 
 def has_weights(config: ModelConfig) -> bool:
-    """Return whether the checkpoint has safetensors files, or is a GGUF file; assumed for hub ids."""
+    """Return whether a checkpoint's folder has weights, or is a GGUF file; assumed for hub ids."""
     directory = local_directory(config)
     return directory is None or gguf_file(config) is not None or any(directory.glob("*.safetensors"))
 
@@ -143,11 +150,14 @@ def dtype_of(config: ModelConfig, settings: PretrainedConfig) -> Dtype:
     # Published quantised checkpoints compute in bfloat16.
     if gguf_file(config) is not None or getattr(settings, "quantization_config", None) is not None:
         return "bfloat16"
-    for name, dtype in DTYPES.items():
-        if dtype == settings.dtype:
+    said = None if settings.dtype is None else str(settings.dtype).removeprefix("torch.")
+    for name in DTYPES:
+        if name == said:
             return name
-    said = "no dtype" if settings.dtype is None else f"dtype {str(settings.dtype).removeprefix('torch.')}"
-    raise UserError(f"model {config.path}: its config.json says {said}; set model.dtype to one of {', '.join(DTYPES)}")
+    raise UserError(
+        f"model {config.path}: its config.json says {'no dtype' if said is None else f'dtype {said}'}; "
+        f"set model.dtype to one of {', '.join(DTYPES)}"
+    )
 
 
 def own_dtype(config: ModelConfig) -> Dtype | None:
@@ -177,16 +187,10 @@ def naming(config: ModelConfig) -> AbstractContextManager[None]:
 
 
 def _whole_config(config: ModelConfig) -> PretrainedConfig:
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    try:
+    with opening(f"model {config.path}: its config can't be read"):
         settings = AutoConfig.from_pretrained(_source(config), **_hub_arguments(config))
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"model {config.path}: its config can't be read: {first_line(error)}") from error
-    except StrictDataclassError as error:
-        said = " ".join(str(error).split())  # its first line says where, and the second one what
-        raise UserError(f"model {config.path}: its config can't be read: {said}") from error
     register_class(settings)
     if gguf_file(config) is not None and hasattr(settings, "quantization_config"):
         del settings.quantization_config  # that of the checkpoint that the file was made from
@@ -194,39 +198,75 @@ def _whole_config(config: ModelConfig) -> PretrainedConfig:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint. Raises a `UserError` if it can't be found or read."""
+    """Load the tokenizer of a checkpoint.
+
+    Raises:
+        UserError: There is none, it can't be read, or it has tokens that the model has no embeddings for.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     file = _alone(config, "tokenizer.json", "tokenizer_config.json")
-    try:
+    with opening(f"model {config.path}: its tokenizer can't be read"):
         if file is not None:
             # `AutoTokenizer` would read the file's config first, which `transformers` can for few architectures.
-            return PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
-        return AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"model {config.path}: its tokenizer can't be read: {first_line(error)}") from error
-
-
-def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Packing | None, torch.dtype]:
-    """Config of the unpacked model, how its weights are packed, and the dtype to load them in."""
-    if not has_weights(config):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
+        vocabulary = tokenizer.get_vocab()
+    if not vocabulary:
         raise UserError(
-            f"model {config.path}: no *.safetensors file; pickled weights are never loaded, "
-            "convert the checkpoint first"
+            f"model {config.path}: its tokenizer has no tokens; add the tokenizer's files, such as "
+            "tokenizer.json, to its folder"
         )
+    rows, added = load_config(config).vocab_size, tokenizer.get_added_vocab()
+    # Special tokens that no text has, often for padding, may have no embedding; those of the chat template need one.
+    for token, index in vocabulary.items():
+        if index >= rows and (token not in added or token in str(tokenizer.chat_template)):
+            raise UserError(
+                f"model {config.path}: its tokenizer has token {token!r} of id {index}, and the model has embeddings "
+                f"for ids below {rows}; use the tokenizer that belongs to the weights, or resize the embeddings"
+            )
+    return tokenizer
+
+
+def model_class(settings: PretrainedConfig) -> Any:
+    """Return the class of causal language models of a config, whose family is supported."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+
+
+def check_weights(config: ModelConfig) -> None:
+    """Refuse a checkpoint whose files don't have exactly its model's tensors, by their headers; see `check_tensors`.
+
+    Of some tensors the first numbers are read; that all are finite is known when they have been loaded.
+    A folder without weights passes, and a hub id, whose files are checked when a worker has fetched them.
+    """
+    if local_directory(config) is None or not has_weights(config):
+        return
+    _, tensors, _ = _opened(config)
+    plain = [each for each in tensors.values() if isinstance(each, UnpackedTensor) and each.codec.plain]
+    for each in plain[:: max(1, len(plain) // _SAMPLED)]:
+        each.check_beginning()
+
+
+def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Mapping[str, Any], torch.dtype]:
+    """Config of the unpacked model, its tensors by their names in its family, which are checked, and their dtype."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
     settings = load_config(config)
+    family_of(settings, config.path)
     packed, dtype = packing(config, settings), DTYPES[dtype_of(config, settings)]
     if hasattr(settings, "quantization_config"):
         del settings.quantization_config
-    return settings, packed, dtype
-
-
-def _tensors(
-    config: ModelConfig, settings: PretrainedConfig, packed: Packing | None, dtype: torch.dtype
-) -> Mapping[str, Any]:
-    """Tensors of the model by the names in its family, read and unpacked on `tensor[...]`; see `_opened`."""
+    # Read and unpacked on `tensor[...]`.
     stored = plain_tensors(stored_tensors(checkpoint_folder(config))) if packed is None else packed.tensors(dtype)
-    return text_tensors(stored, settings)
+    tensors = text_tensors(stored, settings)
+    with opening(f"model {config.path}: its weights can't be read"), naming(config):
+        model = empty_model(model_class(settings), settings, dtype, **backends(config, settings.model_type))
+        check_tensors(model, tensors, config.path)
+    return settings, tensors, dtype
 
 
 def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None:
@@ -235,7 +275,8 @@ def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None
 
     folder = checkpoint_folder(config)
     if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
+        with opening(f"{folder / 'generation_config.json'}: it can't be read"):
+            model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, StoredExperts]:
@@ -244,26 +285,17 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
     Returns:
         The model on the host, with experts on the meta device; its tokenizer; the experts.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    settings, packed, dtype = _opened(config)
+    settings, tensors, dtype = _opened(config)
     tokenizer, family = load_tokenizer(config), expert_family(settings.model_type)
     assert family is not None
-    tensors = _tensors(config, settings, packed, dtype)
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-    model = empty_model(kind, settings, dtype, **backends(config, settings.model_type))
+    model = empty_model(model_class(settings), settings, dtype, **backends(config, settings.model_type))
     frame = {name: tensor for name, tensor in tensors.items() if not family.stores_experts(name)}
-    with naming(config):
+    with opening(f"model {config.path}: its weights don't load"), naming(config):
         experts = StoredExperts(model, tensors)
-        info = load_part(model, get_model_conversion_mapping(model), frame, torch.device("cpu"), dtype)
-    model.tie_weights()
-    trouble = [*info.mismatched_keys, *info.conversion_errors, *info.error_msgs]
-    elsewhere = experts_prefix(model)
-    left = [name for name, each in model.state_dict().items() if each.is_meta and elsewhere not in name]
-    if trouble or left:
-        what = f"transformers can't load {trouble[0]}" if trouble else f"there is no tensor for {left[0]}"
-        raise UserError(f"model {config.path}: its weights don't load: {what}")
+        load_part(model, get_model_conversion_mapping(model), frame, torch.device("cpu"), dtype)
+        model.tie_weights()
     restore_buffers(model, torch.device("cpu"))
     _read_generation_config(model, config)
     return model, tokenizer, experts
@@ -276,35 +308,18 @@ def load_model(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenize
     left on the host, from where `ResidentModel` moves them. Quantised checkpoints are dequantised to `dtype_of`.
 
     Raises:
-        UserError: The checkpoint is missing, has no safetensors, or doesn't load with these settings.
+        UserError: The checkpoint is missing, has other tensors than its model, or doesn't load with these settings.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
-
     device = resolve_device(config)
-    settings, packed, dtype = _opened(config)
+    settings, tensors, dtype = _opened(config)
     tokenizer = load_tokenizer(config)
-    transformers_logging.disable_progress_bar()
     form = {"dtype": dtype, "device_map": config.device_map, **backends(config, settings.model_type)}
-    # A multimodal checkpoint would be loaded as its own class, not as the text model's family.
-    direct = packed is None and _whole_config(config).model_type in FAMILIES
-    try:
-        with naming(config):
-            if direct:
-                model = AutoModelForCausalLM.from_pretrained(
-                    _source(config), use_safetensors=True, **form, **_hub_arguments(config)
-                )
-            else:
-                state = _tensors(config, settings, packed, dtype)
-                kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-                model, info = kind.from_pretrained(
-                    None, config=settings, state_dict=dict(state), output_loading_info=True, **form
-                )
-                if info["missing_keys"]:
-                    raise ValueError(f"there is no tensor for {min(info['missing_keys'])}")
-                _read_generation_config(model, config)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise UserError(f"model {config.path}: its weights don't load: {first_line(error)}") from error
+    # The tensors are given, rather than the folder, so that what is loaded is what was checked.
+    with opening(f"model {config.path}: its weights don't load"), naming(config):
+        model: PreTrainedModel = model_class(settings).from_pretrained(
+            None, config=settings, state_dict=dict(tensors), **form
+        )
+    _read_generation_config(model, config)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UserError(
             f"model {config.path}: device_map {config.device_map!r} leaves part of it off the devices; "

@@ -146,11 +146,29 @@ class _Shard:
         self._entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": where}
 
 
-def read_tensor(stored: StoredTensor) -> Tensor:
-    """Map a tensor of a file into memory. Raises a `UserError` if torch doesn't have its dtype."""
+def torch_dtype(stored: StoredTensor) -> torch.dtype:
+    """Return a stored tensor's dtype. Raises a `UserError` if torch doesn't have it."""
     if stored.dtype not in _DTYPES:
         raise UserError(f"{stored.file}: tensor {stored.name} is of dtype {stored.dtype}, which can't be read")
-    dtype = _DTYPES[stored.dtype]
+    return _DTYPES[stored.dtype]
+
+
+def finite(values: Tensor, name: str, file: Path) -> Tensor:
+    """Return the values that were read of a tensor. Raises a `UserError` if they aren't finite."""
+    # Summing is much faster than looking at every number, and only an overflow sends sound ones on to that.
+    computed = values.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    if computed and values.device.type != "meta" and not values.sum().isfinite() and not values.isfinite().all():
+        wrong = int(values.numel() - values.isfinite().sum())
+        raise UserError(
+            f"{file}: tensor {name} has {wrong} of {values.numel()} numbers that aren't finite (NaN or infinite); "
+            "fetch the file again, or use a checkpoint that was saved before training diverged"
+        )
+    return values
+
+
+def read_tensor(stored: StoredTensor) -> Tensor:
+    """Map a tensor of a file into memory. Raises a `UserError` if torch doesn't have its dtype."""
+    dtype = torch_dtype(stored)
     if not stored.nbytes:
         return torch.empty(stored.shape, dtype=dtype)
     # Copy-on-write, because torch warns of arrays that it can't write to.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import EXPERT
 from moevolve.workers.checkpoints.state import SavedNames, experts_prefix, layers_prefix
 
@@ -61,18 +60,7 @@ class StoredExperts:
         Args:
             index: Index of the decoder layer.
             parameters: Fused tensors of the layer on the meta device, by name.
-
-        Raises:
-            UserError: The files don't have the experts one by one or fused, under the names that `transformers` gives.
         """
-        for name, tensor in parameters.items():
-            for piece in self._found(index, name, tensor):
-                missing = [each for each in range(len(tensor)) if piece.of(each) not in self._tensors]
-                if missing:
-                    raise UserError(
-                        f"tensor {piece.of(missing[0])} isn't in the checkpoint's files, from which "
-                        "originals: disk reads it; fetch them again, or use originals: host"
-                    )
         return StoredLayer(self, index, dict(parameters))
 
     def read(self, index: int, kept: Sequence[int], tensors: Mapping[str, Tensor]) -> None:

@@ -148,7 +148,13 @@ class _Turned:
     shape: tuple[int, int]
 
     def __getitem__(self, which: EllipsisType | slice) -> Tensor:
-        values: Tensor = self.tensor[which]
+        return self._turned(self.tensor[which])
+
+    def empty(self) -> Tensor:
+        """Return a tensor of the same shape and dtype on the meta device; nothing is read."""
+        return self._turned(self.tensor.empty())
+
+    def _turned(self, values: Tensor) -> Tensor:
         return values if tuple(values.shape[1:]) == self.shape else values.mT.contiguous()
 
 
@@ -165,6 +171,10 @@ class _Numbered:
     def __getitem__(self, which: EllipsisType | slice) -> Tensor:
         chosen = self.matrices if which is ... else self.matrices[which]
         return torch.stack([torch.cat([each[...] for each in expert]).mT for expert in chosen])
+
+    def empty(self) -> Tensor:
+        """Return a tensor of the same shape and dtype on the meta device; nothing is read."""
+        return torch.stack([torch.cat([each.empty() for each in expert]).mT for expert in self.matrices])
 
 
 _LLAMA4_EXPERTS = {"gate_up_proj": (".gate_proj.weight", ".up_proj.weight"), "down_proj": (".down_proj.weight",)}

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-from transformers import AutoModelForCausalLM
-
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint
-from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packing
+from moevolve.workers.checkpoints.loading import (
+    DTYPES,
+    backends,
+    check_weights,
+    dtype_of,
+    load_config,
+    model_class,
+    packing,
+)
+from moevolve.workers.checkpoints.state import empty_model
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import decoder_of
@@ -22,11 +28,12 @@ if TYPE_CHECKING:
 
 
 def describe_model(config: ModelConfig) -> ModelFacts:
-    """Derive the facts about a checkpoint from its model on the meta device.
+    """Derive the facts about a checkpoint from its config and the headers of its files.
 
     Raises:
-        UserError: The checkpoint can't be read, or its family isn't supported.
+        UserError: The checkpoint can't be read, its files aren't those of its model, or its family isn't supported.
     """
+    check_weights(config)
     return replace(describe_config(meta_model(config), config), fingerprint=model_fingerprint(config))
 
 
@@ -39,10 +46,9 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
     settings = load_config(config)
     family_of(settings, config.path)
     packing(config, settings)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=DTYPES[dtype_of(config, settings)])
-    model.tie_weights()
-    return model
+    with opening(f"model {config.path}: its class can't be built from its config"):
+        dtype, form = DTYPES[dtype_of(config, settings)], backends(config, settings.model_type)
+        return empty_model(model_class(settings), settings, dtype, **form)
 
 
 def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
@@ -83,6 +89,11 @@ def _active(layer: MoELayer, settings: PretrainedConfig, path: str) -> int:
     active = getattr(settings, layer.family.active_field)
     if active is None:
         raise UserError(f"model {path}: its config doesn't say {layer.family.active_field}; add it to config.json")
+    if not 1 <= int(active) <= layer.count:
+        raise UserError(
+            f"model {path}: its config says {layer.family.active_field}: {active}, and layers have {layer.count} "
+            "experts; fetch config.json anew"
+        )
     return int(active)
 
 

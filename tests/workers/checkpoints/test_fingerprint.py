@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +55,9 @@ EDITS: dict[str, Callable[[Path], None]] = {
     "chat template, JSON": lambda at: change(at / "chat_template.json", chat_template="{{ messages }}"),
     "special tokens": lambda at: change(at / "special_tokens_map.json", eos_token="<unk>"),
     "added tokens": lambda at: change(at / "added_tokens.json", new=97),
-    "which file has which weights": lambda at: change(at / "model.safetensors.index.json", weight_map={"a": "b"}),
+    "which file has which weights": lambda at: change(
+        at / "model.safetensors.index.json", weight_map={"a": "model.safetensors"}
+    ),
 }
 
 
@@ -65,16 +68,27 @@ def test_whatever_can_change_a_score_changes_it(folder: Path, edit: str) -> None
     assert of(folder) != before
 
 
-def test_of_large_files_the_edges_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = of(folder)
-    monkeypatch.setattr(fingerprint, "WHOLE_HASH_LIMIT", 0)
-    edges = of(folder)
-    change_a_weight(folder)
-    assert len({whole, edges, of(folder)}) == 3
+def test_large_files_are_hashed_whole_and_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = []
+    whole = fingerprint._sha256
+    monkeypatch.setattr(fingerprint, "_sha256", lambda file: hashed.append(file.name) or whole(file))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(fingerprint, "_CACHED_SIZE", 0)
+    before, file = of(folder), folder / "model.safetensors"
+    assert of(folder) == before and hashed == ["model.safetensors"]
+    state, content = file.stat(), bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))  # as some tools restore it
+    assert of(folder) != before and len(hashed) == 2
+    (kept,) = (tmp_path / "cache" / "moevolve").iterdir()
+    kept.write_text("[")  # an entry that can't be read is made anew
+    after = of(folder)
+    assert after != before and len(hashed) == 3 and of(folder) == after and len(hashed) == 3
 
 
 def test_what_a_file_says_counts_not_how_it_is_written(folder: Path) -> None:
-    change(folder / "model.safetensors.index.json", weight_map={"a": "b"}, metadata={"total_size": 1})
+    change(folder / "model.safetensors.index.json", weight_map={"a": "model.safetensors"}, metadata={"total_size": 1})
     before = of(folder)
     volatile = {
         "config.json": {"transformers_version": "99.0", "_name_or_path": "elsewhere"},

@@ -84,6 +84,16 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
         at, lambda index: index["weight_map"].update(half=SECOND)
     ),
     "no valid weight_map": lambda at: edited_index(at, dict.clear),
+    "names no file": lambda at: edited_index(at, lambda index: index.update(weight_map={})),
+    r"names '\.\./a.safetensors', where .* its own folder": lambda at: edited_index(
+        at, lambda index: index["weight_map"].update(half="../a.safetensors")
+    ),
+    "has two sets of weights: model.safetensors, and a.safetensors": lambda at: save_file(
+        TENSORS, at / "model.safetensors", {"format": "pt"}
+    ),
+    r"adapter_config.json: the folder has an adapter.* merge it": lambda at: (at / "adapter_config.json").write_text(
+        "{}"
+    ),
     "tensor whole is both in": lambda at: save_file({name: TENSORS[name] for name in ("half", "whole")}, at / FIRST),
 }
 
@@ -97,5 +107,13 @@ def test_a_fault_is_named_in_one_line(sharded: Path, message: str) -> None:
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model.safetensors: no such file"):
+    with pytest.raises(UserError, match=r"has neither model.safetensors nor model.safetensors.index.json"):
         stored_tensors(tmp_path)
+
+
+def test_an_index_may_name_one_file_and_say_nothing_else(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors", {"format": "pt"})
+    save_file({"half": TENSORS["half"] + 1}, tmp_path / "consolidated.safetensors", {"format": "pt"})
+    places = dict.fromkeys(TENSORS, "model.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": places}))
+    assert {tensor.file.name for tensor in stored_tensors(tmp_path).values()} == {"model.safetensors"}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
@@ -41,10 +42,19 @@ def test_loads_for_inference(family: str, model_config: Configs, tokens: Tensor)
     assert tokenizer("the quick brown fox")["input_ids"]
 
 
-def test_describing_loads_no_weights(checkpoint: Checkpoints, tmp_path: Path) -> None:
+def test_describing_reads_headers_and_the_beginnings_of_tensors(checkpoint: Checkpoints, tmp_path: Path) -> None:
     directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
-    (directory / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    assert describe_model(ModelConfig(str(directory))).experts == 6
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][-1] = torch.nan
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    config = ModelConfig(str(directory))
+    assert describe_model(config).experts == 6
+    with pytest.raises(UserError, match=r"embed_tokens.weight has 32 of 3104 numbers that aren't finite"):
+        load_model(config)
+    tensors["model.embed_tokens.weight"][0, 3] = torch.inf
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"model.safetensors: tensor model.embed_tokens.weight has 1 of 1024 numbers"):
+        describe_model(config)
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
@@ -59,9 +69,9 @@ def test_pickled_weights_are_never_loaded(checkpoint: Checkpoints, tmp_path: Pat
     directory = shutil.copytree(checkpoint("mixtral"), tmp_path / "pickled")
     (directory / "model.safetensors").unlink()
     torch.save({}, directory / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"no \*\.safetensors"):
+    with pytest.raises(UserError, match="pickled weights are never loaded"):
         ResidentModel.load(ModelConfig(str(directory)))
-    with pytest.raises(UserError, match=r"no \*\.safetensors"):
+    with pytest.raises(UserError, match="pickled weights are never loaded"):
         describe_model(ModelConfig(str(directory)))
 
 

@@ -25,6 +25,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.formats.base import Codec
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
+from moevolve.workers.checkpoints.shards import finite
 from moevolve.workers.checkpoints.state import SavedNames, empty_model
 
 if TYPE_CHECKING:
@@ -59,12 +60,14 @@ class GgufTensor:
     Attributes:
         shape: Shape in an unquantised Hugging Face checkpoint.
         dtype: Dtype to unpack to.
+        file: The file, or a part of a split one.
         sources: Tensors of the file that it is computed from.
         experts: Experts to read from fused sources, in order; None for whole sources.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    file: Path
     sources: Sequence[ReaderTensor] = field(repr=False)
     experts: range | None
     arrange: Arrange = field(repr=False)
@@ -80,11 +83,16 @@ class GgufTensor:
             found[slot] = self._unpacked(expert)
         return found.reshape(self.shape) if which is ... else found
 
+    def empty(self) -> Tensor:
+        """Return a tensor of the same shape and dtype on the meta device; nothing is read."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
     def _unpacked(self, which: int | EllipsisType) -> Tensor:
         from gguf import dequantize
 
         values = [dequantize(np.ascontiguousarray(each.data[which]), each.tensor_type) for each in self.sources]
-        return self.arrange([torch.from_numpy(np.array(value, np.float32)) for value in values]).to(self.dtype)
+        found = self.arrange([torch.from_numpy(np.array(value, np.float32)) for value in values]).to(self.dtype)
+        return finite(found, self.sources[0].name, self.file)
 
 
 def open_parts(file: Path) -> dict[Path, GGUFReader]:
@@ -160,7 +168,7 @@ def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> 
         experts = _experts(name, tensor)
         sources = [stored[source] for source in found]
         arrange = _arrangement(name, architecture, settings)
-        tensors[name] = GgufTensor(tuple(tensor.shape), dtype, sources, experts, arrange)
+        tensors[name] = GgufTensor(tuple(tensor.shape), dtype, file, sources, experts, arrange)
         sizes = [math.prod(each.shape.tolist()[: None if experts is None else -1]) for each in sources]
         if sum(sizes) * (1 if experts is None else len(experts)) != tensor.numel():
             shapes = ", ".join(str(each.shape.tolist()[::-1]) for each in sources)

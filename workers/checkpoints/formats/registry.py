@@ -5,13 +5,17 @@ A new format needs a file in this folder and a line here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.formats.base import Codec, PackedFormat, Plain
@@ -20,7 +24,7 @@ from moevolve.workers.checkpoints.formats.fp4 import GptOssMxfp4, ModelOptNvfp4
 from moevolve.workers.checkpoints.formats.fp8 import Fp8
 from moevolve.workers.checkpoints.formats.groupwise import Awq, Gptq
 from moevolve.workers.checkpoints.headers import StoredTensor
-from moevolve.workers.checkpoints.shards import read_tensor
+from moevolve.workers.checkpoints.shards import finite, read_tensor, torch_dtype
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], PackedFormat]] = {
     "fp8": Fp8,
@@ -70,7 +74,7 @@ class UnpackedTensor:
     """A tensor that is read from its files, and unpacked, on `tensor[...]`, as a slice of the safetensors library is.
 
     Of fused experts, `tensor[first:last]` reads some. Quantised tensors are unpacked to `dtype`; plain ones keep their
-    own.
+    own. Raises a `UserError` if a number that is read isn't finite.
     """
 
     name: str
@@ -80,13 +84,49 @@ class UnpackedTensor:
 
     def __getitem__(self, which: EllipsisType | slice) -> Tensor:
         parts = {last: read_tensor(stored)[which] for last, stored in self.parts.items()}
+        with self._unpacking():
+            values = next(iter(parts.values())) if self.codec.plain else self.codec.unpack(parts, self.dtype)
+        return finite(values, self.name, self.file)
+
+    def empty(self) -> Tensor:
+        """Return a tensor of the same shape and dtype on the meta device, from the headers alone."""
+        forms = tuple((last, stored.shape, torch_dtype(stored)) for last, stored in self.parts.items())
         if self.codec.plain:
-            return next(iter(parts.values()))
+            ((_, shape, dtype),) = forms
+        elif "weight_shape" in self.parts:  # integers packed in words, whose number doesn't tell the shape
+            shape, dtype = tuple(read_tensor(self.parts["weight_shape"]).tolist()), self.dtype
+        else:
+            with self._unpacking():
+                shape, dtype = _unpacked_form(self.codec, forms, self.dtype), self.dtype
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def check_beginning(self) -> None:
+        """Raise a `UserError` if one of the first numbers of an unquantised tensor isn't finite."""
+        (stored,) = self.parts.values()
+        finite(read_tensor(stored).flatten()[:1024], self.name, self.file)
+
+    @property
+    def file(self) -> Path:
+        """The file of the tensor, or of one of its parts."""
+        return next(iter(self.parts.values())).file
+
+    @contextmanager
+    def _unpacking(self) -> Iterator[None]:
         try:
-            return self.codec.unpack(parts, self.dtype)
+            yield
         except (ValueError, RuntimeError, IndexError) as error:
-            file = next(iter(self.parts.values())).file
-            raise UserError(f"{file}: tensor {self.name} can't be unpacked: {error}; fetch the file again") from error
+            what = f"tensor {self.name} can't be unpacked: {error}"
+            raise UserError(f"{self.file}: {what}; fetch the file again") from error
+
+
+@lru_cache(maxsize=1024)
+def _unpacked_form(
+    codec: Codec, forms: tuple[tuple[str, tuple[int, ...], torch.dtype], ...], dtype: torch.dtype
+) -> tuple[int, ...]:
+    """Shape of a matrix whose parts have these last names, shapes and dtypes."""
+    # Following a computation without numbers takes a millisecond, and thousands of experts have the same shapes.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return tuple(codec.unpack({last: torch.empty(shape, dtype=kind) for last, shape, kind in forms}, dtype).shape)
 
 
 def unpacked_tensors(

@@ -1,0 +1,160 @@
+"""Compares the tensors that a checkpoint's files have with those that its model takes, before any weights are read.
+
+`transformers` gives random numbers to parameters that it doesn't find, and ignores tensors that it doesn't know. Here
+both are errors, found by loading the headers alone into the model on the meta device, as its weights are loaded later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.headers import EXPERT
+from moevolve.workers.checkpoints.pruning import is_mtp_stem
+from moevolve.workers.checkpoints.state import SavedNames, layers_prefix, load_part
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_MTP_PART = "eh_proj"
+"""Part of the names of a matrix that only layers for multi-token prediction have, which follow the decoder's layers."""
+
+_UNUSED_SCALES = re.compile(r".+[._](input|activation|k|v|q|prob)_(scale|global_scale|zero_point)")
+"""Scales of activations and of the KV cache, which computing with unpacked weights doesn't need."""
+
+
+def check_tensors(model: PreTrainedModel, tensors: Mapping[str, Any], path: str) -> None:
+    """Refuse a checkpoint whose tensors aren't exactly those of its model.
+
+    Modules that the model doesn't have at all, such as those for images, may be there and are ignored.
+
+    Args:
+        model: Model on the meta device, whose parameters are replaced.
+        tensors: Tensors of the checkpoint by the names in its family; see `UnpackedTensor.empty`.
+        path: The checkpoint, for messages.
+
+    Raises:
+        UserError: A tensor is missing, unexpected, there twice, or of another shape; or the output projection is said
+            to be the embedding's, and differs from it.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    expected, layers = set(model.state_dict()), layers_prefix(model)
+    conversions = get_model_conversion_mapping(model)
+    for each in conversions:
+        if getattr(each, "force_cpu", False):
+            each.force_cpu = False  # to save memory of devices; tensors without numbers can't be moved
+    sources = _sources(model, conversions, tensors, path)
+    empty = {name: tensor.empty() for name, tensor in tensors.items()}
+    info = load_part(model, conversions, empty, torch.device("meta"), model.dtype)
+    model.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
+    model._adjust_missing_and_unexpected_keys(info)  # noqa: SLF001 - the only place that knows what a class leaves out
+    misshapen = sorted(info.conversion_errors) + sorted(name for name, *_ in info.mismatched_keys)
+    unexpected = [name for name in sorted(info.unexpected_keys) if _changes_results(name, tensors, expected, layers)]
+    if misshapen:
+        wrong = _misshapen(sources[misshapen[0]], empty, model.get_parameter_or_buffer(misshapen[0]).shape)
+    elif info.missing_keys:
+        wrong = _missing(min(info.missing_keys), info.unexpected_keys, model)
+    elif unexpected:
+        wrong = (
+            f"tensor {unexpected[0]} is in the files, and a {model.config.model_type} model with this config.json has "
+            "no such parameter; fetch config.json and the weights anew from one place"
+        )
+    else:
+        wrong = _untied(model, sources, tensors)
+    if wrong:
+        raise UserError(f"model {path}: {wrong}")
+
+
+def _sources(
+    model: PreTrainedModel, conversions: list[Any], tensors: Collection[str], path: str
+) -> dict[str, list[str]]:
+    """Names of the stored tensors that make up every parameter. Raises a `UserError` if there are two sets of them."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    parameters, found = model.state_dict(), defaultdict[str, list[str]](list)
+    for name in sorted(tensors):
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
+        if found[target] and pattern is None:
+            raise UserError(
+                f"model {path}: tensors {found[target][0]} and {name} are both {target}; remove the one that isn't the "
+                "model's"
+            )
+        found[target].append(name)
+    return found
+
+
+def _changes_results(name: str, tensors: Collection[str], expected: Collection[str], layers: str) -> bool:
+    """Whether a tensor that the model doesn't take belongs to a part that it has, so that it is another model's."""
+    if is_mtp_stem(name) or _UNUSED_SCALES.fullmatch(name):
+        return False
+    layer = re.match(rf"{re.escape(layers)}\d+\.", name)
+    if layer is not None:
+        return not any(other.startswith(layer[0]) and _MTP_PART in other for other in tensors)
+    module = name.rpartition(".")[0]
+    return any(other.startswith(f"{module}.") for other in expected)
+
+
+def _missing(name: str, unexpected: Collection[str], model: PreTrainedModel) -> str:
+    saved = next(iter(SavedNames(model).saved(name, model.get_parameter_or_buffer(name))))
+    for wanted in (name, saved):
+        misnamed = next((other for other in sorted(unexpected) if other.endswith(f".{wanted}")), None)
+        if misnamed is not None:
+            return (
+                f"tensor {saved} is missing, and the files' names begin with {misnamed.removesuffix(wanted)!r}, which "
+                "the program that saved them put in front; save them again without it"
+            )
+    hint = ", or set tie_word_embeddings: true in config.json if the embedding is its head, too"
+    return (
+        f"tensor {saved} isn't in the files, so the checkpoint is incomplete or of another model; fetch or convert it "
+        f"again{hint if name.startswith('lm_head.') else ''}"
+    )
+
+
+def _misshapen(sources: Sequence[str], empty: Mapping[str, Tensor], wanted: torch.Size) -> str:
+    """What is wrong with the tensors of a parameter of shape `wanted`; of experts, which is missing or differs."""
+    parts: dict[str, dict[int, str]] = defaultdict(dict)
+    for name in sources:
+        match = EXPERT.fullmatch(name)
+        if match is not None:
+            parts[f"{match['block']}.*{match['rest'] or ''}"][int(match["expert"])] = name
+    for part, experts in parts.items():
+        odd = experts.keys() ^ set(range(wanted[0]))
+        if odd:
+            name, there = part.replace("*", str(min(odd))), min(odd) in experts
+            return (
+                f"tensor {name} is {'in' if there else 'missing from'} the files, and config.json says {wanted[0]} "
+                "experts; fetch config.json and the weights anew from one place"
+            )
+        for name in experts.values():
+            if empty[name].shape != empty[experts[0]].shape:
+                return (
+                    f"tensor {name} is of shape {list(empty[name].shape)}, and that of expert 0 is "
+                    f"{list(empty[experts[0]].shape)}; fetch its file again"
+                )
+    name = sources[0]
+    what = f"by config.json it is {list(wanted)}" if not parts else f"by config.json all experts are {list(wanted)}"
+    return (
+        f"tensor {name} is of shape {list(empty[name].shape)}, and {what}; fetch config.json and the weights anew from "
+        "one place"
+    )
+
+
+def _untied(model: PreTrainedModel, sources: Mapping[str, Sequence[str]], tensors: Mapping[str, Any]) -> str:
+    """What is wrong where the output projection is the embedding by the config, and the files have both."""
+    for target, source in model.all_tied_weights_keys.items():
+        both = [*sources.get(target, ()), *sources.get(source, ())]
+        if len(both) == 2 and not torch.equal(tensors[both[0]][...], tensors[both[1]][...]):
+            return (
+                f"by config.json {both[0]} is {both[1]} (tie_word_embeddings), and the files have two different ones; "
+                "set tie_word_embeddings: false in config.json, or remove the tensor that isn't the model's"
+            )
+    return ""
