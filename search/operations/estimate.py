@@ -17,7 +17,6 @@ from moevolve.search.estimate.report import Estimate, Pilot
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.requests.planning import EstimateRequest
 from moevolve.search.running.weights import resolved_model_path
-from moevolve.workers.checkpoints.loading import check_weights
 from moevolve.workers.profiling.outline import outline_model
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 def estimate_run(request: EstimateRequest, on_stage: Callable[[str], None] = lambda _: None) -> Estimate:
     """See `EstimateRequest`; `on_stage` is told what the pilot is doing."""
     config = _config(request)
-    check_weights(config.model)
     found = estimate(config, gpus_for(config, request.gpus), _prompts(request), request.utilisation)
     if request.pilot is None:
         return found

@@ -55,12 +55,11 @@ def describe_search(config: RunConfig) -> ModelDescription:
     from moevolve.search.estimate.memory import launch_memory
     from moevolve.search.estimate.repairs import repair_works
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
-    from moevolve.workers.checkpoints.loading import check_weights, load_tokenizer
+    from moevolve.workers.checkpoints.loading import load_tokenizer
     from moevolve.workers.engine.chat import chat_template
     from moevolve.workers.profiling.outline import outline_model
 
     config = config.model_copy(update={"model": pinned(config.model)})
-    check_weights(config.model)
     outline = outline_model(config.model)
     facts = replace(outline.facts, fingerprint=model_fingerprint(config.model))
     # Workers render the prompts; a tokenizer or template that can't be used is refused before any of them starts.

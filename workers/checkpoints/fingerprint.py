@@ -124,9 +124,10 @@ def _weights_digest(file: Path) -> str:
     if state.st_size < _CACHED_SIZE:
         return _sha256(file)
     # The time of change can't be set by hand, so that a file that was tampered with is read again.
-    key = [str(file.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+    path = str(file.resolve())
+    key = [path, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moevolve"
-    kept = folder / f"{hashlib.sha256(key[0].encode()).hexdigest()[:32]}.json"
+    kept = folder / f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.json"
     if kept.is_file():
         try:
             found, digest = json.loads(kept.read_text(encoding="utf-8"))

@@ -213,12 +213,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         else:
             tokenizer = AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
         vocabulary = tokenizer.get_vocab()
-    if not vocabulary:
-        raise UserError(
-            f"model {config.path}: its tokenizer has no tokens; add the tokenizer's files, such as "
-            "tokenizer.json, to its folder"
-        )
     rows, added = load_config(config).vocab_size, tokenizer.get_added_vocab()
+    if vocabulary.keys() <= added.keys() or not tokenizer("a text", add_special_tokens=False)["input_ids"]:
+        raise UserError(
+            f"model {config.path}: its tokenizer makes no tokens of a text; fetch all files of the tokenizer, such as "
+            "tokenizer.json and tokenizer_config.json"
+        )
     # Special tokens that no text has, often for padding, may have no embedding; those of the chat template need one.
     for token, index in vocabulary.items():
         if index >= rows and (token not in added or token in str(tokenizer.chat_template)):

@@ -7,7 +7,7 @@ both are errors, found by loading the headers alone into the model on the meta d
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,13 +80,20 @@ def _sources(
 
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
-    parameters, found = model.state_dict(), defaultdict[str, list[str]](list)
+    parameters, prefix = model.state_dict(), f"{model.base_model_prefix}."
+    found, parts = defaultdict[str, list[str]](list), dict[tuple[str, ...], str]()
     for name in sorted(tensors):
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
-        if found[target] and pattern is None:
+        if name.startswith(prefix * 2):  # which transformers reads, and other programs don't
             raise UserError(
-                f"model {path}: tensors {found[target][0]} and {name} are both {target}; remove the one that isn't the "
-                "model's"
+                f"model {path}: tensor {name} has {prefix!r} twice in front; save the tensors without it again"
+            )
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
+        match = EXPERT.fullmatch(name)
+        part = (target, match["expert"], match["rest"]) if match and pattern else (target, pattern or "")
+        other = parts.setdefault(part, name)
+        if other != name and (match or pattern is None):
+            raise UserError(
+                f"model {path}: tensors {other} and {name} are both {target}; remove the one that isn't the model's"
             )
         found[target].append(name)
     return found
@@ -134,17 +141,18 @@ def _misshapen(sources: Sequence[str], empty: Mapping[str, Tensor], wanted: torc
                 f"tensor {name} is {'in' if there else 'missing from'} the files, and config.json says {wanted[0]} "
                 "experts; fetch config.json and the weights anew from one place"
             )
-        for name in experts.values():
-            if empty[name].shape != empty[experts[0]].shape:
-                return (
-                    f"tensor {name} is of shape {list(empty[name].shape)}, and that of expert 0 is "
-                    f"{list(empty[experts[0]].shape)}; fetch its file again"
-                )
+        (usual, _), *others = Counter(empty[name].shape for name in experts.values()).most_common()
+        if others:
+            name = next(name for name in experts.values() if empty[name].shape != usual)
+            return (
+                f"tensor {name} is of shape {list(empty[name].shape)}, and those of other experts are {list(usual)}; "
+                "fetch its file again"
+            )
     name = sources[0]
-    what = f"by config.json it is {list(wanted)}" if not parts else f"by config.json all experts are {list(wanted)}"
+    what = "all experts are" if parts else "it is"
     return (
-        f"tensor {name} is of shape {list(empty[name].shape)}, and {what}; fetch config.json and the weights anew from "
-        "one place"
+        f"tensor {name} is of shape {list(empty[name].shape)}, and by config.json {what} {list(wanted)}; fetch "
+        "config.json and the weights anew from one place"
     )
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from moevolve.workers.checkpoints.loading import check_weights
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.engine.columns import Layout
@@ -100,11 +101,13 @@ class ModelOutline:
 
 
 def outline_model(config: ModelConfig) -> ModelOutline:
-    """Outline a checkpoint from its config.json.
+    """Outline a checkpoint from its config.json, after checking the headers of its files if they are there.
 
     Raises:
-        UserError: The config can't be read, or the family isn't supported or has matrices that can't be counted.
+        UserError: The config can't be read, the files aren't those of its model, or the family isn't supported or has
+            matrices that can't be counted.
     """
+    check_weights(config)
     model = meta_model(config)
     decoder: Any = decoder_of(model)
     output = model.get_output_embeddings()

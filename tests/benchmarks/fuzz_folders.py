@@ -1,0 +1,48 @@
+"""Damages a small checkpoint in seeded ways, and counts what is refused in one line and what is computed rightly.
+
+    .venv/bin/python tests/benchmarks/fuzz_folders.py --cases 400 --first 0
+
+Any other outcome is printed, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
+from fuzzed_folders import CHANGES, outcome, write_model  # noqa: E402 - beside the benchmarks
+
+
+def main() -> int:
+    """Run the cases; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=400)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--verbose", action="store_true", help="print every case's outcome")
+    asked = parser.parse_args()
+    begun, counts = time.monotonic(), Counter[str]()
+    with tempfile.TemporaryDirectory() as root:
+        source = Path(root) / "model"
+        write_model(source)
+        for case in range(asked.first, asked.first + asked.cases):
+            try:
+                found = outcome(source, Path(root) / str(case), case)
+                kind = "right" if found == "right" else "refused"
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is what this program looks for
+                kind, found = "wrong", f"{type(error).__name__}: {error}"
+            counts[kind] += 1
+            if asked.verbose or kind == "wrong":
+                print(f"{case} {CHANGES[case % len(CHANGES)].__name__}: {found.replace(root, '')}")
+    print(f"{dict(counts)} in {time.monotonic() - begun:.0f} s")
+    return 1 if counts["wrong"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
