@@ -17,7 +17,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-from fuzzed_folders import CHANGES, outcome, write_model  # noqa: E402 - beside the benchmarks
+from fuzzed_folders import CHANGES, outcome, write_model
 
 
 def main() -> int:

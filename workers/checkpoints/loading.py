@@ -212,9 +212,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
         else:
             tokenizer = AutoTokenizer.from_pretrained(_source(config), **_hub_arguments(config))
-        vocabulary = tokenizer.get_vocab()
-    rows, added = load_config(config).vocab_size, tokenizer.get_added_vocab()
-    if vocabulary.keys() <= added.keys() or not tokenizer("a text", add_special_tokens=False)["input_ids"]:
+        vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+        tried = tokenizer("a text", add_special_tokens=False)["input_ids"]
+    rows = load_config(config).vocab_size
+    if vocabulary.keys() <= added.keys() or not tried:
         raise UserError(
             f"model {config.path}: its tokenizer makes no tokens of a text; fetch all files of the tokenizer, such as "
             "tokenizer.json and tokenizer_config.json"

@@ -18,6 +18,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.workers.checkpoints.headers import EXPERT
 from moevolve.workers.checkpoints.pruning import is_mtp_stem
 from moevolve.workers.checkpoints.state import SavedNames, layers_prefix, load_part
+from moevolve.workers.families.base import MTP_FIELDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,8 +46,7 @@ def check_tensors(model: PreTrainedModel, tensors: Mapping[str, Any], path: str)
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    expected, layers = set(model.state_dict()), layers_prefix(model)
-    conversions = get_model_conversion_mapping(model)
+    expected, conversions = set(model.state_dict()), get_model_conversion_mapping(model)
     for each in conversions:
         if getattr(each, "force_cpu", False):
             each.force_cpu = False  # to save memory of devices; tensors without numbers can't be moved
@@ -56,7 +56,7 @@ def check_tensors(model: PreTrainedModel, tensors: Mapping[str, Any], path: str)
     model.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
     model._adjust_missing_and_unexpected_keys(info)  # noqa: SLF001 - the only place that knows what a class leaves out
     misshapen = sorted(info.conversion_errors) + sorted(name for name, *_ in info.mismatched_keys)
-    unexpected = [name for name in sorted(info.unexpected_keys) if _changes_results(name, tensors, expected, layers)]
+    unexpected = [name for name in sorted(info.unexpected_keys) if _changes_results(name, model, tensors, expected)]
     if misshapen:
         wrong = _misshapen(sources[misshapen[0]], empty, model.get_parameter_or_buffer(misshapen[0]).shape)
     elif info.missing_keys:
@@ -99,13 +99,15 @@ def _sources(
     return found
 
 
-def _changes_results(name: str, tensors: Collection[str], expected: Collection[str], layers: str) -> bool:
+def _changes_results(name: str, model: PreTrainedModel, tensors: Collection[str], expected: Collection[str]) -> bool:
     """Whether a tensor that the model doesn't take belongs to a part that it has, so that it is another model's."""
     if is_mtp_stem(name) or _UNUSED_SCALES.fullmatch(name):
         return False
-    layer = re.match(rf"{re.escape(layers)}\d+\.", name)
+    layer = re.match(rf"{re.escape(layers_prefix(model))}(\d+)\.", name)
     if layer is not None:
-        return not any(other.startswith(layer[0]) and _MTP_PART in other for other in tensors)
+        later = int(layer[1]) >= model.config.num_hidden_layers
+        says_so = any(getattr(model.config, field, None) for field in MTP_FIELDS)
+        return not (later and (says_so or any(each.startswith(layer[0]) and _MTP_PART in each for each in tensors)))
     module = name.rpartition(".")[0]
     return any(other.startswith(f"{module}.") for other in expected)
 

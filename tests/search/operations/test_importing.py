@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import MIXTRAL, WORDS, save_tiny_model
 
 from moevolve.search.operations.subject import find_subject
 from moevolve.store.records import UNBOUND
@@ -177,10 +178,9 @@ def test_the_first_weights_are_its_weights(
 ) -> None:
     # Others of other shapes aren't taken, and who only reads leaves it open.
     evaluate = ("evaluate", imported, "--task", tiny.task, "--json")
-    settings = (others / "config.json").read_text()
-    (others / "config.json").write_text(json.dumps(json.loads(settings) | {"intermediate_size": 24}))
-    assert "isn't of the shapes" in refusal(in_process(*evaluate, "--model", others))
-    (others / "config.json").write_text(settings)
+    wider = tmp_path / "wider"
+    save_tiny_model(wider, "mixtral", WORDS, 0, **(MIXTRAL | {"intermediate_size": 24}), num_hidden_layers=4)
+    assert "isn't of the shapes" in refusal(in_process(*evaluate, "--model", wider))
     assert in_process("answers", imported, "--task", tiny.task, "--model", tiny.model).returncode == 0
     assert not the_search(tmp_path).is_bound
     first = in_process(*evaluate, "--model", tiny.model)
