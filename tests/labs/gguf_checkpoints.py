@@ -27,7 +27,9 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "gpt_oss": "gpt-oss",
 }
+DENSE = {"llama": "llama"}
 SETTINGS = {
+    "llama": {"hidden_size": 64, "intermediate_size": 32},
     "mixtral": {"hidden_size": 64, "intermediate_size": 32},
     "qwen2_moe": {
         "hidden_size": 64,
@@ -50,12 +52,13 @@ _LAYER = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     **dict.fromkeys(("mlp.gate", "mlp.router", "block_sparse_moe.gate"), "ffn_gate_inp"),
+    **{f"mlp.{one}_proj": f"ffn_{one}" for one in ("gate", "up", "down")},
     **{f"mlp.shared_expert.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 _MATRICES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
-_MAPPED = re.compile(r"blk\.\d+\.(ffn_\w+_exps|attn_[qkv]|attn_output)\.weight|token_embd\.weight")
+_MAPPED = re.compile(r"blk\.\d+\.(ffn_\w+_exps|ffn_(gate|up|down)|attn_[qkv]|attn_output)\.weight|token_embd\.weight")
 
 
 def gguf_checkpoint(
@@ -64,7 +67,7 @@ def gguf_checkpoint(
     """Write a model as GGUF next to its config and tokenizer, and the same numbers in float32 as safetensors.
 
     Args:
-        model: Tiny model of one of `ARCHITECTURES`.
+        model: Tiny model of one of `ARCHITECTURES` or `DENSE`.
         tokenizer: Tokenizer of the model.
         folder: Folder for both checkpoints.
         kind: Type of the experts' and the attention's matrices.
@@ -106,7 +109,7 @@ def converted(state: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
             mapped = _LAYER[module]
             if config.model_type == "gpt_oss" and mapped == "ffn_norm":
                 mapped = "post_attention_norm"
-            if config.model_type == "mixtral" and mapped in ("attn_q", "attn_k"):
+            if config.model_type in ("mixtral", "llama") and mapped in ("attn_q", "attn_k"):
                 heads = config.num_attention_heads if mapped == "attn_q" else config.num_key_value_heads
                 found[f"{block}{mapped}.{last}"] = neighbours(tensor, heads)
             else:
@@ -168,7 +171,6 @@ def typed(values: Tensor, kind: Type) -> tuple[np.ndarray[Any, Any], Type]:
 
 def metadata(config: Any) -> dict[str, Any]:
     """The metadata from which a model can be built, without its vocabulary."""
-    experts = getattr(config, "num_experts", None) or config.num_local_experts
     rope = config.rope_parameters["rope_theta"]
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
@@ -184,14 +186,15 @@ def metadata(config: Any) -> dict[str, Any]:
         "attention.value_length": head,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.freq_base": float(rope),
-        "expert_count": experts,
-        "expert_used_count": config.num_experts_per_tok,
     }
+    if config.model_type not in DENSE:
+        keys["expert_count"] = getattr(config, "num_experts", None) or config.num_local_experts
+        keys["expert_used_count"] = config.num_experts_per_tok
     if hasattr(config, "shared_expert_intermediate_size"):
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if config.model_type == "gpt_oss":
         keys["attention.sliding_window"] = config.sliding_window
-    architecture = ARCHITECTURES[config.model_type]
+    architecture = (ARCHITECTURES | DENSE)[config.model_type]
     return {"general.name": "tiny", **{f"{architecture}.{key}": value for key, value in keys.items()}} | {
         "general.architecture": architecture
     }

@@ -12,7 +12,7 @@ import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf_checkpoints import ARCHITECTURES, SETTINGS, gguf_checkpoint, lone_gguf, metadata, write_gguf
+from gguf_checkpoints import ARCHITECTURES, DENSE, SETTINGS, gguf_checkpoint, lone_gguf, metadata, write_gguf
 from packed_checkpoints import same_numbers
 
 from moevolve.evaluators.errors import UserError
@@ -40,7 +40,7 @@ def write(tiny_model: MakeModel, tiny_tokenizer: PreTrainedTokenizerFast, tmp_pa
     return checkpoint
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", [*ARCHITECTURES, *DENSE])
 def test_every_architecture_loads_its_numbers(family: str, write: Write) -> None:
     same_numbers(*write(family), dtypes=("float32",))
 
@@ -65,7 +65,7 @@ def test_a_model_in_several_files(write: Write) -> None:
 ALONE = {"vocab_size": 260, "pad_token_id": None, "bos_token_id": None, "eos_token_id": 259}
 
 
-@pytest.mark.parametrize("family", ["olmoe", "qwen2_moe"])
+@pytest.mark.parametrize("family", ["olmoe", "qwen2_moe", "llama"])
 def test_a_file_alone_is_a_checkpoint(family: str, tiny_model: MakeModel, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -77,7 +77,8 @@ def test_a_file_alone_is_a_checkpoint(family: str, tiny_model: MakeModel, tmp_pa
     ids = torch.arange(60).reshape(3, 20) * 4
     assert torch.equal(found(ids).logits, original(ids).logits)
     assert tokenizer("hello").input_ids == [257, 258] and tokenizer.eos_token_id == 259
-    assert describe_model(config).experts == 6
+    facts = describe_model(config)
+    assert (facts.family, facts.experts) == (family, 0 if family in DENSE else 6)
     if family.startswith("qwen"):
         # `transformers` reads tensors of these two architectures, but not the width of an expert.
         theirs = AutoModelForCausalLM.from_pretrained(

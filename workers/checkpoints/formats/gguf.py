@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 ARCHITECTURES = {
+    "llama": "llama",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",

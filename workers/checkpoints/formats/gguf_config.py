@@ -40,6 +40,11 @@ _ARCHITECTURES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
 }
 """Model type, further fields by key, and what llama.cpp's code does without a key for it, by architecture."""
 
+_DENSE: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "llama": ("llama", _NARROW | {"attention.key_length": "head_dim"}, {})
+}
+"""The same of architectures whose files without a number of experts are dense models of another type."""
+
 
 def gguf_config(file: Path) -> PretrainedConfig:
     """Derive the config of a model from the metadata of its file, the first part of a split one.
@@ -65,7 +70,8 @@ def _derived(file: Path, _changed: int) -> PretrainedConfig:
     scaling = metadata(reader, f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none"):
         raise UserError(f"{file}: its rotary scaling {scaling!r} can't be derived from it; {beside}")
-    model_type, keys, settings = _ARCHITECTURES[architecture]
+    dense = architecture in _DENSE and not metadata(reader, f"{architecture}.expert_count")
+    model_type, keys, settings = (_DENSE if dense else _ARCHITECTURES)[architecture]
     for key, name in (_FIELDS | keys).items():
         value = metadata(reader, f"{architecture}.{key}")
         if value is not None:
