@@ -26,7 +26,7 @@ from moevolve.search.running.set_up import set_up
 from moevolve.search.settings.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.store.repository import Store
 from moevolve.workers.contract.fitting import RowsRecipe
-from moevolve.workers.methods.eep.edit import ExpertsRecipe
+from moevolve.workers.methods.eep.edit import ExpertsRecipe, Until
 
 CMA = "nevergrad:DiagonalCMA"
 PHASES = [
@@ -38,7 +38,8 @@ BRED = {"mutation", "crossover+mutation", "surrogate"}
 
 def warm_run(tiny: Any, folder: Path, strategy: str, phases: Any = None, groups: Any = 2, **more: Any) -> RunConfig:
     changes = {"strategy": strategy, "phases": phases or PHASES, **more}
-    changes["genome"] = {"kind": "eep", "experts": 2, "groups": groups, "calibration_tokens": 150, "naee_tokens": 60}
+    tokens = {"calibration_tokens": 150, "calibration_most": 300, "naee_tokens": 60}
+    changes["genome"] = {"kind": "eep", "experts": 2, "groups": groups, **tokens}
     changes["final"] = {"rerank": 0, "test": False}
     return load_run_config(tiny.write_run(folder / "run.yaml", "warm", **changes))
 
@@ -129,8 +130,9 @@ def test_only_what_is_needed_is_measured() -> None:
         return make_space(EepSection(experts=4, **section), mixtral(), [phase]).recipe
 
     assert recipe() is None and recipe("random") is None
-    assert recipe("reap").statistics == ("saliency",) and recipe("reap").subsets is None
-    assert recipe("hc_smoe", "frequency").statistics == ("mean_outputs", "usage")
+    assert recipe("man") == recipe("reap") == ExpertsRecipe(("importance",), None, 8192, Until(4, 0.002, 131072))
+    scores, others = recipe("hc_smoe", "frequency").parts
+    assert scores.statistics == ("importance", "usage") and others == ExpertsRecipe(("mean_outputs",), None, 8192)
     assert recipe(dynamic_skipping=True, skipping_tokens=99) == RowsRecipe(99, "skipping")
     assert recipe("naee", naee_subsets=7).subsets.limit == 7
 
@@ -143,4 +145,4 @@ def test_the_surrogate_has_experts_measured_in_phases_that_prune(of_phase: bool)
 
     assert recipe("merge") is None
     found = recipe("prune")
-    assert isinstance(found, ExpertsRecipe) and found.statistics == ("pairs", "saliency", "usage")
+    assert isinstance(found, ExpertsRecipe) and found.statistics == ("importance", "pairs", "usage")
