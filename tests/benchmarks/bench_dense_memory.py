@@ -43,7 +43,7 @@ SHAPE = {
     "initializer_range": 0.04,
 }
 VOCABULARY = 49152
-WINDOW = 512
+WINDOW = 500
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "tomoe": ({"kind": "tomoe", "budget": 0.5, "calibration_tokens": 4096}, "start"),
     "flap": ({"kind": "tomoe", "budget": 0.5, "experts": 1, "calibration_tokens": 4096}, "flap"),
@@ -96,7 +96,9 @@ def run_config(folder: Path, kind: str, tokens: int, dtype: str) -> RunConfig:
     if not repairable:
         genome = genome | {"calibration_tokens": tokens}
     rows = -(-tokens // WINDOW)
-    texts = [" ".join(f"w{(7 * place + 31 * number * place) % 40_000}" for place in range(WINDOW)) for number in range(rows)]
+    texts = [
+        " ".join(f"w{(7 * place + 31 * number * place) % 40_000}" for place in range(WINDOW)) for number in range(rows)
+    ]
     for split, count in (("calibration", rows), ("search", 2)):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[:count])
         (folder / f"{split}.jsonl").write_text(lines)

@@ -104,6 +104,9 @@ class GrowingRecipe(CalibrationRecipe, Protocol):
     def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
         """Whether what was measured so far is enough."""
 
+    def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
+        """A line for users that says what was measured, and why no more."""
+
 
 @dataclass(frozen=True, slots=True)
 class CombinedRecipe:
@@ -146,7 +149,15 @@ class PerTaskRecipe:
 
     def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
         """See `GrowingRecipe`: whether it is enough for every task."""
-        return self.inner.is_met({name.removeprefix(PER_TASK): array for name, array in arrays.items()})
+        return self.inner.is_met(_without_prefix(arrays))
+
+    def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
+        """See `GrowingRecipe`."""
+        return self.inner.note(_without_prefix(arrays))
+
+
+def _without_prefix(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(PER_TASK): array for name, array in arrays.items() if name.startswith(PER_TASK)}
 
 
 def combined(*parts: CalibrationRecipe | None) -> CalibrationRecipe | None:

@@ -98,7 +98,8 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         - `importance` gives `importance_sums` float64 [layers, n, 3, 3], the sums over an expert's tokens of the powers
           0, 1 and 2 of its routing weight times those of its output's norm; and `row_squares` float64 [layers, n, 4],
           the sums over rows of tokens of s^2, s c, c^2 and 1 if c > 0, where c is the number of a row's tokens that
-          chose an expert, and s the sum over these of its routing weight times its output's norm.
+          chose an expert, and s the sum over these of its routing weight times its output's norm; and
+          `importance_tokens` int64 [layers], the number of tokens.
         - `pairs` gives `pair_norms` float64 [layers, n, n]: sums over tokens of the products of the norms of two
           experts' weighted outputs.
         - `mean_outputs` gives `output_distances` float32 [layers, n, n], Euclidean distances of mean outputs.
@@ -207,6 +208,7 @@ class _Importance:
     def __init__(self, layer: MoELayer) -> None:
         self._sums = _zeros(layer, layer.count, self._POWERS, self._POWERS)
         self._squares = _zeros(layer, layer.count, 4)
+        self._tokens = 0
 
     def add(self, routed: RoutedTokens) -> None:
         powers, row = torch.arange(self._POWERS, device=self._sums.device), torch.zeros_like(self._sums)
@@ -217,11 +219,13 @@ class _Importance:
             products = (weights.double().flatten()[:, None] ** powers)[:, :, None] * norms[:, None, :]
             row += (one_hot.t() @ products.flatten(1)).view_as(row)
         self._sums += row
+        self._tokens += len(routed.hidden)
         scores, counts = row[:, 1, 1], row[:, 0, 0]
         self._squares += torch.stack((scores**2, scores * counts, counts**2, (counts > 0).double()), dim=1)
 
     def arrays(self) -> dict[str, Tensor]:
-        return {"importance_sums": self._sums, "row_squares": self._squares}
+        tokens = torch.tensor(self._tokens)
+        return {"importance_sums": self._sums, "row_squares": self._squares, "importance_tokens": tokens}
 
 
 class _Pairs:

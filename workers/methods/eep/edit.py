@@ -89,6 +89,25 @@ class ExpertsRecipe:
         """See `GrowingRecipe`: whether the expected loss of every layer is small enough."""
         return self.until is None or float(expected_losses(arrays, self.until.retained).max()) <= self.until.loss
 
+    def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
+        """See `GrowingRecipe`: how many tokens chose an expert, and what errors of its scores are expected to cost."""
+        assert self.until is not None, "there is nothing to say of a fixed number of tokens"
+        layers, experts = arrays["importance_sums"].shape[-4:-2]
+        counts = arrays["importance_sums"][..., 0, 0].reshape(-1, layers, experts).sum(axis=0)
+        tokens = int(arrays["importance_tokens"][..., 0].sum())
+        if self.is_met(arrays):
+            ended = f"which is little enough (genome.calibration_loss: {self.until.loss:.2%})"
+        elif tokens >= self.most:
+            ended = "and genome.calibration_most is reached"
+        else:
+            ended = "and there are no more `calibration` rows"
+        return (
+            f"experts were measured on {tokens:,} calibration tokens: between {counts.min():,.0f} and "
+            f"{counts.max():,.0f} chose each expert of a layer, {np.median(counts):,.0f} in the median; errors of scores "
+            f"cost {expected_losses(arrays, self.until.retained).max():.2%} of the kept experts' at most, by "
+            f"expectation, {ended}"
+        )
+
 
 RouterSpace = Literal["probs", "logits"]
 

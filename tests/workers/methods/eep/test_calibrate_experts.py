@@ -179,7 +179,7 @@ def test_measuring_leaves_the_model_as_it_was(resident: Any) -> None:
         recipe = ExpertsRecipe(("importance",), None, 1000)
         found = calibrate_experts(model, SEQUENCES, recipe)
         assert torch.equal(model.model(ids).logits, before)
-    assert set(found.arrays) == {"importance_sums", "row_squares"}
+    assert set(found.arrays) == {"importance_sums", "importance_tokens", "row_squares"}
     assert Calibration.from_bytes(found.to_bytes()).arrays["row_squares"].dtype == np.float64
 
 
