@@ -18,7 +18,7 @@ from moevolve.workers.profiling.passes import Pass
 
 _LOGITS_AT_ONCE = 1 << 24
 """Number of logits that are computed at once when running text is scored (`workers/engine/texts.py`), with their
-exponentials in float32; where two models are compared for both, with two float32 copies of each and their difference."""
+exponentials in float32; if two models are compared for both, with two float32 copies of each and their difference."""
 _FLOAT_LOGITS = 1 << 22
 """Number of logits that are converted to float32 at once when single tokens are read (`workers/engine/forward.py`)."""
 

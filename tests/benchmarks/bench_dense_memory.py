@@ -1,4 +1,4 @@
-"""Peak memory of repairing dense candidates on the CPU beside what `plan` says, on a random Llama of SmolLM2-135M's width.
+"""Peak memory of repairing dense candidates on the CPU beside what `plan` says, on a Llama of SmolLM2-135M's width.
 
     python tests/benchmarks/bench_dense_memory.py [--kinds tomoe ...] [--tokens 4096 ...] [--layers 8] [--dtype float32]
 

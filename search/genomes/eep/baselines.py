@@ -1,9 +1,9 @@
 """One-shot methods that choose or merge experts from statistics on calibration tokens.
 
 - `frequency`, `soft_activation`, `reap`, `man` and `msan` keep the experts with the highest score. Sources: EEP (arXiv
-  2407.00945), App. A.2, for the first two; REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency criterion: the mean
-  over the tokens that chose an expert of its routing weight times the norm of its output; arXiv 2606.15716 for the mean
-  of the norm alone (MAN), and of its square (MSAN).
+  2407.00945), App. A.2, for the first two; REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency criterion: the
+  mean over the tokens that chose an expert of its routing weight times the norm of its output; arXiv 2606.15716 for the
+  mean of the norm alone (MAN), and of its square (MSAN).
 - `naee` keeps the subset of experts that changes the layer's output least. Source: NAEE (arXiv 2402.14800), Sec. 3.2:
   all subsets are compared by the Frobenius norm of the difference to the whole layer's output; also a baseline in EEP
   (arXiv 2407.00945), App. A.2.

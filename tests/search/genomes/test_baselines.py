@@ -101,7 +101,7 @@ def share(values: Any) -> NDArray[np.float64]:
 
 
 def scores_of(name: str, tokens: list[Token]) -> NDArray[np.float64]:
-    """A layer's scores, as the baseline's paper defines them: means over the tokens that chose an expert, if not sums."""
+    """A layer's scores, as the baseline's paper defines them."""
     scores, counts = np.zeros(EXPERTS), np.zeros(EXPERTS)
     for token in tokens:
         for expert in token.chosen:

@@ -124,6 +124,7 @@ def test_each_task_is_measured_on_its_own_prompts(resident: Callable[[str], Resi
     assert made.tokens_run == together.tokens_run
 
 
+Residents = Callable[[str], ResidentModel]
 WORDS = ("quick", "brown", "larger", "lazy", "red")
 VARIED = split_of([Example(f"the {a} {b} is {a}", (b,)) for a in WORDS for b in WORDS])
 EQUAL = split_of([Example("the quick brown is quick", ("brown",))] * 25)
@@ -132,9 +133,7 @@ ROW = 7
 
 
 @pytest.fixture
-def unpacked(
-    resident: Callable[[str], ResidentModel], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], ResidentModel]:
+def unpacked(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> Residents:
     """Models that run every sequence by itself."""
     monkeypatch.setattr("moevolve.workers.model.resident.ROW_TOKENS", 0)
     return resident
@@ -154,7 +153,7 @@ def growing(loss: float, tokens: int = 2 * ROW, most: int = 16 * ROW) -> Experts
     ],
 )
 def test_scores_are_measured_until_their_errors_cost_little(
-    split: PreparedSplit, recipe: ExpertsRecipe, rows: int, why: str, unpacked: Callable[[str], ResidentModel]
+    split: PreparedSplit, recipe: ExpertsRecipe, rows: int, why: str, unpacked: Residents
 ) -> None:
     """Rows that are all alike say the same from the beginning on; others are measured on twice as many, and again."""
     made = calibrated(unpacked("mixtral"), recipe, [split])
@@ -165,7 +164,7 @@ def test_scores_are_measured_until_their_errors_cost_little(
     assert f"{counts.max()} chose each expert of a layer" in note and why in note
 
 
-def test_neither_steps_nor_the_order_of_rows_change_sums(unpacked: Callable[[str], ResidentModel]) -> None:
+def test_neither_steps_nor_the_order_of_rows_change_sums(unpacked: Residents) -> None:
     model, other = unpacked("mixtral"), replace(VARIED, examples=VARIED.examples[::-1])
     steps, again, once, turned = (
         calibrated(model, recipe, [split])
@@ -181,7 +180,7 @@ def test_neither_steps_nor_the_order_of_rows_change_sums(unpacked: Callable[[str
             np.testing.assert_allclose(steps.arrays[name], each.arrays[name], rtol=1e-6, atol=1e-12)
 
 
-def test_every_task_is_measured_until_it_is_accurate(unpacked: Callable[[str], ResidentModel]) -> None:
+def test_every_task_is_measured_until_it_is_accurate(unpacked: Residents) -> None:
     """A task whose rows end while others go on adds nothing."""
     model, few = unpacked("mixtral"), replace(EQUAL, examples=EQUAL.examples[:3])
     recipe = PerTaskRecipe(growing(-1.0, most=10**6))

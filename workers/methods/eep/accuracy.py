@@ -1,18 +1,19 @@
 """How accurate scores of experts are, by the sums over tokens that they are made of.
 
-The scores are REAP's. Tokens of a text are alike, so the errors are those of a ratio of sums over rows of texts (Cochran,
-Sampling Techniques (1977), Sec. 2.11 and 6.3): with c the number of tokens of a row that chose an expert, s the sum of its
-scores over them, and m the number of rows in which it was chosen, the score is `r = sum s / sum c`, and its standard error
+The scores are REAP's. Tokens of a text are alike, so the errors are those of a ratio of sums over rows of texts, each
+a text or several short ones (Cochran, Sampling Techniques (1977), ch. 6): with c the number of tokens of a row that
+chose an expert, s the sum of its scores over them, and m the number of rows in which it was chosen, the score is
+`r = sum s / sum c`, and its standard error
 
     e = sqrt(m / (m - 1) * sum (s - r c)^2) / sum c.
 
 An expert that was chosen in one row only has an error as large as its score.
 
 What errors cost is what they may lose: of the n' experts with the largest scores, some may be kept for others that are
-better. With b the boundary, halfway between the n'-th and the next score, an expert at the distance d = |r - b| is on the
-wrong side with some probability, and then loses its distance. For normal errors the expectation is `e phi(d / e) - d
-Phi(-d / e)`. Its sum over a layer's experts, divided by the sum of the n' largest scores, is the layer's expected loss:
-about half more than what is lost where errors are smaller than the gaps between scores, and nearly that otherwise.
+better. With b the boundary, halfway between the n'-th and the next score, an expert at the distance d = |r - b| is on
+the wrong side with some probability, and then loses its distance. For normal errors the expectation is `e phi(d / e) -
+d Phi(-d / e)`. Its sum over a layer's experts, divided by the sum of the n' largest scores, is the layer's expected
+loss: about half more than what is lost where errors are smaller than the gaps between scores, and nearly that otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FAR = 40.0
 def expected_losses(arrays: Mapping[str, NDArray[Any]], retained: int) -> Floats:
     """Expected losses of keeping so many experts by REAP's scores: float64 [..., layers], 0 if all are kept.
 
-    `arrays` has `importance_sums` [..., layers, n, 3, 3] and `row_squares` [..., layers, n, 4]; see `calibrate_experts`.
+    `arrays` has `importance_sums` [..., layers, n, 3, 3] and `row_squares` [..., layers, n, 4] (`calibrate_experts`).
     """
     from scipy.special import ndtr
 

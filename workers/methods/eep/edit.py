@@ -101,11 +101,11 @@ class ExpertsRecipe:
             ended = "and genome.calibration_most is reached"
         else:
             ended = "and there are no more `calibration` rows"
+        loss = expected_losses(arrays, self.until.retained).max()
         return (
             f"experts were measured on {tokens:,} calibration tokens: between {counts.min():,.0f} and "
-            f"{counts.max():,.0f} chose each expert of a layer, {np.median(counts):,.0f} in the median; errors of scores "
-            f"cost {expected_losses(arrays, self.until.retained).max():.2%} of the kept experts' at most, by "
-            f"expectation, {ended}"
+            f"{counts.max():,.0f} chose each expert of a layer, {np.median(counts):,.0f} in the median; errors of the "
+            f"scores are expected to cost a layer up to {loss:.2%} of what its kept experts have, {ended}"
         )
 
 

@@ -12,7 +12,7 @@ Arrays = dict[str, NDArray[np.float64]]
 
 
 def arrays_of(counts: NDArray[np.float64], scores: NDArray[np.float64]) -> Arrays:
-    """What a calibration has of rows: tokens that chose each expert, and the sums of their scores, both [..., rows, n]."""
+    """A calibration's arrays, from tokens that chose each expert and the sums of their scores, both [..., rows, n]."""
     sums = np.zeros((*counts.shape[:-2], counts.shape[-1], 3, 3))
     sums[..., 0, 0], sums[..., 1, 1] = counts.sum(axis=-2), scores.sum(axis=-2)
     parts = (scores**2, scores * counts, counts**2, counts > 0)
@@ -36,7 +36,7 @@ def test_errors_are_the_spread_of_repeated_draws(alike: float) -> None:
 
 
 def test_expected_losses_are_those_of_repeated_choices_and_not_less() -> None:
-    """They are more where few experts are near the boundary, since one on the wrong side needs another to change with."""
+    """They are more where few experts are near the boundary: one on the wrong side needs another to change with."""
     rng, draws, retained = np.random.default_rng(1), 1500, 8
     true = rng.gamma(20.0, 0.05, (draws, 32))
     for error in (0.02, 0.1):
