@@ -215,7 +215,8 @@ def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
         network = one.tokens * outline.network_bytes
         if one.at_once is None:
             widened = 4 if size < 4 else 0
-            logits = _LOGITS_AT_ONCE * (2 * size + 20 if one.compares else size + 4 + widened)
+            made = min(_LOGITS_AT_ONCE, one.tokens * outline.vocabulary)
+            logits = made * (2 * size + 20 if one.compares else size + 4 + widened)
         else:
             made = one.at_once * outline.vocabulary
             # Decoding needs only the largest logit, not normalised ones.

@@ -16,6 +16,7 @@ from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
 from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
+from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
 
 
@@ -119,7 +120,7 @@ class _RepairCounter:
             tokens=tokens,
             width=largest.width,
             needed=self._needed(largest),
-            taken=max(taken, self._running()),
+            taken=max(taken, self._running(max(map(_block_width, fits)))),
             allowed=self._recipe.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
             kept=_most_kept(kept),
@@ -137,17 +138,21 @@ class _RepairCounter:
     def _needed(self, fit: FitOutline) -> int:
         return fit_bytes(fit.width, self._tokens, self._outline.hidden)
 
-    def _running(self) -> int:
-        """Bytes of running a layer on batches of the tokens: its input, its output, and what is recorded."""
-        outline = self._outline
-        batch = min(self._tokens, BATCH_COLUMNS) * max(outline.network_bytes, outline.attention_bytes)
-        return 3 * self._tokens * outline.hidden * outline.facts.dtype_bytes + batch
+    def _running(self, width: int) -> int:
+        """Bytes of running a layer on batches of the tokens: its output and what is recorded, and a batch's activations.
+
+        At most `width` neurons run at once, apart from an attention.
+        """
+        outline, size = self._outline, self._outline.facts.dtype_bytes
+        network = (STREAMS * outline.hidden + 3 * width) * size
+        batch = min(self._tokens, BATCH_COLUMNS) * max(network, outline.attention_bytes)
+        return 2 * self._tokens * outline.hidden * size + batch
 
     def _dense_taken(self, fit: FitOutline) -> int:
         """Bytes of fitting a network or an attention of a dense model; see `_taken`.
 
-        With the features there are the state before and after the layer, its input, and in float32 the residual, and
-        what it becomes with weights of tokens or with the fit.
+        With the features there are the state after the layer, its input, and in float32 the residual; in the fit the
+        residual times the tokens' weights, and later the state with the fit. The state before the layer is a kept one.
         """
         hidden, size, width = self._outline.hidden, self._outline.facts.dtype_bytes, _block_width(fit)
         tokens = int(fit.density * self._tokens)
@@ -159,8 +164,10 @@ class _RepairCounter:
             fitting = max(features - block + making, features + system - 4 * self._tokens * fit.width)
         else:
             fitting = making + system
+        fitting += (self._recipe.answer_weight != 1) * 4 * self._tokens * hidden
         applying = 4 * hidden * fit.width + max(making, block + 8 * tokens * hidden, 16 * hidden * width)
-        states = self._tokens * hidden * (3 * size + 8)
+        applying += 4 * self._tokens * hidden
+        states = self._tokens * hidden * (2 * size + 4)
         return min(self._recipe.memory_mb << 20, max(fitting, applying)) + states
 
     def _taken(self, fit: FitOutline) -> int:
