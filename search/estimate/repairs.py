@@ -139,7 +139,7 @@ class _RepairCounter:
         return fit_bytes(fit.width, self._tokens, self._outline.hidden)
 
     def _running(self, width: int) -> int:
-        """Bytes of running a layer on batches of the tokens: its output and what is recorded, and a batch's activations.
+        """Bytes of running a layer on batches of the tokens: its output, what is recorded, and a batch's activations.
 
         At most `width` neurons run at once, apart from an attention.
         """
