@@ -19,6 +19,7 @@ from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.operations.subject import find_subject
+from moevolve.search.report.contents import gather
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.resume import set_up_stored
@@ -146,3 +147,20 @@ def test_the_surrogate_has_experts_measured_in_phases_that_prune(of_phase: bool)
     assert recipe("merge") is None
     found = recipe("prune")
     assert isinstance(found, ExpertsRecipe) and found.statistics == ("importance", "pairs", "usage")
+
+
+def test_the_log_and_the_report_say_what_scores_were_measured_on(tiny: Any, tmp_path: Path) -> None:
+    """And a search that is resumed says the same, of what the store has."""
+    phases = [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["man", "msan"]}]
+    config, notes = warm_run(tiny, tmp_path, "evolution", phases), []
+    with Store.open(f"sqlite:///{tmp_path / 'noted.db'}") as store:
+        setup = set_up(config, "warm-1")
+        register(setup, store)
+        setup = calibrated_setup(setup, store, local_pool(setup).calibrate, notes.append)
+        calibrated_setup(set_up_stored(store, "warm"), store, _never, notes.append)
+        search(setup, store)
+        assert [row[2] for row in population(store)] == ["man", "msan"]
+        noted = [note for note in gather(store, "warm").notes if "measured" in note]
+    first, again = notes
+    assert first == again and noted == [first]
+    assert first.startswith("experts were measured on 30") and "genome.calibration_most is reached" in first
