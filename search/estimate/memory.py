@@ -17,8 +17,8 @@ from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Pass
 
 _LOGITS_AT_ONCE = 1 << 24
-"""Number of logits that are computed at once when running text is scored (`workers/engine/texts.py`): for two models
-where they are compared, with two float32 copies of each and their difference."""
+"""Number of logits that are computed at once when running text is scored (`workers/engine/texts.py`), with their
+exponentials in float32; if two models are compared for both, with two float32 copies of each and their difference."""
 _FLOAT_LOGITS = 1 << 22
 """Number of logits that are converted to float32 at once when single tokens are read (`workers/engine/forward.py`)."""
 
@@ -67,17 +67,15 @@ def worker_memory(
     activations = _activations(outline, passes)
     longest = max((one.longest for one in passes), default=0)
     between = max(_merging(config, outline), costs.calibration_bytes(longest))
+    cached = max((_cached(outline, one) for one in passes), default=0)
+    beyond = max(0, between - activations)
     needed = [
-        MemoryItem("keys and values of a batch", max((_cached(outline, one) for one in passes), default=0), 0),
+        MemoryItem("keys and values of a batch", cached, 0),
         MemoryItem("activations and logits of a batch (estimate)", activations, 0),
-        # Merging happens between passes or between layers, and calibration between batches, so that neither adds to a
-        # batch's activations.
-        MemoryItem(
-            "what merging or calibrating takes beyond these",
-            max(0, between - activations),
-            costs.calibration_host_bytes(),
-        ),
-        *_repairing(repairs),
+        # Merging happens between passes or between layers, calibration between batches, and fits before a candidate is
+        # scored, so that none adds to another or to a batch's activations.
+        MemoryItem("what merging or calibrating takes beyond these", beyond, costs.calibration_host_bytes()),
+        *_repairing(repairs, cached + activations + beyond),
     ]
     beside = sum(item.device for item in needed)
     exporting = 0
@@ -192,11 +190,12 @@ def _merging(config: RunConfig, outline: ModelOutline) -> int:
     return staged_bytes(count, count, max(outline.expert_bytes[0]) // (count * itemsize), itemsize)
 
 
-def _repairing(repairs: Sequence[RepairWork]) -> Iterator[MemoryItem]:
-    """Memory of repairs in addition to scoring, at most."""
+def _repairing(repairs: Sequence[RepairWork], free: int) -> Iterator[MemoryItem]:
+    """Memory of repairs in addition to scoring, at most; `free` is what scoring takes, and fits may use."""
     if not repairs:
         return
-    yield MemoryItem("a layer's fit, with states of its tokens", max(each.taken for each in repairs), 0)
+    taken = max(each.taken for each in repairs)
+    yield MemoryItem("what a layer's fit, with states of its tokens, takes beyond these", max(0, taken - free), 0)
     yield MemoryItem("fitted layers kept for other candidates", max(each.kept for each in repairs), 0)
     yield MemoryItem("states of all layers to fit to", 0, max(each.streams for each in repairs))
 
@@ -215,7 +214,9 @@ def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
         attending = one.tokens * outline.attention_bytes + one.cached * (outline.repeated_bytes + grown)
         network = one.tokens * outline.network_bytes
         if one.at_once is None:
-            logits = _LOGITS_AT_ONCE * (2 * size + 20)
+            widened = 4 if size < 4 else 0
+            made = min(_LOGITS_AT_ONCE, one.tokens * outline.vocabulary)
+            logits = made * (2 * size + 20 if one.compares else size + 4 + widened)
         else:
             made = one.at_once * outline.vocabulary
             # Decoding needs only the largest logit, not normalised ones.

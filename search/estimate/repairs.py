@@ -15,6 +15,8 @@ from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES
 from moevolve.workers.methods.repair.ridge import fit_bytes, has_room
+from moevolve.workers.methods.shared.passes import BATCH_COLUMNS
+from moevolve.workers.profiling.activations import STREAMS
 from moevolve.workers.profiling.outline import ModelOutline
 
 
@@ -28,7 +30,8 @@ class RepairWork:
         tokens: Number of calibration tokens that are run and fitted on.
         width: Number of features of the largest fit.
         needed: Bytes of the largest fit, without blocks of its features.
-        taken: Bytes of the largest fit, with blocks of its features and hidden states of the tokens.
+        taken: Bytes of the largest fit with blocks of its features, or of running a layer; with hidden states of the
+            tokens.
         allowed: Bytes that a fit may take.
         streams: Host bytes of the unedited model's hidden states behind every layer.
         kept: Bytes of fitted layers that are kept for later candidates.
@@ -103,21 +106,21 @@ class _RepairCounter:
         self._recipe, self._fits, self._outline, self._tokens = recipe, fits, outline, tokens
 
     def work(self, position: int, kind: str) -> RepairWork:
-        hidden, size, tokens = self._outline.hidden, self._outline.facts.dtype_bytes, self._tokens
+        hidden, tokens = self._outline.hidden, self._tokens
         fits = [fit for layer in self._fits for fit in layer]
         largest = max(fits, key=self._needed)
-        states = tokens * hidden * size
-        kept = [4 * fit.width * hidden + states for fit in fits]
-        residuals = 3 + (self._recipe.answer_weight != 1)
+        states = tokens * hidden * self._outline.facts.dtype_bytes
+        # Of a layer's fits only the last one keeps the state after it.
+        kept = [4 * fit.width * hidden + (fit is layer[-1]) * states for layer in self._fits for fit in layer]
+        dense = not any(fit.pool for fit in fits)
+        taken = max(map(self._dense_taken if dense else self._taken, fits))
         return RepairWork(
             phase=position,
             kind=kind,
             tokens=tokens,
             width=largest.width,
             needed=self._needed(largest),
-            # States before and behind the layer and its input, and in float32 the residual to fit, three times, and
-            # times the tokens' weights.
-            taken=max(map(self._taken, fits)) + 4 * states + residuals * 4 * tokens * hidden,
+            taken=max(taken, self._running(max(map(_block_width, fits)))),
             allowed=self._recipe.memory_mb << 20,
             streams=(len(self._fits) + 1) * states,
             kept=_most_kept(kept),
@@ -135,8 +138,44 @@ class _RepairCounter:
     def _needed(self, fit: FitOutline) -> int:
         return fit_bytes(fit.width, self._tokens, self._outline.hidden)
 
+    def _running(self, width: int) -> int:
+        """Bytes of running a layer on batches of the tokens: its output, what is recorded, and a batch's activations.
+
+        At most `width` neurons run at once, apart from an attention.
+        """
+        outline, size = self._outline, self._outline.facts.dtype_bytes
+        network = (STREAMS * outline.hidden + 3 * width) * size
+        batch = min(self._tokens, BATCH_COLUMNS) * max(network, outline.attention_bytes)
+        return 2 * self._tokens * outline.hidden * size + batch
+
+    def _dense_taken(self, fit: FitOutline) -> int:
+        """Bytes of fitting a network or an attention of a dense model; see `_taken`.
+
+        With the features there are the state after the layer, its input, and in float32 the residual; in the fit the
+        residual times the tokens' weights, and later the state with the fit. The state before the layer is a kept one.
+        """
+        hidden, size, width = self._outline.hidden, self._outline.facts.dtype_bytes, _block_width(fit)
+        tokens = int(fit.density * self._tokens)
+        block = 4 * tokens * width
+        # Inputs, then gate, up and an activation, or the product before and after it is widened, and a mask.
+        making = size * tokens * hidden + tokens * width * (max(3 * size, size + 4) + 1)
+        features, system = fit.blocks * block, self._needed(fit)
+        if fit.width <= self._tokens:
+            fitting = max(features - block + making, features + system - 4 * self._tokens * fit.width)
+        else:
+            fitting = making + system
+        fitting += (self._recipe.answer_weight != 1) * 4 * self._tokens * hidden
+        applying = 4 * hidden * fit.width + max(making, block + 8 * tokens * hidden, 16 * hidden * width)
+        applying += 4 * self._tokens * hidden
+        states = self._tokens * hidden * (2 * size + 4)
+        return min(self._recipe.memory_mb << 20, max(fitting, applying)) + states
+
     def _taken(self, fit: FitOutline) -> int:
-        """Bytes of a fit with its features, of making the largest block of them, or of applying the fitted change."""
+        """Bytes of a fit with its features, of making the largest block of them, or of applying the fitted change.
+
+        With it there are states before and behind the layer and its input, and in float32 the residual to fit, three
+        times, and times the tokens' weights.
+        """
         tokens, hidden = int(fit.density * self._tokens), self._outline.hidden
         size, width = self._outline.facts.dtype_bytes, _block_width(fit)
         features = int(4 * self._tokens * (fit.density * fit.blocks * width + fit.dense))
@@ -151,4 +190,5 @@ class _RepairCounter:
             features + max(self._needed(fit) + making, applying),
             pruning_bytes(self._candidates(fit), tokens, hidden),
         )
-        return min(self._recipe.memory_mb << 20, taken)
+        states = self._tokens * hidden * (4 * size + 4 * (3 + (self._recipe.answer_weight != 1)))
+        return min(self._recipe.memory_mb << 20, taken) + states

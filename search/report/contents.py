@@ -24,6 +24,7 @@ from moevolve.search.loop.setup import set_aside_note
 from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.requests.answers import Analysis, Effects
 from moevolve.search.requests.searches import EffectsRequest
+from moevolve.search.running.calibration import calibration_notes, stored_calibration
 from moevolve.search.settings.phases import PhaseConfig, StrategySection
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
@@ -124,7 +125,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         costs=store.costs(search),
         subject=subject,
         start=start,
-        notes=(*notes, *_calibration_notes(store, search, config)),
+        notes=(*notes, *_calibration_notes(store, search, config), *_measured(store, subject)),
         commands=tuple(_commands(search, table, config)),
         provenance=tuple(_provenance(store, search)),
         analysis=analysis,
@@ -162,6 +163,15 @@ def _calibration_notes(store: StoreReader, search: SearchRecord, config: RunConf
         if split is not None and split.fingerprint in measured:
             notes.append(set_aside_note(split.task, len(split.examples)))
     return notes
+
+
+def _measured(store: StoreReader, subject: Subject | None) -> list[str]:
+    """What the experts of a best individual's search were measured on."""
+    recipe = None if subject is None else subject.space.recipe
+    if subject is None or recipe is None:
+        return []
+    found = stored_calibration(recipe, subject.config, store, subject.search.id, subject.facts.fingerprint)
+    return [] if found is None else calibration_notes(recipe, found)
 
 
 def _facts(store: StoreReader, search: SearchRecord, config: RunConfig) -> list[tuple[str, str]]:

@@ -12,14 +12,22 @@ from moevolve.search.genomes.contract.base import G, GenomeSpace
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
-from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, calibration_fingerprint
+from moevolve.workers.contract.edits import (
+    Calibration,
+    CalibrationRecipe,
+    GrowingRecipe,
+    calibration_fingerprint,
+    recipe_parts,
+)
 from moevolve.workers.contract.settings import engine_fingerprint
 
 Calibrate = Callable[[CalibrationRecipe, tuple[PreparedSplit, ...]], bytes]
 """Makes a calibration and returns it as a safetensors file; see `Pool.calibrate`."""
 
 
-def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> SearchSetup:
+def calibrated_setup(
+    setup: SearchSetup, store: Store, calibrate: Calibrate, on_note: Callable[[str], None] = lambda _: None
+) -> SearchSetup:
     """The setup of a recorded search with its space calibrated; `calibrate` makes what the store doesn't have."""
     recipe = setup.space.recipe
     if recipe is None:
@@ -31,7 +39,16 @@ def calibrated_setup(setup: SearchSetup, store: Store, calibrate: Calibrate) -> 
     if content is None:
         content = calibrate(recipe, splits)
         store.add_calibration(fingerprint, content)
-    return replace(setup, space=setup.space.calibrated(Calibration.from_bytes(content)))
+    calibration = Calibration.from_bytes(content)
+    for note in calibration_notes(recipe, calibration):
+        on_note(note)
+    return replace(setup, space=setup.space.calibrated(calibration))
+
+
+def calibration_notes(recipe: CalibrationRecipe | None, calibration: Calibration) -> list[str]:
+    """A line for every measurement that could grow: what it was made on, and why on no more."""
+    growing = [part for part in recipe_parts(recipe) if isinstance(part, GrowingRecipe) and part.most > part.tokens]
+    return [part.note(calibration.arrays) for part in growing]
 
 
 def calibrated_space(

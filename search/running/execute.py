@@ -233,7 +233,7 @@ def _run(
         if not finished:
             on_stage("starting workers")
             pool.start()
-        setup = calibrated_setup(setup, store, measure)
+        setup = calibrated_setup(setup, store, measure, observer.on_note)
         engine = engine_fingerprint(setup.config.model, setup.config.engine)
         cache = EvaluationCache(store, pool, heartbeat.lease, setup.facts.fingerprint, engine)
         if not finished:

@@ -69,7 +69,7 @@ def test_what_was_scored_before_a_failure_is_reported(
 def test_an_edit_that_cannot_be_made_fails_on_every_split(worker: EvaluationWorker) -> None:
     """And nothing is left of it, nor of a calibration, when another candidate is evaluated."""
     before = [evaluate(worker), evaluate(worker, whole=True)]
-    for recipe in (ExpertsRecipe(("saliency", "usage"), None, 60), RowsRecipe(60)):
+    for recipe in (ExpertsRecipe(("importance", "usage"), None, 60), RowsRecipe(60)):
         assert Calibration.from_bytes(worker.calibrate(recipe, (MEASURED,))).tokens_run
     kept = np.stack([np.eye(3, 6, dtype=np.float32)] * 2)
     misfit = EvaluationRequest(EepEdit(kept, kept, 2), tuple(split.ref for split in SPLITS))

@@ -90,6 +90,24 @@ class CalibrationRecipe(Protocol):
         """Number of tokens until which whole prompts of the `calibration` split, with their answers, are run."""
 
 
+@runtime_checkable
+class GrowingRecipe(CalibrationRecipe, Protocol):
+    """What is measured on more and more tokens: on `tokens`, and on twice as many as long as that isn't enough.
+
+    All its arrays are sums over tokens.
+    """
+
+    @property
+    def most(self) -> int:
+        """Largest number of tokens."""
+
+    def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
+        """Whether what was measured so far is enough."""
+
+    def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
+        """A line for users that says what was measured, and why no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class CombinedRecipe:
     """Several calibrations in one, each measured separately on its own number of tokens.
@@ -104,21 +122,42 @@ class CombinedRecipe:
         return max(part.tokens for part in self.parts)
 
 
+PER_TASK = "per_task_"
+"""Beginning of the names of arrays that are measured by task."""
+
+
 @dataclass(frozen=True, slots=True)
 class PerTaskRecipe:
     """A calibration that is measured on the prompts of every task separately.
 
-    The arrays are named `per_task_` and the name of the inner calibration's array. Their first dimension is the tasks.
+    The arrays are named `PER_TASK` and the name of the inner calibration's array. Their first dimension is the tasks.
 
     Attributes:
         inner: Recipe of a task's calibration. Its number of tokens is that of all tasks together.
     """
 
-    inner: CalibrationRecipe
+    inner: GrowingRecipe
 
     @property
     def tokens(self) -> int:
         return self.inner.tokens
+
+    @property
+    def most(self) -> int:
+        """See `GrowingRecipe`."""
+        return self.inner.most
+
+    def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
+        """See `GrowingRecipe`: whether it is enough for every task."""
+        return self.inner.is_met(_without_prefix(arrays))
+
+    def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
+        """See `GrowingRecipe`."""
+        return self.inner.note(_without_prefix(arrays))
+
+
+def _without_prefix(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(PER_TASK): array for name, array in arrays.items() if name.startswith(PER_TASK)}
 
 
 def combined(*parts: CalibrationRecipe | None) -> CalibrationRecipe | None:
@@ -139,7 +178,7 @@ class Calibration:
     """Arrays measured on the unedited model.
 
     Attributes:
-        arrays: Read-only arrays by name, float32 or integer. `with_cost` adds `tokens_run` (int64) and `seconds`
+        arrays: Read-only arrays by name. `with_cost` adds `tokens_run` (int64) and `seconds`
             (float64).
         tokens_run: Number of tokens in one pass of the measurement.
         seconds: Time that the measurement took, without loading the model.

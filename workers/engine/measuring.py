@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import (
+    PER_TASK,
     Calibration,
     CalibrationRecipe,
     CombinedRecipe,
     Edit,
+    GrowingRecipe,
     IdentityEdit,
     PerTaskRecipe,
     Tokens,
@@ -58,26 +60,40 @@ def calibrate(
         joined = Calibration({name: array for part in parts for name, array in part.arrays.items()})
         return joined.with_cost(sum(part.tokens_run for part in parts), sum(part.seconds for part in parts))
     started = time.perf_counter()
-    rows = _rows(engine, splits, recipe.tokens)
+    limit = recipe.tokens
+    rows = _rows(engine, splits, limit)
     if isinstance(recipe, RowsRecipe):
         made = _stored(rows, recipe)
-    elif isinstance(recipe, PerTaskRecipe):
-        by_task = [[row.tokens for row in rows if row.split == task] for task in range(len(splits))]
-        found = [_measured(resident, sequences, recipe.inner).arrays for sequences in by_task]
-        made = Calibration({f"per_task_{name}": np.stack([arrays[name] for arrays in found]) for name in found[0]})
     else:
-        made = _measured(resident, [row.tokens for row in rows], recipe)
-    return made.with_cost(sum(len(row.tokens) for row in rows), time.perf_counter() - started)
+        apart = isinstance(recipe, PerTaskRecipe)
+        if not rows or (apart and len({row.split for row in rows}) < len(splits)):
+            raise UserError(
+                "genome.calibration_tokens: there are no prompts to measure on; give every task `calibration` rows, or "
+                "allow more tokens"
+            )
+        made = _measured(resident, rows, recipe, len(splits))
+    while isinstance(recipe, GrowingRecipe) and limit < recipe.most and not recipe.is_met(made.arrays):
+        if _count(rows) < limit:
+            break  # there are no more
+        limit = min(2 * limit, recipe.most)
+        before, rows = len(rows), _rows(engine, splits, limit)
+        more = _measured(resident, rows[before:], recipe, len(splits)).arrays
+        made = Calibration({name: array + more[name] for name, array in made.arrays.items()})
+    return made.with_cost(_count(rows), time.perf_counter() - started)
 
 
-def _measured(resident: ResidentModel, sequences: Sequence[Tokens], recipe: CalibrationRecipe) -> Calibration:
-    calibrator = calibrator_of(recipe)
-    if not sequences:
-        raise UserError(
-            "genome.calibration_tokens: there are no prompts to measure on; give every task `calibration` rows, or "
-            "allow more tokens"
-        )
-    return calibrator(resident, sequences, recipe)
+def _count(rows: Sequence[_Row]) -> int:
+    return sum(len(row.tokens) for row in rows)
+
+
+def _measured(resident: ResidentModel, rows: Sequence[_Row], recipe: CalibrationRecipe, tasks: int) -> Calibration:
+    """Measure on some rows, on those of every task apart if the recipe says so."""
+    if not isinstance(recipe, PerTaskRecipe):
+        return calibrator_of(recipe)(resident, [row.tokens for row in rows], recipe)
+    by_task = [[row.tokens for row in rows if row.split == task] for task in range(tasks)]
+    measure = calibrator_of(recipe.inner)
+    found = [measure(resident, sequences, recipe.inner).arrays for sequences in by_task]
+    return Calibration({f"{PER_TASK}{name}": np.stack([arrays[name] for arrays in found]) for name in found[0]})
 
 
 def _stored(rows: Sequence[_Row], recipe: RowsRecipe) -> Calibration:

@@ -7,7 +7,7 @@ Batches are planned by the engine's `Batcher`, and the passes are those of `Gene
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -81,6 +81,7 @@ class Pass:
         steps: Number of passes.
         longest: Tokens of the longest sequence in the last pass, including cached ones.
         retained: Positions in the KV cache of another pass that is still in memory.
+        compares: True if logits are compared with the unedited model's.
     """
 
     tokens: int
@@ -90,6 +91,7 @@ class Pass:
     steps: int = 1
     longest: int = 0
     retained: int = 0
+    compares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ def _reading(split: SplitTokens, batcher: Batcher) -> Iterator[Pass]:
     """Passes over whole texts, whose logits are computed in chunks."""
     texts = [(*prompt, *answer)[:-1] for prompt, answer in zip(split.prompts, split.answers, strict=True)]
     for batch in batcher.batches(tuple((text,) for text in texts)):
-        yield _first(batch, None)
+        yield replace(_first(batch, None), compares=FITNESSES[split.fitness].compares)
 
 
 def _first(batch: Batch, at_once: int | None, kept: bool = False) -> Pass:

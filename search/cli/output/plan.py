@@ -43,18 +43,17 @@ def print_plan(report: Estimate) -> None:
 
 
 def _print_memory(report: Estimate) -> None:
-    several = len(report.memory) > 1
+    on_gpu = bool(report.devices)  # on a CPU, device and host are the same memory
     headings = "memory of a worker"
     for where in report.memory:
-        named = f"\noriginals: {where}" if several else ""
-        # A run on a CPU has no device of its own.
-        headings += f" | >device{named} | >host{named}" if several else " | >device"
+        named = f"\noriginals: {where}" if len(report.memory) > 1 else ""
+        headings += f" | >device{named} | >host{named}" if on_gpu else f" | >memory{named}"
     titles = [item.title for item in next(iter(report.memory.values())).items]
     rows = [[title] for title in [*titles, "sum"]]
     for memory in report.memory.values():
         sizes = [*((item.device, item.host) for item in memory.items), (memory.device, memory.host)]
         for row, (device, host) in zip(rows, sizes, strict=True):
-            row += [memory_size(device), *([memory_size(host)] if several else [])]
+            row.extend(map(memory_size, (device, host) if on_gpu else (device + host,)))
     print_table(None, headings, rows, (len(titles) - 1,))
 
 

@@ -1,6 +1,9 @@
 """One-shot methods that choose or merge experts from statistics on calibration tokens.
 
-- `frequency`, `soft_activation` and `reap` keep the experts with the highest score.
+- `frequency`, `soft_activation`, `reap`, `man` and `msan` keep the experts with the highest score. Sources: EEP (arXiv
+  2407.00945), App. A.2, for the first two; REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency criterion: the
+  mean over the tokens that chose an expert of its routing weight times the norm of its output; arXiv 2606.15716 for the
+  mean of the norm alone (MAN), and of its square (MSAN).
 - `naee` keeps the subset of experts that changes the layer's output least. Source: NAEE (arXiv 2402.14800), Sec. 3.2:
   all subsets are compared by the Frobenius norm of the difference to the whole layer's output; also a baseline in EEP
   (arXiv 2407.00945), App. A.2.
@@ -25,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +46,7 @@ from moevolve.search.genomes.eep.space import EepSection, EepSpace, token_limit
 from moevolve.search.genomes.eep.subsets import mean_shares
 from moevolve.search.settings.phases import AllocatePhase, PhaseConfig, PrunePhase, SurrogateSection
 from moevolve.workers.contract.edits import CalibrationRecipe, PerTaskRecipe
-from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
+from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe, Until
 
 _EXHAUSTIVE = 5000
 """Largest number of subsets that are all tried."""
@@ -114,11 +118,13 @@ class EepBaseline(Baseline):
         )
 
 
-def _keep_highest(operator: str, statistic: str) -> Callable[[EepSpace], Offspring[EepGenome]]:
-    """Make the baseline that keeps the experts with the highest values of a statistic."""
+def _keep_highest(
+    operator: str, scores: Callable[[EepSpace], NDArray[np.floating | np.integer]]
+) -> Callable[[EepSpace], Offspring[EepGenome]]:
+    """Make the baseline that keeps the experts with the highest scores [layers, n]."""
 
     def make(space: EepSpace) -> Offspring[EepGenome]:
-        shares = mean_shares(space.statistics[statistic], space.layer_groups)
+        shares = mean_shares(scores(space), space.layer_groups)
         return Offspring(space.from_kept(space.subsets.best(shares)), operator, ())
 
     return make
@@ -182,10 +188,24 @@ def _allocated(operator: str, make: Callable[[EepSpace], AllocationGenome]) -> E
 
 
 _PRUNING = ("prune", "merge")
+
+
+def _measured(statistic: str) -> Callable[[EepSpace], NDArray[Any]]:
+    return lambda space: space.statistics[statistic]
+
+
+def _by_mean(name: str) -> EepBaseline:
+    return EepBaseline(_keep_highest(name, lambda space: space.mean_score(name)), _PRUNING, ("importance",))
+
+
 BASELINES: dict[str, EepBaseline] = {
-    "frequency": EepBaseline(_keep_highest("frequency", "counts"), _PRUNING, ("usage",)),
-    "soft_activation": EepBaseline(_keep_highest("soft_activation", "soft_activation"), _PRUNING, ("usage",)),
-    "reap": EepBaseline(_keep_highest("reap", "saliency"), _PRUNING, ("saliency",)),
+    "frequency": EepBaseline(_keep_highest("frequency", _measured("counts")), _PRUNING, ("usage",)),
+    "soft_activation": EepBaseline(
+        _keep_highest("soft_activation", _measured("soft_activation")), _PRUNING, ("usage",)
+    ),
+    "reap": _by_mean("reap"),
+    "man": _by_mean("man"),
+    "msan": _by_mean("msan"),
     "naee": EepBaseline(_naee, _PRUNING, compares_subsets=True, per_routing_group=False),
     "hope": EepBaseline(_hope, _PRUNING, ("pairs",), per_routing_group=False),
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
@@ -201,14 +221,20 @@ BASELINES: dict[str, EepBaseline] = {
 def expert_recipes(
     space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]
 ) -> tuple[CalibrationRecipe | None, ...]:
-    """Return the measurements for allocate phases, and those for baselines and surrogates; None if not needed."""
+    """Return the measurements for allocate phases, for baselines and surrogates, and for baselines that aren't scores.
+
+    None stands for what isn't needed.
+    """
     tokens = token_limit(section.calibration_tokens)
+    until = Until(space.fewest, section.calibration_loss, token_limit(section.calibration_most))
     allocates = any(isinstance(phase, AllocatePhase) for phase in phases)
-    importance = PerTaskRecipe(ExpertsRecipe(("importance",), None, tokens)) if allocates else None
+    importance = PerTaskRecipe(ExpertsRecipe(("importance",), None, tokens, until)) if allocates else None
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
     if any(isinstance(phase, PrunePhase) and isinstance(phase.strategy, SurrogateSection) for phase in phases):
-        statistics |= {"usage", "saliency", "pairs"}  # for `EepSpace.importance`
+        statistics |= {"usage", "importance", "pairs"}  # for `EepSpace.importance`
+    # Errors are those of `importance`, whatever is measured with it.
+    scores = ExpertsRecipe(tuple(sorted({"importance", *statistics} - {"mean_outputs"})), None, tokens, until)
     compared = SubsetRecipe(
         retained=space.retained,
         active=space.active,
@@ -218,9 +244,12 @@ def expert_recipes(
         sample=section.naee_tokens,
     )
     subsets = compared if any(baseline.compares_subsets for baseline in needed) else None
-    if not statistics and subsets is None:
-        return importance, None
-    return importance, ExpertsRecipe(tuple(sorted(statistics)), subsets, tokens)
+    others = ExpertsRecipe(("mean_outputs",) if "mean_outputs" in statistics else (), subsets, tokens)
+    return (
+        importance,
+        scores if statistics else None,
+        others if others.statistics or subsets is not None else None,
+    )
 
 
 def average_linkage(distances: NDArray[np.float64], clusters: int) -> list[list[int]]:

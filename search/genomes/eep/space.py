@@ -79,8 +79,11 @@ class EepSection(GenomeSection):
             first one's is below the layer's median (NAEE, arXiv 2402.14800, Sec. 3.3); needs k = 2.
         skipping_tokens: Number of calibration tokens for these medians, which are measured for every candidate, or
             `all`.
-        calibration_tokens: Number of calibration tokens for baselines, or `all`. Scores are sums over tokens, so more
-            tokens need no more memory.
+        calibration_tokens: Number of calibration tokens on which experts are measured, or `all`.
+        calibration_loss: Scores that are sums over tokens, which need no more memory, are measured on twice as many
+            tokens again and again until the expected loss by their errors is at most this in every layer, as a share
+            of the kept experts' scores (`moevolve.workers.methods.eep.accuracy`); or until
+        calibration_most: so many tokens are reached, or the `calibration` rows end.
         naee_tokens: Largest number of these tokens, evenly spaced, on which the baseline `naee` compares subsets. It
             keeps n^2 numbers per token and layer, up to 4 GiB of host memory.
         naee_subsets: Largest number of subsets that `naee` tries; if there are more, it drops experts greedily.
@@ -98,6 +101,8 @@ class EepSection(GenomeSection):
     dynamic_skipping: bool = False
     skipping_tokens: Tokens = 2048
     calibration_tokens: Tokens = 8192
+    calibration_loss: float = Field(0.002, ge=0, le=1)
+    calibration_most: Tokens = 131072
     naee_tokens: int = Field(1024, ge=1, le=MOST_TOKENS)
     naee_subsets: int = Field(5000, ge=0, le=MOST_STEPS)
 
@@ -119,6 +124,8 @@ class EepSection(GenomeSection):
         return self
 
 
+MEAN_SCORES = {"reap": (1, 1), "man": (0, 1), "msan": (0, 2)}
+"""Exponents of routing weight and output norm in scores that are means of their products over an expert's tokens."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUMMARY_DIGITS = 72
 _SUMMARY_WIDTHS = 8
@@ -262,6 +269,11 @@ class EepSpace:
         assert self.calibration is not None, "the space isn't calibrated"
         return dict(self.calibration.arrays)
 
+    def mean_score(self, name: str) -> NDArray[np.float64]:
+        """One of `MEAN_SCORES`, by layer: float64 [layers, n], 0 for experts that no token chose."""
+        sums: NDArray[np.float64] = self.statistics["importance_sums"]
+        return sums[:, :, *MEAN_SCORES[name]] / np.maximum(sums[:, :, 0, 0], 1)
+
     @cached_property
     def skip_rows(self) -> FitRows | None:
         """Calibration rows for the thresholds of dynamic skipping; None without dynamic skipping."""
@@ -324,14 +336,15 @@ class EepSpace:
         return isinstance(phase, PrunePhase)
 
     def importance(self, phase: PhaseConfig) -> NDArray[np.float64]:
-        """See `SubsetSpace`: how often experts are chosen, REAP's scores, and HOPE's, summed over an expert's pairs.
+        """See `SubsetSpace`: how often experts are chosen, `MEAN_SCORES`, and HOPE's, summed over an expert's pairs.
 
         Each is a share of its layer's sum, averaged over the layers of a group. There are rows for what was measured.
         """
         measured = {} if self.calibration is None else self.statistics
-        scores = [measured[name] for name in ("counts", "saliency", "pair_norms") if name in measured]
-        sums = (each.sum(axis=2) if each.ndim > 2 else each for each in scores)
-        rows = [mean_shares(each, self.layer_groups).ravel() for each in sums]
+        scores = [measured["counts"]] if "counts" in measured else []
+        scores += map(self.mean_score, MEAN_SCORES) if "importance_sums" in measured else ()
+        scores += [measured["pair_norms"].sum(axis=2)] if "pair_norms" in measured else []
+        rows = [mean_shares(each, self.layer_groups).ravel() for each in scores]
         return np.array(rows, dtype=np.float64).reshape(len(rows), self.groups * self.experts)
 
     def flatten(self, genome: Any, phase: PhaseConfig) -> NDArray[np.float64]:

@@ -49,11 +49,12 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
         """See `GenomeCosts.calibration_bytes`: a weight's decomposition in float64, and its inputs' second moments."""
         from moevolve.workers.methods.shared.input_statistics import STATISTICS_MEMORY
 
+        moments = [8 * linear.inputs**2 for linear in self.space.layers]
         sizes = {(linear.inputs, linear.outputs) for linear in self.space.layers}
         decomposed = max(8 * (inputs * outputs + 4 * min(inputs, outputs) ** 2) for inputs, outputs in sizes)
         if self.space.tokens is None:
             return decomposed
-        return max(8 * max(sizes)[0] ** 2, STATISTICS_MEMORY) + 2 * decomposed
+        return min(sum(moments), max(*moments, STATISTICS_MEMORY)) + 2 * decomposed
 
     def counts(self, phase: str) -> tuple[int, int, int, int]:
         blocks = self.space.form.blocks

@@ -105,8 +105,8 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         dense = self.space.dense
         attention = (FitOutline(dense.heads * dense.head_dim, 1, 1.0),) if self._masked else ()
-        widths = self.space.even_widths[:, 0].tolist()
-        return tuple((*attention, FitOutline(dense.width, 1, width / dense.width)) for width in widths)
+        # A feature is zero only for tokens whose masks leave it out, and these differ by feature.
+        return ((*attention, FitOutline(dense.width, 1, 1.0)),) * dense.layers
 
     @property
     def _masked(self) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from dense_lab import dense_run
+from live_bytes import LiveBytes
 from report_lab import DENSE, finished
+from tiny_models import WORDS, save_tiny_model
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import find_model, load_run_config
@@ -20,9 +24,15 @@ from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.repairs import repair_works
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.genomes.registry import costs_of
+from moevolve.search.genomes.repaired import base_space
 from moevolve.search.running.set_up import set_up
 from moevolve.store.repository import Store
+from moevolve.workers.contract.edits import recipe_parts
+from moevolve.workers.contract.fitting import FitRows
+from moevolve.workers.methods.registry import calibrator_of
 from moevolve.workers.methods.repair import fits as repair_fits
+from moevolve.workers.methods.repair.edit import RepairedEdit
+from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.outline import outline_model
 
 RUNS = Path(__file__).parents[3] / "configs" / "runs"
@@ -81,7 +91,9 @@ def test_repaired_pruning_has_weights_of_its_own() -> None:
         assert [item.title for item in ours.items[: len(bare.items)]] == [item.title for item in bare.items]
         fit, kept, streams = ours.items[len(bare.items) :]
         (work,) = repaired.repairs
-        assert (fit.device, kept.device, streams.host) == (work.taken, 0, work.streams)
+        # A candidate is fitted before it is scored.
+        scoring = sum(item.device for item in bare.items if "batch" in item.title or "beyond" in item.title)
+        assert (fit.device + scoring, kept.device, streams.host) == (work.taken, 0, work.streams)
     assert plain.repairs == ()
 
 
@@ -144,6 +156,47 @@ def test_too_little_room_is_refused_before_anything_runs(
         set_up(load_run_config(run), "small-1")
     # As many tokens wouldn't fit either, but there are few.
     set_up(load_run_config(tiny.write_run(run, "small", **changes)), "small-1")
+
+
+@pytest.mark.parametrize(
+    ("genome", "tokens"),
+    [
+        ({"kind": "factorllm", "experts": 4, "active": 2}, 12_000),
+        ({"kind": "tomoe", "experts": 4, "budget": 0.5}, 12_000),
+        ({"kind": "tomoe", "experts": 1, "budget": 0.5, "attention": False}, 5000),
+    ],
+)
+def test_what_a_repair_of_a_dense_model_takes_is_planned(genome: dict[str, Any], tokens: int, tmp_path: Path) -> None:
+    """Beside weights: states of all layers, a layer's fit, fits that are kept, and copies of output projections."""
+    sizes = {"hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 3, "max_position_embeddings": 256}
+    save_tiny_model(tmp_path, "llama", WORDS, seed=5, num_hidden_layers=4, **sizes)
+    phases = [{"kind": "tune", "evaluations": 1, "initial": 1, "repair": {"tokens": tokens, "answer_weight": 1}}]
+    data = {"name": "lab", "model": {"path": str(tmp_path), "dtype": "float32", "device": "cpu"}, "genome": genome}
+    config = RunConfig.model_validate(data | {"tasks": [{"name": "boolq"}], "phases": phases})
+    outline = outline_model(config.model)
+    space = config.space(outline.facts)
+    costs = costs_of(space, outline)
+    (work,) = repair_works(config, costs, outline)
+    model = ResidentModel.load(config.model)
+    rng, count = np.random.default_rng(0), tokens // 100
+    words = rng.integers(4, 4 + len(WORDS), 100 * count).astype(np.int32)
+    lengths = np.full(count, 100, dtype=np.int32)
+    rows = FitRows(words, lengths, lengths)
+    assert space.recipe is not None
+    calibrate = calibrator_of(recipe_parts(space.recipe)[0])
+    inner = base_space(space)
+    made = calibrate(model, rows.first(1000), inner.recipe)
+    start = inner.calibrated(made).start(config.phases[0])
+    assert start is not None and config.phases[0].repair is not None
+    with LiveBytes() as live:
+        for ridge_lambdas in ((0.1, 1.0), (0.01,)):
+            edit = RepairedEdit(
+                start.genome.express(), replace(config.phases[0].repair, ridge_lambdas=ridge_lambdas), rows
+            )
+            with model.edited(edit):
+                pass
+    planned = work.taken + work.kept + work.streams + costs.buffer_bytes(["tune"], False, True)
+    assert live.peak == pytest.approx(planned, rel=0.1)
 
 
 def eep_run(tiny: Any, folder: Path) -> RunConfig:

@@ -38,7 +38,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS, RETAINED, LAYERS, TOKENS = 6, 3, 3, 60
-PRUNING = ("frequency", "soft_activation", "reap", "naee")
+PRUNING = ("frequency", "soft_activation", "reap", "man", "msan", "naee")
 Layers = list[list[Token]]
 
 
@@ -81,7 +81,8 @@ def plain(models: Callable[[str], Path], tiny: Any) -> Callable[[str], Layers]:
 
 
 def run_of(model: Path, phases: list[dict[str, Any]], groups: Any = "per_layer", **genome: Any) -> dict[str, Any]:
-    section = {"kind": "eep", "experts": RETAINED, "groups": groups, "calibration_tokens": TOKENS}
+    tokens = {"calibration_tokens": TOKENS, "calibration_most": TOKENS}
+    section = {"kind": "eep", "experts": RETAINED, "groups": groups, **tokens}
     return {
         "model": {"path": str(model), "device": "cpu"},
         "genome": section | genome,
@@ -105,7 +106,8 @@ def scores_of(name: str, tokens: list[Token]) -> NDArray[np.float64]:
     for token in tokens:
         for expert in token.chosen:
             counts[expert] += 1
-            scores[expert] += float(token.gates[expert] * token.outputs[expert].norm())
+            norm, gate = float(token.outputs[expert].norm()), float(token.gates[expert])
+            scores[expert] += {"man": norm, "msan": norm**2}.get(name, gate * norm)
     if name == "frequency":
         return counts
     if name == "soft_activation":
@@ -181,13 +183,16 @@ def test_pruning_baselines_keep_what_their_papers_say(searched: Searched) -> Non
         for kept, members in zip(genome.space.kept(genome).tolist(), searched.groups(genome), strict=True):
             assert kept == plain_kept(name, members, searched.family), name
     assert searched.found["naee"][0].summary.endswith("(naee, exhaustive: 20 subsets)")
-    assert searched.calibration.tokens_run == len(searched.layers[0]) >= TOKENS and searched.calibration.seconds > 0
+    # Scores are sums over tokens; subsets of experts and mean outputs are measured by themselves.
+    assert searched.calibration.tokens_run == 2 * len(searched.layers[0]) >= 2 * TOKENS
+    assert searched.calibration.seconds > 0
 
 
 def test_layers_of_a_group_count_alike_whatever_their_totals() -> None:
     """Summed as they are, the first layer would keep expert 0."""
-    scores = np.array([[50.0, 40.0, 10.0], [0.1, 0.5, 0.4]], dtype=np.float32)
-    space = eep_space(1, 1, layers=2, experts=3).calibrated(Calibration({"saliency": scores}))
+    sums = np.ones((2, 3, 3, 3))
+    sums[:, :, 1, 1] = [[50.0, 40.0, 10.0], [0.1, 0.5, 0.4]]
+    space = eep_space(1, 1, layers=2, experts=3).calibrated(Calibration({"importance_sums": sums}))
     genome = baseline_offspring("reap", space, PRUNE).genome
     assert isinstance(genome, EepGenome) and space.kept(genome).tolist() == [[1]]
 
@@ -196,9 +201,13 @@ def test_importance_has_a_row_for_every_statistic_that_was_measured() -> None:
     space = eep_space(1, 1, layers=2, experts=3)
     assert space.importance(PRUNE).shape == (0, 3)
     pairs = np.array([[[4, 1, 0], [1, 2, 0], [0, 0, 2]], [[1, 1, 1], [1, 0, 0], [1, 0, 0]]], dtype=np.float32)
-    measured = {"counts": np.array([[1, 2, 1], [0, 30, 10]]), "pair_norms": pairs}
-    rows = space.calibrated(Calibration(measured)).importance(PRUNE)
-    assert np.allclose(rows, [[(1 / 4 + 0) / 2, (2 / 4 + 3 / 4) / 2, (1 / 4 + 1 / 4) / 2], [0.55, 0.25, 0.2]])
+    sums = np.ones((2, 3, 3, 3))
+    sums[:, :, 0, 0], sums[:, :, 0, 1] = 2, [[2, 4, 2], [0, 60, 20]]
+    measured = {"counts": np.array([[1, 2, 1], [0, 30, 10]]), "importance_sums": sums, "pair_norms": pairs}
+    frequency, reap, man, msan, hope = space.calibrated(Calibration(measured)).importance(PRUNE)
+    assert np.allclose(frequency, [(1 / 4 + 0) / 2, (2 / 4 + 3 / 4) / 2, (1 / 4 + 1 / 4) / 2])
+    assert np.allclose(man, frequency) and np.allclose(reap, 1 / 3) and np.allclose(msan, 1 / 3)
+    assert np.allclose(hope, [0.55, 0.25, 0.2])
 
 
 def plain_clusters(distances: NDArray[np.float64], count: int) -> list[list[int]]:

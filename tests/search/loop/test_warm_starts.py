@@ -19,6 +19,7 @@ from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.operations.subject import find_subject
+from moevolve.search.report.contents import gather
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.resume import set_up_stored
@@ -26,7 +27,7 @@ from moevolve.search.running.set_up import set_up
 from moevolve.search.settings.phases import MergePhase, PrunePhase, TunePhase
 from moevolve.store.repository import Store
 from moevolve.workers.contract.fitting import RowsRecipe
-from moevolve.workers.methods.eep.edit import ExpertsRecipe
+from moevolve.workers.methods.eep.edit import ExpertsRecipe, Until
 
 CMA = "nevergrad:DiagonalCMA"
 PHASES = [
@@ -38,7 +39,8 @@ BRED = {"mutation", "crossover+mutation", "surrogate"}
 
 def warm_run(tiny: Any, folder: Path, strategy: str, phases: Any = None, groups: Any = 2, **more: Any) -> RunConfig:
     changes = {"strategy": strategy, "phases": phases or PHASES, **more}
-    changes["genome"] = {"kind": "eep", "experts": 2, "groups": groups, "calibration_tokens": 150, "naee_tokens": 60}
+    tokens = {"calibration_tokens": 150, "calibration_most": 300, "naee_tokens": 60}
+    changes["genome"] = {"kind": "eep", "experts": 2, "groups": groups, **tokens}
     changes["final"] = {"rerank": 0, "test": False}
     return load_run_config(tiny.write_run(folder / "run.yaml", "warm", **changes))
 
@@ -129,8 +131,9 @@ def test_only_what_is_needed_is_measured() -> None:
         return make_space(EepSection(experts=4, **section), mixtral(), [phase]).recipe
 
     assert recipe() is None and recipe("random") is None
-    assert recipe("reap").statistics == ("saliency",) and recipe("reap").subsets is None
-    assert recipe("hc_smoe", "frequency").statistics == ("mean_outputs", "usage")
+    assert recipe("man") == recipe("reap") == ExpertsRecipe(("importance",), None, 8192, Until(4, 0.002, 131072))
+    scores, others = recipe("hc_smoe", "frequency").parts
+    assert scores.statistics == ("importance", "usage") and others == ExpertsRecipe(("mean_outputs",), None, 8192)
     assert recipe(dynamic_skipping=True, skipping_tokens=99) == RowsRecipe(99, "skipping")
     assert recipe("naee", naee_subsets=7).subsets.limit == 7
 
@@ -143,4 +146,21 @@ def test_the_surrogate_has_experts_measured_in_phases_that_prune(of_phase: bool)
 
     assert recipe("merge") is None
     found = recipe("prune")
-    assert isinstance(found, ExpertsRecipe) and found.statistics == ("pairs", "saliency", "usage")
+    assert isinstance(found, ExpertsRecipe) and found.statistics == ("importance", "pairs", "usage")
+
+
+def test_the_log_and_the_report_say_what_scores_were_measured_on(tiny: Any, tmp_path: Path) -> None:
+    """And a search that is resumed says the same, of what the store has."""
+    phases = [{"kind": "prune", "evaluations": 2, "initial": 2, "init": ["man", "msan"]}]
+    config, notes = warm_run(tiny, tmp_path, "evolution", phases), []
+    with Store.open(f"sqlite:///{tmp_path / 'noted.db'}") as store:
+        setup = set_up(config, "warm-1")
+        register(setup, store)
+        setup = calibrated_setup(setup, store, local_pool(setup).calibrate, notes.append)
+        calibrated_setup(set_up_stored(store, "warm"), store, _never, notes.append)
+        search(setup, store)
+        assert [row[2] for row in population(store)] == ["man", "msan"]
+        noted = [note for note in gather(store, "warm").notes if "measured" in note]
+    first, again = notes
+    assert first == again and noted == [first]
+    assert first.startswith("experts were measured on 30") and "genome.calibration_most is reached" in first

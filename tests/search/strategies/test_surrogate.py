@@ -122,9 +122,11 @@ def test_what_the_calibration_says_of_experts_is_believed_as_far_as_scores_agree
     """256 experts in eight layers, scores of 24 choices, and a statistic that is right or the reverse of right."""
     space = eep_space(8, "per_layer", layers=8, experts=32)
     worth = np.random.default_rng(3).standard_normal((8, 32))  # as in `planted`
-    noise = np.random.default_rng(4).standard_normal((3, 8, 32))
+    noise = np.random.default_rng(4).standard_normal((5, 8, 32))
     known = sign * worth + 0.5 * noise[0]
-    measured = {"counts": np.exp(known), "saliency": np.exp(noise[1]), "pair_norms": np.exp(noise[2])[:, :, None]}
+    sums = np.ones((8, 32, 3, 3))
+    sums[:, :, 1, 1], sums[:, :, 0, 1], sums[:, :, 0, 2] = np.exp(noise[1:4])
+    measured = {"counts": np.exp(known), "importance_sums": sums, "pair_norms": np.exp(noise[4])[:, :, None]}
     if told:
         space = space.calibrated(Calibration(measured))
     phase = PrunePhase(evaluations=32, initial=24)

@@ -19,7 +19,7 @@ from moevolve.workers.contract.usage import RoutedLayer
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import analyse_usage, calibrate, token_sequences
 from moevolve.workers.engine.tokenizing import end_tokens
-from moevolve.workers.methods.eep.edit import ExpertsRecipe
+from moevolve.workers.methods.eep.edit import ExpertsRecipe, Until
 from moevolve.workers.model.resident import ResidentModel
 
 
@@ -122,3 +122,70 @@ def test_each_task_is_measured_on_its_own_prompts(resident: Callable[[str], Resi
     together = calibrated(model, recipe, splits)
     np.testing.assert_allclose(made.arrays[name].sum(axis=0), together.arrays["importance_sums"], rtol=1e-5)
     assert made.tokens_run == together.tokens_run
+
+
+Residents = Callable[[str], ResidentModel]
+WORDS = ("quick", "brown", "larger", "lazy", "red")
+VARIED = split_of([Example(f"the {a} {b} is {a}", (b,)) for a in WORDS for b in WORDS])
+EQUAL = split_of([Example("the quick brown is quick", ("brown",))] * 25)
+ROW = 7
+"""Tokens of each of their rows."""
+
+
+@pytest.fixture
+def unpacked(resident: Residents, monkeypatch: pytest.MonkeyPatch) -> Residents:
+    """Models that run every sequence by itself."""
+    monkeypatch.setattr("moevolve.workers.model.resident.ROW_TOKENS", 0)
+    return resident
+
+
+def growing(loss: float, tokens: int = 2 * ROW, most: int = 16 * ROW) -> ExpertsRecipe:
+    return ExpertsRecipe(("importance", "pairs", "usage"), None, tokens, Until(3, loss, most))
+
+
+@pytest.mark.parametrize(
+    ("split", "recipe", "rows", "why"),
+    [
+        (EQUAL, growing(0.001), 2, "which is little enough"),
+        (VARIED, growing(0.001), 16, "and genome.calibration_most is reached"),
+        (VARIED, growing(-1.0, most=10**6), 25, "and there are no more `calibration` rows"),
+        (VARIED, growing(1.0), 2, "which is little enough"),
+    ],
+)
+def test_scores_are_measured_until_their_errors_cost_little(
+    split: PreparedSplit, recipe: ExpertsRecipe, rows: int, why: str, unpacked: Residents
+) -> None:
+    """Rows that are all alike say the same from the beginning on; others are measured on twice as many, and again."""
+    made = calibrated(unpacked("mixtral"), recipe, [split])
+    assert made.tokens_run == rows * ROW == made.arrays["importance_tokens"][0]
+    note = recipe.note(made.arrays)
+    counts = made.arrays["counts"]
+    assert note.startswith(f"experts were measured on {rows * ROW} calibration tokens: between {counts.min()} and ")
+    assert f"{counts.max()} chose each expert of a layer" in note and why in note
+
+
+def test_neither_steps_nor_the_order_of_rows_change_sums(unpacked: Residents) -> None:
+    model, other = unpacked("mixtral"), replace(VARIED, examples=VARIED.examples[::-1])
+    steps, again, once, turned = (
+        calibrated(model, recipe, [split])
+        for recipe, split in (
+            *[(growing(-1.0, most=10**6), VARIED)] * 2,
+            (growing(-1.0, tokens=10**6), VARIED),
+            (growing(-1.0, most=10**6), other),
+        )
+    )
+    for name in set(steps.arrays) - {"seconds"}:
+        assert np.array_equal(steps.arrays[name], again.arrays[name])
+        for each in (once, turned):
+            np.testing.assert_allclose(steps.arrays[name], each.arrays[name], rtol=1e-6, atol=1e-12)
+
+
+def test_every_task_is_measured_until_it_is_accurate(unpacked: Residents) -> None:
+    """A task whose rows end while others go on adds nothing."""
+    model, few = unpacked("mixtral"), replace(EQUAL, examples=EQUAL.examples[:3])
+    recipe = PerTaskRecipe(growing(-1.0, most=10**6))
+    made = calibrated(model, recipe, [VARIED, few])
+    for task, split in enumerate((VARIED, few)):
+        alone = calibrated(model, growing(-1.0, tokens=10**6), [split])
+        np.testing.assert_allclose(made.arrays["per_task_importance_sums"][task], alone.arrays["importance_sums"])
+    assert made.tokens_run == 28 * ROW and f"measured on {28 * ROW} " in recipe.note(made.arrays)

@@ -44,6 +44,7 @@ from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.export.export import export_model
 from moevolve.workers.export.folder import loader_of
 from moevolve.workers.families.registry import only_inside
+from moevolve.workers.methods.eep.accuracy import scores_with_errors
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
@@ -253,15 +254,17 @@ def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residen
     model.run([tuple(tokens[0].tolist())])
     for handle in handles:
         handle.remove()
-    found = calibrate_experts(model, [tuple(tokens[0].tolist())], ExpertsRecipe(("saliency", "mean_outputs"), None, 99))
+    recipe = ExpertsRecipe(("importance", "mean_outputs"), None, 99)
+    found = calibrate_experts(model, [tuple(tokens[0].tolist())], recipe).arrays
+    scores, _ = scores_with_errors(found)
     for place, (module, (hidden, chosen, weights)) in enumerate(zip(experts, given, strict=True)):
         for expert in range(EXPERTS):
             ones = torch.ones(len(hidden), 1)
             out = module(hidden, torch.full((len(hidden), 1), expert), ones)
             used = (weights * (chosen == expert)).sum(1) * out.norm(dim=1)
             wanted = float(used.sum() / max(1, int((chosen == expert).sum())))
-            assert found.arrays["saliency"][place, expert] == pytest.approx(wanted, rel=1e-4)
-    assert found.arrays["output_distances"].shape == (len(experts), EXPERTS, EXPERTS)
+            assert scores[place, expert] == pytest.approx(wanted, rel=1e-4)
+    assert found["output_distances"].shape == (len(experts), EXPERTS, EXPERTS)
 
 
 def words(ids: list[int]) -> str:

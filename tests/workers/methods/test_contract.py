@@ -105,7 +105,7 @@ SAMPLES: dict[type, Sample] = {
         "llama",
         EEP_EDITS,
         not_finite(),
-        (ExpertsRecipe(("saliency", "usage"), None, 60),),
+        (ExpertsRecipe(("importance", "usage"), None, 60),),
         routed=3,
     ),
     FactorLlmEdit: Sample(

@@ -80,7 +80,7 @@ class RoutedTokens:
 
 
 class Measure(Protocol):
-    """One statistic of one layer."""
+    """One statistic of one layer; every row of tokens is added by itself."""
 
     def add(self, routed: RoutedTokens) -> None: ...
 
@@ -94,10 +94,12 @@ def calibrate_experts(resident: Resident, sequences: Sequence[Tokens], recipe: E
         Arrays whose first dimension is the MoE layers in order of depth:
 
         - `usage` gives `counts` int64 [layers, n], the number of tokens that chose each expert, and `soft_activation`
-          float32 [layers, n], the sum over tokens of the softmax over all n experts.
-        - `saliency` gives `saliency` float32 [layers, n].
-        - `importance` gives `importance_sums` float32 [layers, n, 3, 3], the sums over an expert's tokens of the powers
-          0, 1 and 2 of its routing weight times those of its output's norm. Sums over tokens add.
+          float64 [layers, n], the sum over tokens of the softmax over all n experts.
+        - `importance` gives `importance_sums` float64 [layers, n, 3, 3], the sums over an expert's tokens of the powers
+          0, 1 and 2 of its routing weight times those of its output's norm; and `row_squares` float64 [layers, n, 4],
+          the sums over rows of tokens of s^2, s c, c^2 and 1 if c > 0, where c is the number of a row's tokens that
+          chose an expert, and s the sum over these of its routing weight times its output's norm; and
+          `importance_tokens` int64 [layers], the number of tokens.
         - `pairs` gives `pair_norms` float64 [layers, n, n]: sums over tokens of the products of the norms of two
           experts' weighted outputs.
         - `mean_outputs` gives `output_distances` float32 [layers, n, n], Euclidean distances of mean outputs.
@@ -155,7 +157,7 @@ def measuring_bytes(recipe: ExpertsRecipe, facts: ModelFacts, hidden: int, row_b
         longest: Tokens of the longest sequence.
     """
     n, row, most = facts.experts, row_bytes + hidden * facts.dtype_bytes, 0
-    if {"saliency", "importance", "pairs"} & set(recipe.statistics):
+    if {"importance", "pairs"} & set(recipe.statistics):
         most = min(ROWS_AT_ONCE, longest * facts.active) * (row + 8 * hidden)
     if "mean_outputs" in recipe.statistics:
         most = max(most, min(max(ROWS_AT_ONCE, n), longest * n) * row)
@@ -195,29 +197,7 @@ class _Usage:
         self._soft += scores.sum(dim=0, dtype=torch.float64)
 
     def arrays(self) -> dict[str, Tensor]:
-        return {"counts": self._counts, "soft_activation": self._soft.float()}
-
-
-class _Saliency:
-    """Mean over the tokens that chose an expert of its routing weight times the norm of its output; 0 without tokens.
-
-    Source: REAP the Experts (arXiv 2510.13999), Sec. 4, the saliency criterion.
-    """
-
-    def __init__(self, layer: MoELayer) -> None:
-        self._sums = _zeros(layer, layer.count)
-        self._counts = _zeros(layer, layer.count)
-
-    def add(self, routed: RoutedTokens) -> None:
-        for outputs, weights, chosen in routed.chosen_outputs():
-            weighted = (weights.double() * outputs.double().norm(dim=2)).flatten()
-            # A product with one-hot rows is deterministic; `bincount` isn't on every device.
-            one_hot = nn.functional.one_hot(chosen.flatten(), len(self._sums)).double()
-            self._sums += weighted @ one_hot
-            self._counts += one_hot.sum(dim=0)
-
-    def arrays(self) -> dict[str, Tensor]:
-        return {"saliency": (self._sums / self._counts.clamp_min(1)).float()}
+        return {"counts": self._counts, "soft_activation": self._soft}
 
 
 class _Importance:
@@ -227,17 +207,25 @@ class _Importance:
 
     def __init__(self, layer: MoELayer) -> None:
         self._sums = _zeros(layer, layer.count, self._POWERS, self._POWERS)
+        self._squares = _zeros(layer, layer.count, 4)
+        self._tokens = 0
 
     def add(self, routed: RoutedTokens) -> None:
-        powers = torch.arange(self._POWERS, device=self._sums.device)
+        powers, row = torch.arange(self._POWERS, device=self._sums.device), torch.zeros_like(self._sums)
         for outputs, weights, chosen in routed.chosen_outputs():
             norms = outputs.double().norm(dim=2).flatten()[:, None] ** powers
+            # A product with one-hot rows is deterministic; `bincount` isn't on every device.
             one_hot = nn.functional.one_hot(chosen.flatten(), len(self._sums)).double()
             products = (weights.double().flatten()[:, None] ** powers)[:, :, None] * norms[:, None, :]
-            self._sums += (one_hot.t() @ products.flatten(1)).view_as(self._sums)
+            row += (one_hot.t() @ products.flatten(1)).view_as(row)
+        self._sums += row
+        self._tokens += len(routed.hidden)
+        scores, counts = row[:, 1, 1], row[:, 0, 0]
+        self._squares += torch.stack((scores**2, scores * counts, counts**2, (counts > 0).double()), dim=1)
 
     def arrays(self) -> dict[str, Tensor]:
-        return {"importance_sums": self._sums.float()}
+        tokens = torch.tensor(self._tokens)
+        return {"importance_sums": self._sums, "row_squares": self._squares, "importance_tokens": tokens}
 
 
 class _Pairs:
@@ -288,7 +276,6 @@ def _zeros(layer: MoELayer, *shape: int) -> Tensor:
 
 _MEASURES: dict[str, Callable[[MoELayer], Measure]] = {
     "usage": _Usage,
-    "saliency": _Saliency,
     "mean_outputs": _MeanOutputs,
     "importance": _Importance,
     "pairs": _Pairs,

@@ -6,9 +6,10 @@ Source: Efficient Expert Pruning (arXiv 2407.00945), Eq. 5 (router mapping) and 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,11 @@ from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingRule
 from moevolve.workers.contract.edits import prefix_hashes
 from moevolve.workers.contract.fitting import FitRows
+from moevolve.workers.methods.eep.accuracy import expected_losses
 
-Statistic = Literal["usage", "saliency", "mean_outputs", "importance", "pairs"]
-"""`usage`: how often and how strongly experts are chosen. `saliency`: REAP's criterion. `mean_outputs`: distances
-between the experts' mean outputs. `importance`: sums of powers of routing weights and output norms.
+Statistic = Literal["usage", "mean_outputs", "importance", "pairs"]
+"""`usage`: how often and how strongly experts are chosen. `mean_outputs`: distances between the experts' mean outputs.
+`importance`: sums of powers of routing weights and output norms, of which REAP's scores and others are made.
 `pairs`: products of the norms of two experts' weighted outputs."""
 
 
@@ -47,6 +49,21 @@ class SubsetRecipe:
 
 
 @dataclass(frozen=True, slots=True)
+class Until:
+    """When scores of experts are accurate enough, and how long they are measured at most.
+
+    Attributes:
+        retained: Number of experts n' that are kept by their scores.
+        loss: Largest expected loss by errors of the scores; see `moevolve.workers.methods.eep.accuracy`.
+        tokens: Largest number of calibration tokens.
+    """
+
+    retained: int
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsRecipe:
     """Settings of measuring a MoE model's experts.
 
@@ -54,11 +71,42 @@ class ExpertsRecipe:
         statistics: Statistics to measure, sorted.
         subsets: Subsets of experts to compare, or None.
         tokens: Approximate limit on the number of calibration tokens.
+        until: Measure on more tokens until scores are accurate; needs `importance`, and only statistics that are sums
+            over tokens. None measures on `tokens` only.
     """
 
     statistics: tuple[Statistic, ...]
     subsets: SubsetRecipe | None
     tokens: int
+    until: Until | None = None
+
+    @property
+    def most(self) -> int:
+        """See `GrowingRecipe`."""
+        return self.tokens if self.until is None else max(self.tokens, self.until.tokens)
+
+    def is_met(self, arrays: Mapping[str, NDArray[Any]]) -> bool:
+        """See `GrowingRecipe`: whether the expected loss of every layer is small enough."""
+        return self.until is None or float(expected_losses(arrays, self.until.retained).max()) <= self.until.loss
+
+    def note(self, arrays: Mapping[str, NDArray[Any]]) -> str:
+        """See `GrowingRecipe`: how many tokens chose an expert, and what errors of its scores are expected to cost."""
+        assert self.until is not None, "there is nothing to say of a fixed number of tokens"
+        layers, experts = arrays["importance_sums"].shape[-4:-2]
+        counts = arrays["importance_sums"][..., 0, 0].reshape(-1, layers, experts).sum(axis=0)
+        tokens = int(arrays["importance_tokens"][..., 0].sum())
+        if self.is_met(arrays):
+            ended = f"which is little enough (genome.calibration_loss: {self.until.loss:.2%})"
+        elif tokens >= self.most:
+            ended = "and genome.calibration_most is reached"
+        else:
+            ended = "and there are no more `calibration` rows"
+        loss = expected_losses(arrays, self.until.retained).max()
+        return (
+            f"experts were measured on {tokens:,} calibration tokens: between {counts.min():,.0f} and "
+            f"{counts.max():,.0f} chose each expert of a layer, {np.median(counts):,.0f} in the median; errors of the "
+            f"scores are expected to cost a layer up to {loss:.2%} of what its kept experts have, {ended}"
+        )
 
 
 RouterSpace = Literal["probs", "logits"]

@@ -111,11 +111,11 @@ class RepairApplicator:
                 if edit.recipe.shared_expert == "kept" and isinstance(output, NeuronSelectingOutput):
                     output.keep_shared_expert()
             fitted = LayerFits(edit, strength, reference, self._cache).run(outputs)
-        self.outcomes = [each.outcome for each in fitted]
+        self.outcomes = [outcome for outcome, _ in fitted]
         self.selections = {
-            output.layer: each.selection
-            for output, each in zip(outputs, fitted, strict=True)
-            if each.selection is not None
+            output.layer: selection
+            for output, (_, selection) in zip(outputs, fitted, strict=True)
+            if selection is not None
         }
 
     def revert(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
@@ -59,19 +59,19 @@ class FittedLayer:
     Attributes:
         selection: Neurons in place; None for the edit's own neurons.
         changes: Changes of the weights by columns of the features.
-        state: Residual stream after the layer, [tokens, hidden].
+        state: Residual stream after the layer, [tokens, hidden]; None if a later part of the layer is fitted, too.
         outcome: Result of the fit; None if it changed nothing.
     """
 
     selection: NeuronSelection | None
     changes: tuple[tuple[slice, Tensor], ...]
-    state: Tensor
+    state: Tensor | None
     outcome: FitOutcome | None
 
     @property
     def nbytes(self) -> int:
-        selection = 0 if self.selection is None else self.selection.nbytes
-        return self.state.nbytes + selection + sum(change.nbytes for _, change in self.changes)
+        held = sum(each.nbytes for each in (self.state, self.selection) if each is not None)
+        return held + sum(change.nbytes for _, change in self.changes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +126,8 @@ class LayerFits:
         self._memory = edit.recipe.memory_mb << 20
         self._weights = reference.token_weights(edit.recipe.answer_weight)
 
-    def run(self, outputs: Sequence[LayerOutput]) -> list[FittedLayer]:
+    def run(self, outputs: Sequence[LayerOutput]) -> list[tuple[FitOutcome | None, NeuronSelection | None]]:
+        """Fit outputs in order; returns no more than outcomes and selections, since states are large."""
         state, layer, fits = self._reference.states[0], 0, []
         for output, key in zip(outputs, self._keys(outputs), strict=True):
             for between in range(layer, output.layer):
@@ -135,11 +136,13 @@ class LayerFits:
             fitted = self._reuse(output, key)
             if fitted is None:
                 fitted = self._fit(output, state)
+                if output.next_part is not None:
+                    fitted = replace(fitted, state=None)
                 if fitted.outcome is None or fitted.changes:
                     self._cache.put(key, fitted)
-            if output.next_part is None:
+            if fitted.state is not None:
                 state, layer = fitted.state, layer + 1
-            fits.append(fitted)
+            fits.append((fitted.outcome, fitted.selection))
         return fits
 
     def _keys(self, outputs: Sequence[LayerOutput]) -> list[str]:
@@ -190,7 +193,9 @@ class LayerFits:
         if recipe is None or important is None or recipe.candidates == 1:
             return first
         assert isinstance(output, NeuronSelectingOutput)
-        residual = first.after.float() + first.residual - self._apply(first, output).state.float()
+        applied = self._apply(first, output).state
+        assert applied is not None
+        residual = first.after.float() + first.residual - applied.float()
         taken = first.fit.outcome.ridge_lambda if first.fit else None
         ridge_lambda = taken or min(self._recipe.ridge_lambdas)
         checked = self._reference.checked

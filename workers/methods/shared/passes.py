@@ -62,7 +62,7 @@ def _call_with_input(inputs: list[Tensor], callback: NetworkCallback, activation
     callback(inputs.pop(), activations)
 
 
-_BATCH_COLUMNS = 4096
+BATCH_COLUMNS = 4096
 """Limit on rows times columns of a batch of more than one sequence."""
 
 
@@ -88,7 +88,7 @@ def padded_batches(sequences: Sequence[Tokens], device: torch.device) -> Iterato
     order = sorted(range(len(sequences)), key=lambda each: (len(sequences[each]), each))
     while order:
         rows = len(order)
-        while rows > 1 and rows * len(sequences[order[rows - 1]]) > _BATCH_COLUMNS:
+        while rows > 1 and rows * len(sequences[order[rows - 1]]) > BATCH_COLUMNS:
             rows -= 1
         chosen, order = order[:rows], order[rows:]
         ids = pad_sequence([torch.tensor(sequences[each]) for each in chosen], batch_first=True)

@@ -15,12 +15,13 @@ from plain_experts import Token, change, plain_tokens
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
 from moevolve.workers.families.decoder import state_of
+from moevolve.workers.methods.eep.accuracy import scores_with_errors
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe, SubsetRecipe
 from moevolve.workers.model.resident import ResidentModel
 
 EXPERTS = 6
-ALL = ("importance", "mean_outputs", "pairs", "saliency", "usage")
+ALL = ("importance", "mean_outputs", "pairs", "usage")
 SEQUENCES = [tuple(np.random.default_rng(i).integers(3, 97, 5 + i).tolist()) for i in range(8)]
 TOKENS = sum(map(len, SEQUENCES))
 FAMILIES = ("mixtral", "qwen2_moe")
@@ -55,7 +56,7 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
     found = measured(resident(family))
     for layer, tokens in enumerate(plain(family)):
         assert len(tokens) == TOKENS
-        counts, soft, salience = np.zeros(EXPERTS), np.zeros(EXPERTS), np.zeros(EXPERTS)
+        counts, soft = np.zeros(EXPERTS), np.zeros(EXPERTS)
         importance, powers = np.zeros((EXPERTS, 3, 3)), np.arange(3)
         norms = np.zeros((EXPERTS, EXPERTS))
         for token in tokens:
@@ -67,11 +68,9 @@ def test_the_stream_agrees_with_the_definitions(family: str, resident: Any, plai
             for expert in token.chosen:
                 counts[expert] += 1
                 gate, norm = float(token.gates[expert]), float(token.outputs[expert].norm())
-                salience[expert] += gate * norm
                 importance[expert] += gate ** powers[:, None] * norm ** powers[None, :]
         assert found["counts"][layer].tolist() == counts.tolist()
         np.testing.assert_allclose(found["soft_activation"][layer], soft, rtol=1e-5)
-        np.testing.assert_allclose(found["saliency"][layer], salience / np.maximum(counts, 1), rtol=1e-4)
         np.testing.assert_allclose(found["importance_sums"][layer], importance, rtol=1e-4)
         np.testing.assert_allclose(found["pair_norms"][layer], norms, rtol=1e-4)
         means = torch.stack([token.outputs for token in tokens]).mean(dim=0)
@@ -134,6 +133,7 @@ def test_experts_whose_inputs_are_scaled_are_measured_by_what_they_give(resident
     """Saliency (REAP) of Llama-4: the mean norm of what an expert gives for scaled inputs of those that chose it."""
     model = resident("llama4_text")
     found, layer = measured(model), model.layers[0]
+    scores, _ = scores_with_errors(found)
     given: list[torch.Tensor] = []
     hook = layer.gate.register_forward_hook(lambda module, args, out: given.append(args[0]))
     with torch.inference_mode():
@@ -148,7 +148,7 @@ def test_experts_whose_inputs_are_scaled_are_measured_by_what_they_give(resident
             hidden[rows] * logits[rows, expert, None].sigmoid() @ layer.experts.gate_up_proj[expert].double()
         ).chunk(2, 1)
         norms = (gate * gate.sigmoid() * up @ layer.experts.down_proj[expert].double()).norm(dim=1)
-        assert found["saliency"][0, expert] == pytest.approx(float(norms.mean()), rel=1e-4)
+        assert scores[0, expert] == pytest.approx(float(norms.mean()), rel=1e-4)
         assert found["counts"][0, expert] == int(rows.sum())
     np.testing.assert_allclose(found["soft_activation"][0], logits.sigmoid().sum(0), rtol=1e-4)
 
@@ -176,11 +176,11 @@ def test_measuring_leaves_the_model_as_it_was(resident: Any) -> None:
     model, ids = resident("mixtral"), torch.tensor([SEQUENCES[3]])
     with torch.inference_mode():
         before = model.model(ids).logits
-        recipe = ExpertsRecipe(("saliency",), None, 1000)
+        recipe = ExpertsRecipe(("importance",), None, 1000)
         found = calibrate_experts(model, SEQUENCES, recipe)
         assert torch.equal(model.model(ids).logits, before)
-    assert set(found.arrays) == {"saliency"}
-    assert Calibration.from_bytes(found.to_bytes()).arrays["saliency"].dtype == np.float32
+    assert set(found.arrays) == {"importance_sums", "importance_tokens", "row_squares"}
+    assert Calibration.from_bytes(found.to_bytes()).arrays["row_squares"].dtype == np.float64
 
 
 def test_a_sample_that_needs_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch, resident: Any) -> None:

@@ -22,6 +22,7 @@ from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.measuring import calibrate
+from moevolve.workers.methods.eep.accuracy import scores_with_errors
 from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.methods.repair.apply import Gate, RepairApplicator, split_places
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
@@ -114,7 +115,8 @@ def measured(model: ResidentModel, recipe: CalibrationRecipe) -> dict[str, Any]:
 def test_a_repair_on_few_tokens_that_would_do_harm_is_refused(demo: ResidentModel) -> None:
     """Kept experts' parts of an answer aren't certain on few prompts, so least squares shrink them."""
     # REAP's two experts of eight still give more than half of the right answers.
-    kept = np.argsort(-measured(demo, ExpertsRecipe(("saliency",), None, 1000))["saliency"], axis=1)[:, :2]
+    scores, _ = scores_with_errors(measured(demo, ExpertsRecipe(("importance",), None, 1000)))
+    kept = np.argsort(-scores, axis=1)[:, :2]
     matrices = np.eye(8, dtype=np.float32)[kept]
     base = EepEdit(matrices, matrices, 2)
     rows, few = FitRows.of(measured(demo, RowsRecipe(1000))), 256
