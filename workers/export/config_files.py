@@ -113,18 +113,28 @@ def copy_unpacked(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, part:
 
     Args:
         source: Checkpoint and settings.
-        tokenizer: Its tokenizer, which is written if it is in a GGUF file alone.
-        part: Folder of the export.
+        tokenizer: Its tokenizer, which is written anew if `transformers` wouldn't find the same by the copied files.
+        part: Folder of the export, with its config.json.
     """
-    known = type(tokenizer).__module__.startswith("transformers.")
+    folder, known = checkpoint_folder(source), type(tokenizer).__module__.startswith("transformers.")
     code = (".py",) if known else ()
-    copy_files(checkpoint_folder(source), part, "quantize_config.json", "quant_config.json", *code)
+    copy_files(folder, part, "quantize_config.json", "quant_config.json", *code)
     file = part / "tokenizer_config.json"
-    if gguf_file(source) is not None and not file.is_file() and not (part / "tokenizer.json").is_file():
+    copied = gguf_file(source) is None or file.is_file() or (part / "tokenizer.json").is_file()
+    # `transformers` derives a tokenizer's class from the model type, too.
+    if not copied or _model_type(folder) != _model_type(part):
         tokenizer.save_pretrained(part)
-        settings = read_json(file) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-        settings["additional_special_tokens"] = settings.pop("extra_special_tokens", [])
+        settings = read_json(file)
+        if settings["tokenizer_class"] == "TokenizersBackend":  # which versions before 5 don't know
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        if isinstance(settings.get("extra_special_tokens"), list):
+            settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
         write_json(file, settings)
-    elif known and file.is_file() and "auto_map" in (settings := read_json(file)):
+    if known and file.is_file() and "auto_map" in (settings := read_json(file)):
         del settings["auto_map"]
         write_json(file, settings)
+
+
+def _model_type(folder: Path) -> str | None:
+    file = folder / "config.json"
+    return read_json(file).get("model_type") if file.is_file() else None

@@ -66,6 +66,8 @@ def both_spellings(directory: Path, theta: float) -> None:
     assert settings["rope_theta"] == settings["rope_parameters"]["rope_theta"] == theta
     assert settings["dtype"] == settings["torch_dtype"] == "float32"
     assert settings["num_experts"] == settings["num_local_experts"] == 6
+    tokenizer = json.loads((directory / "tokenizer_config.json").read_text())
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast" and "extra_special_tokens" not in tokenizer
 
 
 def test_a_class_without_a_published_config_has_both_spellings(resident: Residents, tmp_path: Path) -> None:
@@ -81,5 +83,3 @@ def test_a_gguf_file_alone_has_both_spellings(tiny_model: Callable[..., Any], tm
     config = lone_gguf(model, tmp_path / "source" / "tiny.gguf")
     export_model(config, edit_of_kind(3, 6, "prune", 6, 2), tmp_path / "out", CARD)
     both_spellings(tmp_path / "out", 1e6)
-    tokenizer = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
-    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast" and "extra_special_tokens" not in tokenizer
