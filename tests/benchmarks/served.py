@@ -133,7 +133,8 @@ def stock_row(variant: str, python: str, place: Path) -> tuple[str, str]:
             try:
                 ((found, _, _),) = outsider.load([place / name], tokens.tolist(), [], place / "modules")
             except AssertionError as error:
-                return str(error).strip().splitlines()[-1][:90]
+                said = [line for line in str(error).splitlines() if "Error" in line]
+                return said[-1][:90]
         return f"{(torch.tensor(found) - expected).abs().max() / expected.abs().max():.1e}"
 
     return compared(edit, "stock"), compared(IdentityEdit(), "source")

@@ -42,7 +42,8 @@ def changed_fields(raw: Mapping[str, Any], before: PretrainedConfig, after: Pret
         before: Config that was read from it.
         after: Changed config.
     """
-    was, changed = before.to_dict(), {}
+    was = before.to_dict()
+    changed: dict[str, Any] = {}
     for name, value in after.to_dict().items():
         if not name.startswith("_") and was.get(name) != value:
             names = [name, *(alias for alias, of in _aliases(after).items() if of == name)]
