@@ -20,12 +20,28 @@ from moevolve.workers.families.registry import UNLISTED
 
 _UNVERIFIED = ".unverified"
 
-_TRIED = "5.19, 5.23 and 5.24"
+_TRIED = "5.23 and 5.24"
 """Versions of `transformers` in which exports were read."""
 _READ_BY_4 = (
-    "mixtral qwen2_moe qwen3_moe olmoe flex_olmo glm4_moe gpt_oss deepseek_v3 dots1 ernie4_5_moe hunyuan_v1_moe jamba "
-    "phimoe qwen3_next deepseek_v2 granitemoe granitemoeshared"
-).split()
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "flex_olmo",
+    "glm4_moe",
+    "gpt_oss",
+    "deepseek_v3",
+    "dots1",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "jamba",
+    "phimoe",
+    "qwen3_next",
+    "deepseek_v2",
+    "granitemoe",
+    "granitemoeshared",
+    "llama4_text",
+)
 """Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`)."""
 
 
