@@ -139,7 +139,7 @@ def test_the_wheel_works_installed(built: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "lowest", "highest", "beyond"),
-    [("transformers", "5.19.0", "5.23.0", ("5.18.0", "5.24.0")), ("ray", "2.56.0", "2.60.0", ("2.55.1", "2.61.0"))],
+    [("transformers", "5.19.0", "5.24.0", ("5.18.0", "5.25.0")), ("ray", "2.56.0", "2.60.0", ("2.55.1", "2.61.0"))],
 )
 def test_versions_are_bounded_to_what_was_tried(name: str, lowest: str, highest: str, beyond: tuple[str, str]) -> None:
     """Both ends were run: loading, unpacking, templates and families with the one, pools of workers with the other."""

@@ -1,11 +1,13 @@
-"""Loads pruned checkpoints into vLLM, and compares its log-probabilities with those of the resident model.
+"""Loads pruned checkpoints elsewhere, and compares what they compute there with the resident model.
 
     python tests/benchmarks/served.py /opt/vllm/bin/python [VARIANT...]
+    python tests/benchmarks/served.py --stock /opt/transformers-4.57/bin/python [VARIANT...]
 
-The first argument is the Python of an environment that has vLLM, the others are model types of `family_samples.py`, all
-by default. Checkpoints are random, in float32, and as narrow as vLLM's kernels allow. A row has the largest difference
-of the mean log-probability of four texts, in nats per token, for a checkpoint that was pruned in its own format and for
-its source, or the reason why vLLM doesn't run it.
+The first argument is the Python of an environment that has vLLM, or with `--stock` any version of `transformers`, the
+others are model types of `family_samples.py`, all by default. Checkpoints are random, in float32, spelled as published
+ones, and as narrow as vLLM's kernels allow. A row has the largest difference of the mean log-probability of four texts,
+in nats per token, for a checkpoint that was pruned in its own format and for its source, or the reason why vLLM doesn't
+run it. With `--stock` it has the largest difference of logits, for a pruned stock checkpoint and for its source.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
 
-from edit_checks import write_source
+from edit_checks import CARD, logits, write_source
 from family_samples import COMMON, SETTINGS, edit_of_kind, randomise
+from outsider import Outsider
+from published_spelling import spell_as_published
 from tiny_models import word_tokenizer
 
 from moevolve.workers.contract.edits import Edit, IdentityEdit, Tokens
@@ -31,7 +35,8 @@ from moevolve.workers.contract.messages import WorkerFault
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.texts import TextScorer
-from moevolve.workers.families.registry import register_class
+from moevolve.workers.export.export import export_model
+from moevolve.workers.families.registry import only_inside, register_class
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.vllm.process import VllmProcess
 
@@ -78,6 +83,7 @@ def write(variant: str, folder: Path) -> ModelConfig:
         randomise(name, tensor)
     model.save_pretrained(folder)
     word_tokenizer([f"w{i}" for i in range(4, COMMON["vocab_size"])]).save_pretrained(folder)
+    spell_as_published(folder)
     return ModelConfig(str(folder), dtype="float32", device="cpu")
 
 
@@ -111,16 +117,41 @@ def row(variant: str, python: str, place: Path) -> tuple[str, str]:
     return compared(edit, "pruned"), compared(IdentityEdit(), "source")
 
 
+def stock_row(variant: str, python: str, place: Path) -> tuple[str, str]:
+    """Differences of logits of the stock checkpoint and of its source, as another `transformers` reads them."""
+    config = write(variant, place / "source")
+    resident = ResidentModel.load(config)
+    if only_inside(resident.model.config.model_type):
+        return "no stock form", "-"
+    edit = edit_of_kind(len(resident.layers), resident.layers[0].count, "prune", space="logits")
+    export_model(resident, edit, place / "stock", CARD, "stock")
+    tokens = torch.randint(4, COMMON["vocab_size"], (2, 31), generator=torch.Generator().manual_seed(0))
+
+    def compared(edit: Edit, name: str) -> str:
+        expected = logits(resident, edit, tokens)
+        with Outsider(place, python) as outsider:
+            try:
+                ((found, _, _),) = outsider.load([place / name], tokens.tolist(), [], place / "modules")
+            except AssertionError as error:
+                said = [line for line in str(error).splitlines() if "Error" in line]
+                return said[-1][:90]
+        return f"{(torch.tensor(found) - expected).abs().max() / expected.abs().max():.1e}"
+
+    return compared(edit, "stock"), compared(IdentityEdit(), "source")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("python", help="Python of an environment that has vLLM")
+    parser.add_argument("--stock", action="store_true", help="have transformers read stock checkpoints")
+    parser.add_argument("python", help="Python of an environment that has vLLM or transformers")
     parser.add_argument("variants", nargs="*", default=[*OLDER, *SETTINGS], help="model types; all by default")
     asked = parser.parse_args()
     print("| family | pruned | source |\n|---|---|---|")
     for variant in asked.variants:
         with tempfile.TemporaryDirectory() as place:
-            print(f"| `{variant}` | {' | '.join(row(variant, asked.python, Path(place)))} |", flush=True)
+            cells = (stock_row if asked.stock else row)(variant, asked.python, Path(place))
+            print(f"| `{variant}` | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

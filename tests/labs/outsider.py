@@ -48,14 +48,15 @@ class Outsider:
 
     Args:
         home: Folder for downloads and errors.
+        python: Python of the environment that loads them.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, python: str = sys.executable) -> None:
         self._errors = home / "errors"
         environment = {"HF_HOME": str(home), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
         with self._errors.open("w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _PROGRAM],
+                [python, "-I", "-c", _PROGRAM],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

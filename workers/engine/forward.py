@@ -19,7 +19,7 @@ from moevolve.workers.engine.batches import Batcher
 from moevolve.workers.engine.columns import Columns, Layout, Masks, Step
 from moevolve.workers.engine.packed_attention import packed, packs
 from moevolve.workers.engine.reuse import LayerReuse
-from moevolve.workers.families.decoder import decoder_layers, skipped
+from moevolve.workers.families.decoder import cache_name, decoder_layers, skipped
 from moevolve.workers.families.registry import pads_left
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Forward:
         self, model: PreTrainedModel, batch_tokens: int, reuse: LayerReuse | None = None, prefixes: bool = True
     ) -> None:
         self._model = model
+        self._cache_name = cache_name(model)
         self._reuse = reuse
         self.device: torch.device = next(model.get_input_embeddings().parameters()).device
         layers = DynamicCache(config=model.config).layers
@@ -178,8 +179,8 @@ class Forward:
                 input_ids=columns.ids,
                 attention_mask=columns.mask,
                 position_ids=columns.positions,
-                past_key_values=cache,
                 use_cache=cache is not None,
+                **{self._cache_name: cache},
             ).logits
         return read[0] if hidden else logits[0]
 

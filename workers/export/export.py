@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +12,14 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
-from moevolve.workers.checkpoints.loading import load_config, load_tokenizer
+from moevolve.workers.checkpoints.loading import load_config
 from moevolve.workers.checkpoints.shards import ShardWriter
 from moevolve.workers.checkpoints.state import SavedNames, frame_state, layers_prefix
 from moevolve.workers.contract.card import CardFacts, CheckpointForm, ExportCard, ExportReport
 from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.methods import Blueprint, Exporter
 from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.export.config_files import copy_unpacked, write_config
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.verify import record_activations, verify
 from moevolve.workers.families.decoder import decoder_layers
@@ -114,39 +113,14 @@ def _write_files(
 ) -> tuple[PreTrainedModel, dict[str, int]]:
     """Write all that `transformers` reads; returns the model on the meta device, and tensors' checksums by name."""
     blueprint = exporter.build(resident, underlying(resident.applied), form, part)
-    _write_settings(resident, blueprint.model, form, part)
+    config: Any = blueprint.model.config
+    config.architectures = [type(blueprint.model).__name__]
+    # Code that came with a stock model's checkpoint isn't exported, and it isn't what the search ran.
+    if form == "stock" and hasattr(config, "auto_map"):
+        del config.auto_map
+    write_config(resident.config, config, part)
+    copy_unpacked(resident.config, resident.tokenizer, part)
     return blueprint.model, _write_weights(resident, blueprint, part)
-
-
-def _write_settings(resident: ResidentModel, model: PreTrainedModel, form: CheckpointForm, part: Path) -> None:
-    """Write the config, the generation config and the tokenizer."""
-    config: Any = model.config
-    config.architectures = [type(model).__name__]
-    # Weights are written dequantised. Code that came with a stock model's checkpoint isn't exported, and it isn't what
-    # the search ran.
-    for setting in ("quantization_config", "auto_map") if form == "stock" else ("quantization_config",):
-        if hasattr(config, setting):
-            delattr(config, setting)
-    config.save_pretrained(part)
-    if resident.layers:
-        _name_experts(part / "config.json", resident.layers[0].family.experts_field)
-    if resident.model.generation_config is not None:
-        copy.deepcopy(resident.model.generation_config).save_pretrained(part)
-    tokenizer = load_tokenizer(resident.config)
-    if type(tokenizer).__module__.startswith("transformers."):
-        tokenizer.init_kwargs.pop("auto_map", None)
-    tokenizer.save_pretrained(part)
-
-
-def _name_experts(file: Path, name: str) -> None:
-    """Give the number of experts its published name, beside the one that `transformers` writes.
-
-    It writes a Qwen3-MoE's as `num_local_experts`, and loaders that look for `num_experts` would take their default.
-    """
-    settings = json.loads(file.read_text(encoding="utf-8"))
-    if name not in settings and "num_local_experts" in settings:
-        settings[name] = settings["num_local_experts"]
-        file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _write_weights(resident: ResidentModel, blueprint: Blueprint, part: Path) -> dict[str, int]:

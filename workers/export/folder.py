@@ -13,11 +13,36 @@ from importlib.metadata import version
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.checkpoints.files import read_json
 from moevolve.workers.checkpoints.native import render
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportError, ExportReport
 from moevolve.workers.families.registry import UNLISTED
 
 _UNVERIFIED = ".unverified"
+
+_TRIED = "5.23 and 5.24"
+"""Versions of `transformers` in which exports were read."""
+_READ_BY_4 = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "flex_olmo",
+    "glm4_moe",
+    "gpt_oss",
+    "deepseek_v3",
+    "dots1",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "jamba",
+    "phimoe",
+    "qwen3_next",
+    "deepseek_v2",
+    "granitemoe",
+    "granitemoeshared",
+    "llama4_text",
+)
+"""Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`)."""
 
 
 class VerificationError(RuntimeError):
@@ -74,7 +99,10 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
     """Write the model card, `README.md`."""
     created = datetime.now(UTC).strftime("%Y-%m-%d")
     known = {"card": card, "facts": facts, "version": version("moevolve"), "created": created}
-    content = render("export/model_card.md.jinja", loader=loader_of(part), **known)
+    file = part / "config.json"
+    older = facts.form == "stock" and file.is_file() and read_json(file)["model_type"] in _READ_BY_4
+    tried = f"4.57, {_TRIED}" if older else _TRIED
+    content = render("export/model_card.md.jinja", loader=loader_of(part), tried=tried, **known)
     (part / "README.md").write_text(content, encoding="utf-8")
 
 

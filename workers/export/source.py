@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,13 +25,13 @@ from moevolve.workers.checkpoints.formats.registry import packed_format
 from moevolve.workers.checkpoints.headers import INDEX_FILE, StoredTensor, read_header, stored_tensors
 from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config, naming
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
-from moevolve.workers.checkpoints.text_models import is_text_of
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers
 from moevolve.workers.contract.edits import Edit, underlying
 from moevolve.workers.contract.facts import ModelFacts, parameters_after
 from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.anew import GgufRewriter, PackedRewriter, Rewriter, Rewritten, rewrite
+from moevolve.workers.export.config_files import changed_fields, copy_files, text_fields, write_json
 from moevolve.workers.export.folder import VerificationError, check_room, finished, new_checkpoint, write_card
 from moevolve.workers.export.gguf import kept_gguf, write_gguf
 from moevolve.workers.families.base import MTP_FIELDS, ExpertFamily
@@ -40,10 +39,6 @@ from moevolve.workers.families.registry import FAMILIES
 from moevolve.workers.methods.registry import exporter_of
 from moevolve.workers.model.describe import describe_config, meta_model
 from moevolve.workers.model.resident import ResidentModel
-
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
-
-_NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE)
 
 
 @dataclass(frozen=True)
@@ -164,7 +159,7 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
     settings: dict[str, Any] = {}
     if (folder / "config.json").is_file():
         settings["config.json"] = read_json(folder / "config.json")
-        fields = _text_fields(settings["config.json"], config)
+        fields = text_fields(settings["config.json"], config)
         counts = {name: fields[name] for name in MTP_FIELDS if name in fields}
         fields |= _resized(fields, config, source.family, facts, selection) | dict.fromkeys(counts, 0)
     if file is not None:
@@ -205,9 +200,9 @@ def export_source(
     """
     with new_checkpoint(directory, card.title) as part:
         check_room(part, sum(tensor.nbytes for tensor in plan.kept))
-        _copy_files(plan.source.folder, part)
+        copy_files(plan.source.folder, part)
         for name, content in plan.settings.items():
-            (part / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(part / name, content)
         scratch, found = part / ".anew", Rewritten()
         if changes_weights(edit) is not None:
             plan, found = _rewritten(plan, model, edit, scratch, requantise)
@@ -262,20 +257,12 @@ def _note(plan: SourceExport) -> str:
         kinds = Counter(tensor.dtype for tensor in plan.kept if tensor.rows is not None)
         values = f"in GGUF ({', '.join(sorted(kinds))})" if kinds else "in GGUF"
     else:
-        packed = plan.settings["config.json"].get("quantization_config", {}).get("quant_method")
+        packed = (plan.settings["config.json"].get("quantization_config") or {}).get("quant_method")
         values = f"quantised ({packed})" if packed else f"in {plan.source.facts.dtype}"
     but = " except for those named above" if any(tensor.anew is not None for tensor in plan.kept) else ""
     added = len(plan.selection.masked[0]) if plan.selection.masked else 0
     padding = f" {added} experts of every layer only make their number round, and are never chosen." if added else ""
     return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}.{padding}"
-
-
-def _text_fields(settings: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Return the part of a config.json that describes the text model, which multimodal checkpoints have inside."""
-    # Qwen3-Omni's model of text is inside one that reads images and sounds.
-    outer = settings.get("thinker_config", settings)
-    inner: dict[str, Any] = outer.get("text_config", {})
-    return inner if is_text_of(inner, config) else settings
 
 
 def _resized(
@@ -284,12 +271,7 @@ def _resized(
     """Return the fields of a config.json that depend on the experts, with their new values."""
     changed = copy.deepcopy(config)
     family.resize(changed, facts.rule, selection.retained, selection.active)
-    before, after = config.to_dict(), changed.to_dict()
-    fields = {name: value for name, value in after.items() if before.get(name) != value}
-    for alias, name in config.attribute_map.items():
-        if alias in raw and name in fields:
-            fields[alias] = fields[name]
-    return fields
+    return changed_fields(raw, config, changed)
 
 
 def _without_mtp(raw: dict[str, Any], config: Any, extra: int) -> dict[str, Any]:
@@ -304,17 +286,6 @@ def _without_mtp(raw: dict[str, Any], config: Any, extra: int) -> dict[str, Any]
         for name, value in raw.items()
         if per_layer(value, layers + extra) and per_layer(known.get(name), layers)
     }
-
-
-def _copy_files(source: Path, part: Path) -> None:
-    """Copy everything but weights and what is written anew: tokenizer, templates, code, licence."""
-    for file in sorted(source.iterdir()):
-        skipped = file.suffix in _WEIGHTS or file.name in _NOT_COPIED or file.name.startswith(".")
-        if file.is_file() and not skipped:
-            shutil.copyfile(file, part / file.name)
-    templates = source / "additional_chat_templates"
-    if templates.is_dir():
-        shutil.copytree(templates, part / templates.name)
 
 
 def _write_tensors(plan: SourceExport, part: Path) -> dict[str, int]:

@@ -23,6 +23,11 @@ def carries(layer: nn.Module) -> bool:
     return CARRIED in inspect.signature(type(layer).forward).parameters
 
 
+def cache_name(model: Any) -> str:
+    """Return the name of the cache in a model's arguments and outputs, another one from transformers 5.24 on."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def can_start(layers: Sequence[nn.Module], first: int) -> bool:
     """Return whether the decoder layers from `first` on can run on hidden states alone.
 

@@ -36,11 +36,16 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "its experts' matrices are stored transposed, in a form that exports don't write": ("aria",),
     "its routers weight routed and shared experts together": ("inkling", "inkling_mm_model"),
     "its experts are rows of one matrix per layer": ("dbrx",),
+    "its files fuse the matrices of linear attention, in a form that exports don't write": ("lara_mini",),
     "it doesn't generate token by token": ("diffusion_gemma",),
     "its experts are single neurons that a product of keys chooses": ("doge",),
     "its layers for images have experts as well": ("dots3_note",),
     "its layers have other experts for images than for text": ("ernie4_5_vl_moe",),
-    "its layers read the results of earlier blocks of layers besides the residual stream": ("inkling2",),
+    "transformers has its text model only inside a class for images, whose head computes in float32": ("hy_v4_vl",),
+    "its layers read the results of earlier blocks of layers besides the residual stream": (
+        "inkling2",
+        "inkling2_loop",
+    ),
     "its attention consists of experts as well": ("jetmoe",),
     "transformers wants matrices for its experts without weights, and published checkpoints have none": (
         "longcat_flash",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.contract.capacity import free_bytes, release_freed_memory
+from moevolve.workers.families.decoder import cache_name
 from moevolve.workers.families.registry import register_class
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
@@ -71,6 +72,7 @@ class ProfiledProcess:
     def measure(self, batch_size: int) -> MeasureReply:
         """Run a batch once. Decoding is greedy and doesn't stop at end tokens."""
         tokens, mask = self._prompts(batch_size)
+        cache = cache_name(self.model)
         gc.collect()
         self._memory.start()
         began = self._clock()
@@ -79,7 +81,7 @@ class ProfiledProcess:
         prefilled = self._clock()
         for _ in range(self._settings.new_tokens):
             mask = None if mask is None else torch.nn.functional.pad(mask, (0, 1), value=1)
-            further = {"past_key_values": found.past_key_values, "use_cache": True}
+            further = {cache: getattr(found, cache), "use_cache": True}
             found = self.model(input_ids=chosen, **further, **_padded(mask, 1))
             chosen = found.logits[:, -1:].argmax(dim=-1)
         decoded = self._clock()

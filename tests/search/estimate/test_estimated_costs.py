@@ -62,7 +62,8 @@ def test_shipped_configs_have_the_published_parameters(name: str) -> None:
     left_out = matrices * outline.vocabulary * outline.hidden
     assert (full.active_parameters - left_out) / 1e9 == pytest.approx(active, rel=0.025)
     tables = 3 * 129_280 * 6 * 8 if name == "deepseek-v4-flash" else 0  # of the experts of token ids, in three layers
-    assert outline.weight_bytes == pytest.approx(2 * full.parameters + tables, rel=1e-6)
+    # From transformers 5.24 on, routers of DeepSeek and GLM stay in float32.
+    assert outline.weight_bytes == pytest.approx(2 * full.parameters + tables, rel=3e-4)
 
 
 def test_shipped_dense_configs_have_the_published_parameters() -> None:

@@ -91,6 +91,7 @@ def test_exports_load_and_agree_without_moevolve(
 
 def test_exports_from_bfloat16(model_config: Configs, tmp_path: Path) -> None:
     from safetensors import safe_open
+    from transformers import DeepseekV3ForCausalLM
 
     edit = make_family_edit("deepseek_v3-grouped", "both")
     report = export_model(model_config("deepseek_v3-grouped", dtype="bfloat16"), edit, tmp_path / "out", CARD)
@@ -99,7 +100,7 @@ def test_exports_from_bfloat16(model_config: Configs, tmp_path: Path) -> None:
     with safe_open(report.directory / "model.safetensors", "pt") as file:
         dtypes = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
     for name, dtype in dtypes.items():
-        wide = name.endswith(("e_score_correction_bias", "router_mapping"))
+        wide = name.endswith((*DeepseekV3ForCausalLM._keep_in_fp32_modules_strict, "router_mapping"))
         assert dtype == (torch.float32 if wide else torch.bfloat16), name
 
 

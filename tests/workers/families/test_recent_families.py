@@ -410,8 +410,10 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
     edit = edit_of_kind(len(resident.layers), EXPERTS, "prune")
 
     def seen(model: Any) -> Tensor:
+        # The whole Llama-4 of transformers 5.24 looks for results of images where there are none.
+        part = {"qwen3_omni_moe": "thinker", "llama4": "language_model"}.get(model_type, "")
         with torch.no_grad():
-            found: Tensor = getattr(model, "thinker", model)(tokens).logits
+            found: Tensor = getattr(model, part, model)(tokens).logits
         return found
 
     assert_close(logits(resident, IdentityEdit(), tokens), seen(whole))

@@ -1,0 +1,141 @@
+"""The JSON files and tokenizer of an export: the source's, in its spelling, except for what the export changes.
+
+Programs that read checkpoints (other versions of `transformers`, servers, converters) know the spelling of published
+ones, which isn't always that of the `transformers` installed here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moevolve.workers.checkpoints.files import gguf_file, read_json
+from moevolve.workers.checkpoints.headers import INDEX_FILE
+from moevolve.workers.checkpoints.loading import checkpoint_folder
+from moevolve.workers.checkpoints.native import NATIVE_PREFIX
+from moevolve.workers.checkpoints.text_models import is_text_of
+from moevolve.workers.contract.settings import ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+_NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE, "adapter_config.json")
+
+
+def text_fields(settings: dict[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+    """Return the part of a config.json that describes the text model, which multimodal checkpoints have inside."""
+    # Qwen3-Omni's model of text is inside one that reads images and sounds.
+    outer = settings.get("thinker_config", settings)
+    inner: dict[str, Any] = outer.get("text_config", {})
+    return inner if is_text_of(inner, config) else settings
+
+
+def changed_fields(raw: Mapping[str, Any], before: PretrainedConfig, after: PretrainedConfig) -> dict[str, Any]:
+    """Return the fields of a config that differ from another's, by their names in a config.json.
+
+    Args:
+        raw: Content of the config.json. A field that it has under no name gets all of its names.
+        before: Config that was read from it.
+        after: Changed config.
+    """
+    was = before.to_dict()
+    changed: dict[str, Any] = {}
+    for name, value in after.to_dict().items():
+        if not name.startswith("_") and was.get(name) != value:
+            names = [name, *(alias for alias, of in _aliases(after).items() if of == name)]
+            changed |= dict.fromkeys([each for each in names if each in raw] or names, value)
+    return changed
+
+
+def _aliases(config: PretrainedConfig) -> dict[str, str]:
+    """Other names of a config's fields, and the names in the version of `transformers` installed here."""
+    return {"torch_dtype": "dtype", **config.attribute_map}
+
+
+def write_config(source: ModelConfig, config: PretrainedConfig, part: Path) -> None:
+    """Write a config.json: the source's with the fields that differ, or if it is of another class all fields.
+
+    In the latter case, fields that versions of `transformers` name differently have both names.
+    """
+    file = checkpoint_folder(source) / "config.json"
+    settings = text_fields(read_json(file), config) if file.is_file() else {}
+    kind = type(config)
+    if settings.get("model_type") == str(config.model_type).removeprefix(NATIVE_PREFIX):
+        decoded, _ = kind.get_config_dict(str(file.parent))
+        settings |= changed_fields(settings, kind.from_dict(text_fields(decoded, config)), config)
+        settings["model_type"] = config.model_type
+    else:
+        settings = _all_fields(config)
+    settings.pop("quantization_config", None)  # weights are written unpacked
+    if not hasattr(config, "auto_map"):  # which names code of the source that the search didn't run
+        settings.pop("auto_map", None)
+    write_json(part / "config.json", settings)
+
+
+def _all_fields(config: PretrainedConfig) -> dict[str, Any]:
+    fields = config.to_diff_dict()
+    fields |= {alias: fields[name] for alias, name in _aliases(config).items() if name in fields}
+    rope = fields.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        fields |= {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+        if rope.get("rope_type", "default") != "default":
+            fields["rope_scaling"] = {name: value for name, value in rope.items() if name not in fields}
+    return fields
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a JSON file as published checkpoints have them."""
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def copy_files(source: Path, part: Path, *left_out: str) -> None:
+    """Copy everything but weights and what is written anew: tokenizer, templates, licence, code.
+
+    Args:
+        source: Folder of the source.
+        part: Folder of the export.
+        left_out: Ends of the names of further files that aren't copied.
+    """
+    for file in sorted(source.iterdir()):
+        skipped = file.suffix in _WEIGHTS or file.name in _NOT_COPIED or file.name.startswith(".")
+        if file.is_file() and not skipped and not file.name.endswith(left_out):
+            shutil.copyfile(file, part / file.name)
+    templates = source / "additional_chat_templates"
+    if templates.is_dir():
+        shutil.copytree(templates, part / templates.name)
+
+
+def copy_unpacked(source: ModelConfig, tokenizer: PreTrainedTokenizerBase, part: Path) -> None:
+    """Copy files like `copy_files` for weights that are unpacked, and with no more code than the tokenizer needs.
+
+    Args:
+        source: Checkpoint and settings.
+        tokenizer: Its tokenizer, which is written anew if `transformers` wouldn't find the same by the copied files.
+        part: Folder of the export, with its config.json.
+    """
+    folder, known = checkpoint_folder(source), type(tokenizer).__module__.startswith("transformers.")
+    code = (".py",) if known else ()
+    copy_files(folder, part, "quantize_config.json", "quant_config.json", *code)
+    file = part / "tokenizer_config.json"
+    copied = gguf_file(source) is None or file.is_file() or (part / "tokenizer.json").is_file()
+    # `transformers` derives a tokenizer's class from the model type, too.
+    if not copied or _model_type(folder) != _model_type(part):
+        tokenizer.save_pretrained(part)
+        settings = read_json(file)
+        if settings["tokenizer_class"] == "TokenizersBackend":  # which versions before 5 don't know
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        if isinstance(settings.get("extra_special_tokens"), list):
+            settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+        write_json(file, settings)
+    if known and file.is_file() and "auto_map" in (settings := read_json(file)):
+        del settings["auto_map"]
+        write_json(file, settings)
+
+
+def _model_type(folder: Path) -> str | None:
+    file = folder / "config.json"
+    return read_json(file).get("model_type") if file.is_file() else None
