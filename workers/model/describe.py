@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint
 from moevolve.workers.checkpoints.loading import DTYPES, dtype_of, load_config, packing
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
@@ -36,47 +36,50 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
     Raises:
         UserError: The config can't be read, or the family isn't supported.
     """
-    settings = load_config(config)
-    family_of(settings, config.path)
-    packing(config, settings)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=DTYPES[dtype_of(config, settings)])
-    model.tie_weights()
-    return model
+    with opening(f"model {config.path}: transformers can't make a model from its config"):
+        settings = load_config(config)
+        family_of(settings, config.path)
+        packing(config, settings)
+        dtype = DTYPES[dtype_of(config, settings)]
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, dtype=dtype)
+        model.tie_weights()
+        return model
 
 
 def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
     """Derive the facts about `meta_model(config)`; the fingerprint, which needs the checkpoint's files, is empty."""
-    settings = model.config
-    family = family_of(settings, config.path)
-    packed = packing(config, settings)
-    layers = find_moe_layers(model, config.path)
-    first = layers[0] if layers else None
-    return ModelFacts(
-        family=family.model_type,
-        fingerprint="",
-        moe_layers=tuple(layer.index for layer in layers),
-        experts=first.count if first else 0,
-        active=_active(first, settings, config.path) if first else 0,
-        renormalise=first.renormalise if first else False,
-        # `parameters()` yields a tied tensor once.
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
-        expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
-        neuron_parameters=_neuron_parameters(first, settings) if first else 0,
-        shared_neurons=_shared_neurons(first),
-        router_parameters_per_expert=first.router_parameters if first else 0,
-        correction_parameters=first.correction_parameters if first else 0,
-        dtype=dtype_of(config, settings),
-        notes=_notes(model, layers) + ((f"unpacked from {packed.name} while it loads",) if packed else ()),
-        dense=_dense_facts(model, settings),
-        linears=tuple(
-            LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
-            for name, module in find_linears(model).items()
-        ),
-        routing=first.rule if first else None,
-        unrepairable=first.unrepairable if first else None,
-    )
+    with opening(f"model {config.path}: it can't be described"):
+        settings = model.config
+        family = family_of(settings, config.path)
+        packed = packing(config, settings)
+        layers = find_moe_layers(model, config.path)
+        first = layers[0] if layers else None
+        return ModelFacts(
+            family=family.model_type,
+            fingerprint="",
+            moe_layers=tuple(layer.index for layer in layers),
+            experts=first.count if first else 0,
+            active=_active(first, settings, config.path) if first else 0,
+            renormalise=first.renormalise if first else False,
+            # `parameters()` yields a tied tensor once.
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
+            expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
+            neuron_parameters=_neuron_parameters(first, settings) if first else 0,
+            shared_neurons=_shared_neurons(first),
+            router_parameters_per_expert=first.router_parameters if first else 0,
+            correction_parameters=first.correction_parameters if first else 0,
+            dtype=dtype_of(config, settings),
+            notes=_notes(model, layers) + ((f"unpacked from {packed.name} while it loads",) if packed else ()),
+            dense=_dense_facts(model, settings),
+            linears=tuple(
+                LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
+                for name, module in find_linears(model).items()
+            ),
+            routing=first.rule if first else None,
+            unrepairable=first.unrepairable if first else None,
+        )
 
 
 def _active(layer: MoELayer, settings: PretrainedConfig, path: str) -> int:
