@@ -86,6 +86,9 @@ def _active(layer: MoELayer, settings: PretrainedConfig, path: str) -> int:
     active = getattr(settings, layer.family.active_field)
     if active is None:
         raise UserError(f"model {path}: its config doesn't say {layer.family.active_field}; add it to config.json")
+    if active > layer.count:
+        said = f"{layer.family.active_field} is {active}, but a layer has {layer.count} experts"
+        raise UserError(f"model {path}: in its config {said}; correct config.json")
     return int(active)
 
 
