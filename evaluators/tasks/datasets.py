@@ -17,8 +17,8 @@ Row = dict[str, Any]
 
 _RELATIVE = "; `source.files` paths are relative to the task file's folder"
 _OFFLINE = (
-    "offline, give the task local JSONL files under `source.files`, or fill the cache on a machine with network and set "
-    "HF_HOME to it"
+    "offline, give the task local JSONL files under `source.files`, or fill the cache on a machine with network and "
+    "set HF_HOME to it"
 )
 
 
