@@ -113,7 +113,7 @@ def _init_ray(workers: WorkersSection) -> None:
     before, clusters = signal.getsignal(signal.SIGTERM), ray_constants.ENABLE_RAY_CLUSTER
     options: dict[str, Any]
     local = workers.address is None
-    if local:
+    if workers.address is None:
         cpus = max(int(get_num_cpus()), _cpus_needed(workers))
         # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
         ahead = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}

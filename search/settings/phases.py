@@ -31,7 +31,11 @@ class Section(BaseModel):
     """Base of all sections: values are immutable, numbers are finite, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    _flags = model_validator(mode="before")(classmethod(refuse_flags_as_numbers))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_flags_as_numbers(cls, data: Any) -> Any:
+        return refuse_flags_as_numbers(cls, data)
 
 
 class TopKParents(Section):

@@ -125,8 +125,9 @@ def model_of(kind: type[Request[Any]], names: Sequence[str]) -> type[BaseModel]:
     one_of = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in kind.needs_one]
     schema: Any = {"anyOf": one_of} if one_of else None
     config = ConfigDict(extra="forbid", json_schema_extra=schema)
-    refusal: Any = model_validator(mode="before")(classmethod(refuse_flags_as_numbers))
-    return create_model(kind.__name__, __config__=config, __validators__={"refusal": refusal}, **chosen)
+    refusal: Any = classmethod(refuse_flags_as_numbers)
+    validators: Any = {"refusal": model_validator(mode="before")(refusal)}
+    return create_model(kind.__name__, __config__=config, __validators__=validators, **chosen)
 
 
 def options_of(kind: type[Request[Any]], asked: object, names: Sequence[str]) -> list[str]:
