@@ -1,6 +1,7 @@
 """Errors that reach users or are recorded with a candidate."""
 
 import os
+import socket
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -8,6 +9,13 @@ from contextlib import contextmanager
 
 _LONGEST = 300
 """Characters of another library's message that are quoted: more belongs into the log, not into a line."""
+
+DRIVER_HOST = "MOEVOLVE_DRIVER_HOST"
+"""Environment variable of workers: name of the host whose user reads their messages."""
+
+_DEVICES = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")
+_HOST_MEMORY = "DefaultCPUAllocator"
+"""Texts in the messages of device errors, and of the host's lack of memory, for which torch has no exception class."""
 
 
 class UserError(Exception):
@@ -31,6 +39,7 @@ def opening(what: str, advice: str = "") -> Iterator[None]:
     """Context manager for a block that opens what a user gave with another library's code.
 
     Whatever that code raises becomes a `UserError` of one line, and the traceback goes to a log file that it names.
+    Faults of the machine (`is_machine_fault`) stay what they are: what was opened may be opened elsewhere.
 
     Args:
         what: What is opened and where it is, as the beginning of the message: `model ./m: its tokenizer can't be read`.
@@ -38,14 +47,36 @@ def opening(what: str, advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, CandidateError, MemoryError):
+    except (UserError, CandidateError):
         raise
     except Exception as error:  # libraries raise errors of all kinds for files that they do not expect
+        if is_machine_fault(error):
+            raise
+        hint = f"; {advice}" if advice else ""
+        raise UserError(f"{what}: {own_words(error)}{hint}{_log_of(error)}") from error
+
+
+def _log_of(error: BaseException) -> str:
+    """Write an error's traceback into a file, and return the file's name in brackets; empty if it can't be written."""
+    text, host = "".join(traceback.format_exception(error)), socket.gethostname()
+    try:
         descriptor, log = tempfile.mkstemp(prefix="moevolve-", suffix=".log")
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write("".join(traceback.format_exception(error)))
-        hint = f"; {advice}" if advice else ""
-        raise UserError(f"{what}: {own_words(error)}{hint} (traceback: {log})") from error
+            stream.write(text)
+    except OSError:  # the disk may be full, which may be what the error says
+        return ""
+    return f" (traceback: {log}{'' if os.environ.get(DRIVER_HOST, host) == host else f' on {host}'})"
+
+
+def is_machine_fault(error: BaseException) -> bool:
+    """Return whether an exception is no fault of what was computed or read: too little memory, or a device's error.
+
+    After a device error such as an illegal access, every further call in the same CUDA context fails.
+    """
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # torch isn't imported for its errors
+    if kinds & {"MemoryError", "OutOfMemoryError", "AcceleratorError"}:
+        return True
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in (*_DEVICES, _HOST_MEMORY))
 
 
 def own_words(error: BaseException) -> str:

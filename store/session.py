@@ -49,9 +49,9 @@ _PRAGMAS = (
     "cache_size=-65536",
 )
 
-# Passwords after the user name, and among the parameters of a URL.
+# Passwords after the user name, up to the last @ as they may have one themselves, and among the parameters of a URL.
 _SECRETS = (
-    re.compile(r"(://[^:/@]*:)[^@]*(?=@)"),
+    re.compile(r"(://[^:/@]*:).*(?=@)"),
     re.compile(r"(?i)([?&](?:password|passwd|sslpassword)=)[^&\s]*"),
 )
 
@@ -97,6 +97,8 @@ def make_engine(url: str, create: bool, read_only: bool = False) -> Engine:
         raise StoreError(
             f"{without_password(url)!r} is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from error
+    if "@" in (parsed.host or ""):  # the rest of a password, which the database's driver would print
+        raise StoreError(f"{without_password(url)}: an @ in a user's name or password is written as %40")
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         return _sqlite_engine(parsed.set(drivername="sqlite+pysqlite"), create, read_only)
@@ -116,10 +118,13 @@ def _sqlite_engine(url: URL, create: bool, read_only: bool) -> Engine:
         _begin_transactions(engine, None)
         return engine
     _check_file(path, create)
-    file = f"file:{quote(str(path.absolute()))}"
+    file = f"file://{quote(str(path.absolute()))}"  # a path may begin with two slashes itself
     if create:
         # SQLite makes the file: closing one that this process has open by other means would drop SQLite's locks on it.
-        sqlite3.connect(f"{file}?mode=rwc", uri=True).close()
+        try:
+            sqlite3.connect(f"{file}?mode=rwc", uri=True).close()
+        except sqlite3.Error as error:
+            raise StoreError(f"{path}: SQLite can't make the store: {error}") from error
     address = f"{file}?mode=rw"  # a file that was deleted isn't made again
     engine = _engine(url, creator=lambda: _connect(address, read_only))
     _begin_transactions(engine, path)
@@ -156,7 +161,8 @@ def _engine(url: URL, **options: Any) -> Engine:
     try:
         return create_engine(url, **options)
     except ImportError as error:
-        raise StoreError(f"{url.drivername} needs {error.name}: pip install 'moevolve[postgres]'") from error
+        ours = "" if error.name == "psycopg" else "write postgresql:// instead, for the driver that comes with "
+        raise StoreError(f"{url.drivername} needs {error.name}: {ours}pip install 'moevolve[postgres]'") from error
     except (ArgumentError, TypeError) as error:
         raise StoreError(f"{without_password(url)} cannot be used: {one_line(error)}") from error
 

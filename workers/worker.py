@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.errors import CandidateError, UserError, is_machine_fault, opening
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.fitness.scoring import Answer, run_split, transcribe
 from moevolve.evaluators.types import PreparedSplit, SplitResult
@@ -60,10 +60,11 @@ class EvaluationWorker:
         self.resident = ResidentModel.load(model, None if needed is None else needed.memory.beside)
         loaded, keys = self.resident.model, self.resident.layer_keys
         self._reuse = LayerReuse(loaded, keys, activation_cache_bytes) if activation_cache_bytes else None
-        if engine.vllm is None:
-            self._engine = GenerationEngine(loaded, self.resident.tokenizer, engine, shortcuts, self._reuse)
-        else:
-            self._engine = VllmEngine(self.resident, engine, engine.vllm, shortcuts, self._reuse)
+        with opening(f"model {model.path}: a worker can't run it"):
+            if engine.vllm is None:
+                self._engine = GenerationEngine(loaded, self.resident.tokenizer, engine, shortcuts, self._reuse)
+            else:
+                self._engine = VllmEngine(self.resident, engine, engine.vllm, shortcuts, self._reuse)
         self._name = f"{socket.gethostname()}/{os.getpid()}"
 
     def info(self, node: str = "") -> WorkerInfo:
@@ -92,7 +93,7 @@ class EvaluationWorker:
                     split_started = time.perf_counter()
         except Exception as error:  # noqa: BLE001 - a candidate's own fault never stops a search
             failure = str(error) if isinstance(error, CandidateError) else f"{type(error).__name__}: {error}"
-            if is_worker_fault(error):
+            if isinstance(error, WorkerFault) or is_machine_fault(error):
                 raise WorkerFault(failure) from None
         return EvaluationReply(
             ticket=request.ticket,
@@ -107,11 +108,13 @@ class EvaluationWorker:
         """Measure a calibration on the unedited model; returns the bytes of a safetensors file.
 
         Raises:
-            UserError: The recipe isn't for models of this kind, or the unedited model's values aren't finite.
+            UserError: The recipe isn't for models of this kind, or the unedited model fails or gives values that aren't
+                finite.
         """
         self.resident.revert()
         try:
-            return calibrate(self.resident, self._engine, recipe, splits).to_bytes()
+            with opening(f"model {self.resident.config.path}: it can't be measured"):
+                return calibrate(self.resident, self._engine, recipe, splits).to_bytes()
         except CandidateError as error:
             raise UserError(f"the unedited model can't be measured: {error}") from None
 
@@ -149,19 +152,3 @@ class EvaluationWorker:
         result = run_split(self._engine, split)
         saved = 0.0 if self._reuse is None else self._reuse.saved / max(self._reuse.work, 1)
         return replace(result, seconds=time.perf_counter() - started, saved=saved)
-
-
-_HOST_MEMORY = "DefaultCPUAllocator"
-_FAULTS = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert", _HOST_MEMORY)
-"""Text in the messages of device errors, and of the host's lack of memory, for which torch has no exception class."""
-
-
-def is_worker_fault(error: BaseException) -> bool:
-    """Return whether an exception is the worker's fault: out of memory, or an error of the device.
-
-    After a device error such as an illegal access, every further call in the same CUDA context fails.
-    """
-    if isinstance(error, WorkerFault | MemoryError | torch.OutOfMemoryError | torch.AcceleratorError):
-        return True
-    message = str(error)
-    return isinstance(error, RuntimeError) and any(name in message for name in _FAULTS)

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets, load_dataset
-from datasets.exceptions import DatasetsError
 
-from moevolve.evaluators.errors import UserError, first_line
+from moevolve.evaluators.errors import UserError, first_line, opening
 from moevolve.evaluators.tasks.config import Source
 from moevolve.evaluators.text_files import parse_line, read_lines
 
 Row = dict[str, Any]
 
 _RELATIVE = "; `source.files` paths are relative to the task file's folder"
+_OFFLINE = (
+    "offline, give the task local JSONL files under `source.files`, or fill the cache on a machine with network and "
+    "set HF_HOME to it"
+)
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,9 @@ def as_dataset(rows: list[Row], file: str) -> Dataset:
 
 def _load_hub(source: Source, split: str) -> Table:
     name = " ".join(part for part in (source.hub, source.config, split) if part)
-    try:
+    with opening(f"hub dataset {name}: can't be loaded", _OFFLINE):
         # `datasets` doesn't run loading scripts, so no remote code is executed.
         data = load_dataset(source.hub, source.config, split=split, revision=source.revision)
-    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"hub dataset {name}: can't be loaded: {first_line(error)} (offline: give the task local JSONL files under "
-            "`source.files`, or fill the cache on a machine with network and set HF_HOME to it)"
-        ) from None
     if len(data) == 0:
         raise UserError(f"hub dataset {name}: no rows")
     return Table(name, data)

@@ -10,7 +10,7 @@ import typer
 import moevolve
 from moevolve.evaluators.types import SCORED
 from moevolve.search.cli._requests import DEFAULT_STORE, JsonOption, StoreOption, option, shows, takes
-from moevolve.search.cli.output.console import output, plain, print_json, print_table
+from moevolve.search.cli.output.console import output, print_json, print_table
 from moevolve.search.cli.output.genome import print_genome
 from moevolve.search.genomes.registry import KINDS, part_counts, part_names
 from moevolve.search.requests.searches import (
@@ -28,6 +28,7 @@ from moevolve.search.requests.searches import (
     TradeOffsRequest,
 )
 from moevolve.search.requests.stores import ServeRequest
+from moevolve.search.requests.tables import plain
 from moevolve.search.text import flop_count, memory_size, parameter_count, percent, points, score_lines
 from moevolve.store.lineage import to_dot
 

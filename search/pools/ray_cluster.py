@@ -13,10 +13,12 @@ import threading
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._private.utils import get_num_cpus
 from ray.exceptions import GetTimeoutError, RayError
 
+from moevolve.evaluators.errors import DRIVER_HOST, UserError, opening
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.shares import Node
@@ -27,10 +29,12 @@ _ANSWER_S = 10.0
 """Time limit for connecting to a cluster's address."""
 
 _HINT = (
-    "; this machine must be one of its nodes (`ray start --address HEAD:PORT` makes it one; --submit sends the search "
+    "this machine must be one of its nodes (`ray start --address HEAD:PORT` makes it one; --submit sends the search "
     "to one), and for a cluster with a token RAY_AUTH_MODE=token and the token must be set here (`auto` does that, "
     "for a cluster that this machine is in)"
 )
+
+_ROOM = "its files go to a folder with room and a short path, which RAY_TMPDIR can name"
 
 _our_connections: dict[tuple[str | None, str], str | None] = {}
 """Connections to a Ray that moevolve, and not the user, has made in this process, with their `workers.address`."""
@@ -51,6 +55,7 @@ def start_ray(workers: WorkersSection, user: object) -> None:
         user: Object that uses Ray until it is passed to `leave_ray`.
 
     Raises:
+        UserError: Ray can't be started on this machine.
         PoolError: The cluster can't be reached or refuses the connection, or this process is connected to another one.
     """
     if ray.is_initialized():
@@ -105,8 +110,9 @@ def _cpus_needed(workers: WorkersSection) -> int:
 
 def _init_ray(workers: WorkersSection) -> None:
     # Ray installs its own SIGTERM handlers, which end the process with a stack trace.
-    before = signal.getsignal(signal.SIGTERM)
+    before, clusters = signal.getsignal(signal.SIGTERM), ray_constants.ENABLE_RAY_CLUSTER
     options: dict[str, Any]
+    local = workers.address is None
     if workers.address is None:
         cpus = max(int(get_num_cpus()), _cpus_needed(workers))
         # Workers have an environment of their own: processes that Ray starts ahead of need would never be theirs.
@@ -116,22 +122,28 @@ def _init_ray(workers: WorkersSection) -> None:
         if workers.address != "auto":
             _check_listens(workers.address)
         options = {"address": workers.address}
+    failed = "Ray can't be started on this machine"
+    if not local:
+        failed = f"workers.address {workers.address}: can't join this Ray cluster"
     try:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters and not local  # without clusters Ray listens on loopback only
         # Workers get an empty working directory: the driver's would be on their `sys.path`, where our folder `kernels`
         # could shadow the package of that name which `transformers` imports. Workers of a Ray job get a copy of the
         # job's own directory.
-        with tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
+        with opening(failed, _ROOM if local else _HINT), tempfile.TemporaryDirectory(prefix="moevolve-") as empty:
             ray.init(
-                runtime_env={"env_vars": {**WORKER_ENV, **_capacity()}}
+                runtime_env={"env_vars": {**WORKER_ENV, **_capacity(), DRIVER_HOST: socket.gethostname()}}
                 | ({} if _job_has_working_dir() else {"working_dir": empty}),
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 **options,
             )
-    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
-        said = str(error).strip().split("\n", 1)[0]
-        raise PoolError(f"workers.address {workers.address}: can't join this Ray cluster: {said}{_HINT}") from error
+    except UserError as error:
+        if local:
+            raise
+        raise PoolError(str(error)) from error  # the cluster may be back later
     finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
         # Python sets signal handlers in the main thread only; in other threads Ray has changed none.
         if threading.current_thread() is threading.main_thread() and before is not None:
             signal.signal(signal.SIGTERM, before)

@@ -319,8 +319,9 @@ class RayPool:
 
         Raises:
             NoRoomError: No worker is ready, and all that got a node have found too little memory.
-            UserError: The model that is to be calibrated can't be loaded.
-            PoolError: No worker is ready, and all have failed to start several times.
+            UserError: No worker is ready, and the model can't be loaded: on this machine, for a calibration, or several
+                times on every worker.
+            PoolError: No worker is ready, and all have failed to start several times for other reasons.
         """
         lost = out_of_reach(error) or (seat.node != "" and not node_alive(seat.node))
         bad = self._nodes.left_out
@@ -331,10 +332,11 @@ class RayPool:
         seat.no_room = cause if isinstance(cause, NoRoomError) else None
         if seat.no_room is not None and not self.ready and all(each.no_room for each in self._seats if each.node):
             raise NoRoomError(str(seat.no_room)) from error
-        if self._job is not None and not self.ready and seat.no_room is None and isinstance(cause, UserError):
+        refused = not self.ready and seat.no_room is None and isinstance(cause, UserError)
+        if refused and (self._job is not None or self._workers.address is None):
             raise UserError(str(cause)) from error  # another start wouldn't change what is wrong with the model
         if not self.ready and all(each.failed_starts >= _FAILED_STARTS for each in self._seats):
-            raise PoolError(f"workers can't start: {reason_of(error)}") from error
+            raise UserError(str(cause)) if refused else PoolError(f"workers can't start: {reason_of(error)}") from error
         pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(seat.failed_starts - 1, 16)) if seat.failed_starts else 0.0
         log.warning(
             "worker %d of %d can't start%s: %s; tried again in %.0f s, %d are ready meanwhile",

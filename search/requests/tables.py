@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula."""
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_FORMULA = re.compile(r"(^|[;\r\n\t])(?=[\r\n\t]|\s*[=+\-@＝＋－＠])")
+"""What a spreadsheet may take for the beginning of a formula, also one whose columns are separated by semicolons."""
 
 
 _SHOWN = (
@@ -104,13 +106,18 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
             writer = csv.DictWriter(written, list(row), lineterminator="\n")
             writer.writeheader()
         writer.writerow({name: _cell(value) for name, value in row.items()})
-    return written.getvalue()
+    return plain(written.getvalue())
+
+
+def plain(text: str) -> str:
+    """Replace control characters, which could move a terminal's cursor or send it commands."""
+    return text.translate(_CONTROLS)
 
 
 def _cell(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat(timespec="seconds")
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
 
 
 def data_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

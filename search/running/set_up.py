@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.evaluators.types import SPLITS, PreparedSplit
 from moevolve.search.config.run import RunConfig, TaskSection
 from moevolve.search.genomes.contract.base import GenomeSpace
@@ -95,8 +95,9 @@ def pinned(model: ModelConfig) -> ModelConfig:
     from moevolve.workers.checkpoints.fingerprint import pinned_revision
     from moevolve.workers.checkpoints.loading import own_dtype
 
-    model = replace(model, revision=pinned_revision(model))
-    return replace(model, own_dtype=own_dtype(model))
+    with opening(f"model {model.path}: it can't be read"):
+        model = replace(model, revision=pinned_revision(model))
+        return replace(model, own_dtype=own_dtype(model))
 
 
 def _check_phases(config: RunConfig, space: GenomeSpace[Any], facts: ModelFacts) -> None:

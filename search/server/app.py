@@ -17,7 +17,7 @@ from moevolve.search.server import metrics
 from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.api import launching, reading
 from moevolve.search.server.api.requests import request_routes
-from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_unstorable_text
+from moevolve.search.server.dependencies import NEEDS_TOKEN, ServerState, refuse_doubtful_json
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
 from moevolve.search.server.guard import Guard
@@ -84,7 +84,7 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        dependencies=[Depends(refuse_unstorable_text)],
+        dependencies=[Depends(refuse_doubtful_json)],
     )
     app.state.server = server
     answer_errors(app, rendering.problem_page)

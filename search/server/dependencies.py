@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, HTTPException, Path, Query, Request
 from fastapi.security import HTTPBearer
@@ -46,10 +47,10 @@ class ServerState:
         return self.writer
 
 
-async def refuse_unstorable_text(request: Request) -> None:
-    """Refuse a JSON body with text that neither UTF-8 nor a database can hold: unpaired surrogates and NUL.
+async def refuse_doubtful_json(request: Request) -> None:
+    """Refuse a JSON body with text that neither UTF-8 nor a database can hold, or with a key that is given twice.
 
-    JSON can write both as escapes. Every route depends on this.
+    JSON can write unpaired surrogates and NUL as escapes. Every route depends on this.
 
     Raises:
         HTTPException: status 422.
@@ -57,7 +58,7 @@ async def refuse_unstorable_text(request: Request) -> None:
     if request.method != "POST":
         return
     try:
-        text = json.dumps(json.loads(await request.body()), ensure_ascii=False)
+        text = json.dumps(json.loads(await request.body(), object_pairs_hook=_without_repetition), ensure_ascii=False)
     except (ValueError, RecursionError):
         return  # FastAPI refuses what isn't JSON
     try:
@@ -66,6 +67,13 @@ async def refuse_unstorable_text(request: Request) -> None:
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, _UNSTORABLE) from None
     if r"\u0000" in text.replace(r"\\", ""):
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, _UNSTORABLE)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for key, times in Counter(key for key, _ in pairs).items():
+        if times > 1:
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"the body gives {key!a} twice")
+    return dict(pairs)
 
 
 NEEDS_TOKEN = Depends(

@@ -108,7 +108,7 @@ class Guard:
             return
         with suppress(ClientDisconnect):
             body = await Request(scope, receive).body()
-            await self._sign_in_response(Headers(scope=scope), body)(scope, receive, send)
+            await self._sign_in_response(scope, Headers(scope=scope), body)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["path"] != HEALTH and hostname(headers.get("host", "")) not in self._hosts:
@@ -118,7 +118,7 @@ class Guard:
         if (malformed := _malformed(scope, headers)) is not None:
             return malformed
         path, writes = scope["path"], scope["method"] not in _SAFE_METHODS
-        if not _is_same_origin(headers) and (writes or not _is_navigation(headers)):
+        if not _is_same_origin(scope, headers) and (writes or not _is_navigation(headers)):
             return problem(HTTPStatus.FORBIDDEN, "the request comes from another site")
         if path in OPEN_PATHS or path.startswith("/static/") or (path == LOGOUT and writes):
             return None
@@ -152,7 +152,7 @@ class Guard:
             return _known(self._tokens, token.strip())
         return self._sessions.token(_cookie(headers))
 
-    def _sign_in_response(self, headers: Headers, body: bytes) -> Response:
+    def _sign_in_response(self, scope: Scope, headers: Headers, body: bytes) -> Response:
         form = parse_qs(body.decode("utf-8", "replace"))
         given = form.get("token", [""])[0].strip()
         asked = local_path(form.get("next", ["/"])[0])
@@ -160,7 +160,7 @@ class Guard:
         if token is None:
             return HTMLResponse(self._sign_in(True, asked), HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(asked, HTTPStatus.SEE_OTHER)
-        secure = headers.get("x-forwarded-proto") == "https"
+        secure = browser_scheme(scope, headers) == "https"
         session = self._sessions.begin(token)
         response.set_cookie(COOKIE, session, max_age=SESSION_S, httponly=True, samesite="strict", secure=secure)
         return response
@@ -173,23 +173,32 @@ class Guard:
 
 
 def _malformed(scope: Scope, headers: Headers) -> Response | None:
-    """The answer to a request that is ambiguous or has an address that can't be one."""
+    """The answer to a request that is ambiguous, too large or has an address that can't be one."""
     if "content-length" in headers and "transfer-encoding" in headers:
         # The two say different things about where the next request begins; a proxy may believe the other one.
         refused = problem(HTTPStatus.BAD_REQUEST, "a request has Content-Length or Transfer-Encoding, not both")
         refused.headers["connection"] = "close"
         return refused
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        # Refused before the application, which would log the error: strangers could fill the disk with it.
+        return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
         return problem(HTTPStatus.NOT_FOUND, "the address has a NUL in it, which no name has")
     return None
 
 
-def _is_same_origin(headers: Headers) -> bool:
+def _is_same_origin(scope: Scope, headers: Headers) -> bool:
     """Whether the request comes from one of this server's pages, or from no browser."""
     origin = headers.get("origin")
     if origin is not None:
-        return origin.partition("://")[2] == headers.get("host", "")
+        return origin == f"{browser_scheme(scope, headers)}://{headers.get('host', '')}"
     return headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+
+
+def browser_scheme(scope: Scope, headers: Headers) -> str:
+    """The scheme that the browser used: the connection's own, unless a TLS proxy says that it was https."""
+    return "https" if headers.get("x-forwarded-proto") == "https" else str(scope["scheme"])
 
 
 def _is_navigation(headers: Headers) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -13,10 +13,29 @@ MOST_EVALUATIONS = 10_000_000
 """Most individuals of a phase: far more than a search evaluates in years, and few enough to count and list."""
 
 
+def refuse_flags_as_numbers(kind: type[BaseModel], data: Any) -> Any:
+    """Refuse `true` and `false` where a number is expected: pydantic takes them for 1 and 0."""
+    for name, value in data.items() if isinstance(data, dict) else ():
+        if isinstance(value, bool) and name in kind.model_fields:
+            expected = _members(kind.model_fields[name].annotation)
+            if (int in expected or float in expected) and bool not in expected:
+                raise ValueError(f"`{name}` is a number, not {str(value).lower()}")
+    return data
+
+
+def _members(annotation: Any) -> list[Any]:
+    return [annotation, *(each for part in get_args(annotation) for each in _members(part))]
+
+
 class Section(BaseModel):
     """Base of all sections: values are immutable, numbers are finite, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_flags_as_numbers(cls, data: Any) -> Any:
+        return refuse_flags_as_numbers(cls, data)
 
 
 class TopKParents(Section):

@@ -98,7 +98,7 @@ def _checked(request: ShrinkRequest) -> Budget | SpeedBudget | None:
             raise UserError("--time and --evaluations both set the number of candidates; give one of them")
         seconds_of(request.time)
     folder = folder_of(request)
-    taken = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    taken = (folder.exists() or folder.is_symlink()) and not (folder.is_dir() and not any(folder.iterdir()))
     if taken and not has_run_file(request):  # the same request may have written it
         raise UserError(f"--output {folder}: there is something already; choose another folder, or remove it")
     return budget

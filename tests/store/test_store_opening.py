@@ -211,3 +211,28 @@ def test_readers_on_postgres_may_take_their_time(empty_postgres: str, monkeypatc
         for pause in (0.3, 0.0):
             assert slow.execute(text("SELECT 1")).scalar() == 1
             time.sleep(pause)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql://me:one@two@three@host/db", "postgresql://me:***@host/db: an @ in a user's name or password is "),
+        (
+            "postgresql+psycopg2://me@host/db",
+            "postgresql+psycopg2 needs psycopg2: write postgresql:// instead, for the",
+        ),
+        ("sqlite:////proc/none/x.db", "folder /proc/none of the store x.db does not exist"),
+        ("sqlite:////proc/x.db", "/proc/x.db: SQLite can't make the store: unable to open database file"),
+    ],
+)
+def test_an_address_that_opens_no_store_is_explained(url: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_, **__: True)  # as for root
+    with pytest.raises(StoreError, match=f"^{re.escape(said)}") as refused:
+        make_engine(url, create=True)
+    assert not any(part in str(refused.value) for part in ("one", "two", "three")) or "proc" in url
+
+
+def test_a_path_may_begin_with_several_slashes(tmp_path: Path) -> None:
+    for slashes in ("", "/", "//"):
+        with Store.open(f"sqlite:///{slashes}{tmp_path / 'store.db'}") as store:
+            assert store.searches() == []

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from moevolve.evaluators.errors import CandidateError
+from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.fitness.base import Floats
 from moevolve.evaluators.fitness.engine import Engine
 from moevolve.evaluators.fitness.kinds import FITNESSES, Rank
@@ -104,3 +105,18 @@ def test_other_exceptions_are_the_candidates(worker: EvaluationWorker, monkeypat
         reply = evaluate(worker)
         assert (reply.kind, reply.failed_on) == ("candidate", (A.fingerprint,))
         assert reply.failure is not None and reply.failure.startswith(type(error).__name__)
+
+
+def test_a_model_that_can_not_be_measured_is_named(worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring it again can't help, unless memory or the device was at fault."""
+    for error, kind, said in (
+        (
+            IndexError("index out of range in self"),
+            UserError,
+            r"^model .*: it can't be measured: IndexError: .*\.log\)$",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "^CUDA out of memory$"),
+    ):
+        monkeypatch.setattr("moevolve.workers.worker.calibrate", Mock(side_effect=error))
+        with pytest.raises(kind, match=said):
+            worker.calibrate(RowsRecipe(60), (MEASURED,))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
+import os
 import shutil
+import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,10 +66,13 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
     """
     target = directory.expanduser().absolute()
     check_target(target)
+    _remove_abandoned(target)
     # Beside the target, so that renaming it is atomic.
-    part = target.with_name(f".{target.name}.part-{uuid.uuid4().hex[:8]}")
+    part = target.with_name(f"{_part_prefix(target)}{uuid.uuid4().hex[:8]}")
+    lock: int | None = None
     try:
         part.mkdir(parents=True)
+        lock = _locked(part)
         yield part
         if target.exists():
             target.rmdir()
@@ -77,6 +84,31 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
         raise UserError(f"export directory {target} can't be written: {error}; choose another place") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _part_prefix(target: Path) -> str:
+    return f".{target.name}.part-{socket.gethostname()}-"
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock a folder until this process ends or closes the descriptor; None if another process has locked it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # locked, or the file system has no locks
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove what exports to the same place have left on this host that were killed."""
+    for part in target.parent.glob(f"{glob.escape(_part_prefix(target))}*"):
+        if (lock := _locked(part)) is not None:
+            shutil.rmtree(part, ignore_errors=True)
+            os.close(lock)
 
 
 def finished(report: ExportReport, directory: Path) -> ExportReport:
@@ -108,10 +140,10 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
 
 def check_room(part: Path, needed: int) -> None:
     """Raise a `UserError` unless a folder's disk has room for `needed` bytes and a little more."""
-    free = shutil.disk_usage(part).free
-    if free < needed * 1.02 + (1 << 20):
+    free, needed = shutil.disk_usage(part).free, int(needed * 1.02) + (1 << 20)
+    if free < needed:
         raise UserError(
-            f"no room for the export: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free at {part.parent}; "
+            f"no room for the export: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free at {part.parent}; "
             "free some, or choose another place"
         )
 
@@ -127,9 +159,10 @@ def _keep_unverified(part: Path, target: Path) -> Path:
 
 
 def check_target(target: Path) -> None:
-    """Raise a `UserError` if a folder is taken: it isn't empty, or is a file."""
+    """Raise a `UserError` if a folder is taken: it isn't empty, or is a file or a link to nothing."""
     if target.is_dir():
         if any(target.iterdir()):
             raise UserError(f"export directory {target} is not empty; give a new one, or remove it first")
-    elif target.exists():
-        raise UserError(f"export directory {target} is a file; give a folder's name")
+    elif target.exists() or target.is_symlink():
+        kind = "file" if target.exists() else "link to nothing"
+        raise UserError(f"export directory {target} is a {kind}; give a folder's name")

@@ -53,36 +53,37 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
 
 def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:
     """Derive the facts about `meta_model(config)`; the fingerprint, which needs the checkpoint's files, is empty."""
-    settings = model.config
-    family = family_of(settings, config.path)
-    packed = packing(config, settings)
-    layers = find_moe_layers(model, config.path)
-    first = layers[0] if layers else None
-    return ModelFacts(
-        family=family.model_type,
-        fingerprint="",
-        moe_layers=tuple(layer.index for layer in layers),
-        experts=first.count if first else 0,
-        active=_active(first, settings, config.path) if first else 0,
-        renormalise=first.renormalise if first else False,
-        # `parameters()` yields a tied tensor once.
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
-        expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
-        neuron_parameters=_neuron_parameters(first, settings) if first else 0,
-        shared_neurons=_shared_neurons(first),
-        router_parameters_per_expert=first.router_parameters if first else 0,
-        correction_parameters=first.correction_parameters if first else 0,
-        dtype=dtype_of(config, settings),
-        notes=_notes(model, layers) + ((f"unpacked from {packed.name} while it loads",) if packed else ()),
-        dense=_dense_facts(model, settings),
-        linears=tuple(
-            LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
-            for name, module in find_linears(model).items()
-        ),
-        routing=first.rule if first else None,
-        unrepairable=first.unrepairable if first else None,
-    )
+    with opening(f"model {config.path}: it can't be described"):
+        settings = model.config
+        family = family_of(settings, config.path)
+        packed = packing(config, settings)
+        layers = find_moe_layers(model, config.path)
+        first = layers[0] if layers else None
+        return ModelFacts(
+            family=family.model_type,
+            fingerprint="",
+            moe_layers=tuple(layer.index for layer in layers),
+            experts=first.count if first else 0,
+            active=_active(first, settings, config.path) if first else 0,
+            renormalise=first.renormalise if first else False,
+            # `parameters()` yields a tied tensor once.
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            expert_parameters=sum(tensor[0].numel() for tensor in first.expert_tensors().values()) if first else 0,
+            expert_neurons=int(getattr(settings, first.family.width_field)) if first else 0,
+            neuron_parameters=_neuron_parameters(first, settings) if first else 0,
+            shared_neurons=_shared_neurons(first),
+            router_parameters_per_expert=first.router_parameters if first else 0,
+            correction_parameters=first.correction_parameters if first else 0,
+            dtype=dtype_of(config, settings),
+            notes=_notes(model, layers) + ((f"unpacked from {packed.name} while it loads",) if packed else ()),
+            dense=_dense_facts(model, settings),
+            linears=tuple(
+                LinearFacts(name, module.out_features, module.in_features, module.bias is not None)
+                for name, module in find_linears(model).items()
+            ),
+            routing=first.rule if first else None,
+            unrepairable=first.unrepairable if first else None,
+        )
 
 
 def _active(layer: MoELayer, settings: PretrainedConfig, path: str) -> int:
@@ -90,10 +91,8 @@ def _active(layer: MoELayer, settings: PretrainedConfig, path: str) -> int:
     if active is None:
         raise UserError(f"model {path}: its config doesn't say {layer.family.active_field}; add it to config.json")
     if not 1 <= int(active) <= layer.count:
-        raise UserError(
-            f"model {path}: its config says {layer.family.active_field}: {active}, and layers have {layer.count} "
-            "experts; fetch config.json anew"
-        )
+        said = f"{layer.family.active_field} is {active}, but a layer has {layer.count} experts"
+        raise UserError(f"model {path}: in its config {said}; correct config.json")
     return int(active)
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moevolve.evaluators.errors import opening
 from moevolve.workers.checkpoints.loading import load_config, load_model, load_without_experts, resolve_device
 from moevolve.workers.contract.capacity import release_freed_memory
 from moevolve.workers.contract.edits import ROW_TOKENS, Edit, IdentityEdit, LayeredEdit, Tokens
@@ -77,12 +78,13 @@ class ResidentModel:
     def load(cls, config: ModelConfig, pass_bytes: int | None = None) -> ResidentModel:
         """Load a checkpoint; for `pass_bytes` and errors see `ResidentModel`."""
         stored: ExpertFiles | None = None
-        if config.originals == "disk" and expert_family(load_config(config).model_type) is not None:
-            model, tokenizer, stored = load_without_experts(config)
-        else:
-            model, tokenizer = load_model(config)
-        release_freed_memory()
-        return cls(model, tokenizer, config, pass_bytes, stored)
+        with opening(f"model {config.path}: it can't be loaded"):
+            if config.originals == "disk" and expert_family(load_config(config).model_type) is not None:
+                model, tokenizer, stored = load_without_experts(config)
+            else:
+                model, tokenizer = load_model(config)
+            release_freed_memory()
+            return cls(model, tokenizer, config, pass_bytes, stored)
 
     def layer_keys(self) -> tuple[str, ...] | None:
         """One key per decoder layer: layers with equal position and key compute the same function, bit for bit.

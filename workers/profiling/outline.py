@@ -12,6 +12,7 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from moevolve.evaluators.errors import opening
 from moevolve.workers.checkpoints.loading import check_weights
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
@@ -108,37 +109,38 @@ def outline_model(config: ModelConfig) -> ModelOutline:
             matrices that can't be counted.
     """
     check_weights(config)
-    model = meta_model(config)
-    decoder: Any = decoder_of(model)
-    output = model.get_output_embeddings()
-    facts = describe_config(model, config)
-    hidden, size = int(model.config.hidden_size), facts.dtype_bytes
-    intermediate = facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden)
-    attention, repeated = mixers_bytes(decoder.layers, hidden, size)
-    dense = max(map(dense_width, decoder.layers))
-    cached = DynamicCache(config=model.config).layers
-    packed = config.attn_implementation in KINDS and packs(model, cached)
-    return ModelOutline(
-        facts=facts,
-        layers=tuple(_layer(layer, model.config) for layer in decoder.layers),
-        output_flops=matrix_flops(output, model.config),
-        weight_bytes=_weight_bytes(model),
-        expert_bytes=tuple(
-            tuple(tensor.nbytes for tensor in layer.expert_tensors().values())
-            for layer in find_moe_layers(model, config.path)
-        ),
-        cache_bytes=_cached_values(model) * size,
-        attention_bytes=attention,
-        network_bytes=network_bytes(hidden, dense, facts.active, intermediate, size),
-        repeated_bytes=repeated,
-        # As `moevolve.workers.engine.forward.Forward.rewinds`.
-        caches=(packed and config.device == "cpu") or all(type(layer) is DynamicLayer for layer in cached),
-        layout="packed" if packed else "padded",
-        hidden=hidden,
-        vocabulary=int(output.weight.shape[0]),
-        intermediate=intermediate,
-        positions=int(model.config.max_position_embeddings),
-    )
+    with opening(f"model {config.path}: it can't be described"):
+        model = meta_model(config)
+        decoder: Any = decoder_of(model)
+        output = model.get_output_embeddings()
+        facts = describe_config(model, config)
+        hidden, size = int(model.config.hidden_size), facts.dtype_bytes
+        intermediate = facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden)
+        attention, repeated = mixers_bytes(decoder.layers, hidden, size)
+        dense = max(map(dense_width, decoder.layers))
+        cached = DynamicCache(config=model.config).layers
+        packed = config.attn_implementation in KINDS and packs(model, cached)
+        return ModelOutline(
+            facts=facts,
+            layers=tuple(_layer(layer, model.config) for layer in decoder.layers),
+            output_flops=matrix_flops(output, model.config),
+            weight_bytes=_weight_bytes(model),
+            expert_bytes=tuple(
+                tuple(tensor.nbytes for tensor in layer.expert_tensors().values())
+                for layer in find_moe_layers(model, config.path)
+            ),
+            cache_bytes=_cached_values(model) * size,
+            attention_bytes=attention,
+            network_bytes=network_bytes(hidden, dense, facts.active, intermediate, size),
+            repeated_bytes=repeated,
+            # As `moevolve.workers.engine.forward.Forward.rewinds`.
+            caches=(packed and config.device == "cpu") or all(type(layer) is DynamicLayer for layer in cached),
+            layout="packed" if packed else "padded",
+            hidden=hidden,
+            vocabulary=int(output.weight.shape[0]),
+            intermediate=intermediate,
+            positions=int(model.config.max_position_embeddings),
+        )
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:

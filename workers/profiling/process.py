@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.contract.capacity import free_bytes, release_freed_memory
 from moevolve.workers.families.decoder import cache_name
 from moevolve.workers.families.registry import register_class
@@ -38,7 +38,7 @@ class ProfiledProcess:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         hub = {"revision": checkpoint.revision or "main", "trust_remote_code": checkpoint.trust_remote_code}
-        try:
+        with opening("it doesn't load"):
             config = AutoConfig.from_pretrained(checkpoint.path, **hub)
             register_class(config)
             with torch.device("meta"):
@@ -53,8 +53,6 @@ class ProfiledProcess:
             if not spread:
                 model.to(self._device)
             self.model = model.eval()
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise UserError(f"it doesn't load: {str(error).strip().splitlines()[0]}") from error
         _release_memory()
         self.loaded = LoadReply(
             **asdict(model_costs(model, settings.prompt_tokens)),

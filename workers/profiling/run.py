@@ -123,7 +123,7 @@ class _Process:
                 stdout=log,
                 stderr=log,
                 pass_fds=(other.fileno(),),
-                env={**os.environ, **_ENV, "HF_MODULES_CACHE": str(folder / "modules"), "TMPDIR": str(folder)},
+                env={**os.environ, **_ENV, "HF_MODULES_CACHE": str(folder / "modules")},
                 # Only the parent gets Ctrl-C; it then kills its children.
                 start_new_session=True,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,15 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 import moevolve
-from moevolve.search.requests.tables import csv_text, flat
+from moevolve.search.requests.tables import csv_text, flat, plain
 
 _PIPE_WIDTH = 140
-_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-
-
-def plain(text: str) -> str:
-    """Replace control characters, which could move a terminal's cursor or send it commands."""
-    return text.translate(_CONTROLS)
 
 
 class _Console(Console):
@@ -52,7 +47,7 @@ def print_json(value: Any) -> None:
 
 def print_csv(rows: Iterable[Any]) -> None:
     """Print a listing's records as CSV on stdout."""
-    typer.echo(plain(csv_text(map(flat, rows))), nl=False)
+    typer.echo(csv_text(map(flat, rows)), nl=False)
 
 
 def print_table(
@@ -117,6 +112,8 @@ def exit_with_message(
         asked = error if isinstance(error, StopRequested) else None
         told = _CANCELLED if asked is not None and asked.status == "cancelled" else interrupted
         errors.print(told, soft_wrap=True)
+        # A second Ctrl-C would end Ray's own end with a traceback. What is registered last is called first.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
         raise typer.Exit(_INTERRUPTED if asked is None else stopped) from None
     except failure as error:
         errors.print(f"error: {error}{hint and f'; {hint}'}", soft_wrap=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from moevolve.evaluators.types import SCORED, Split
-from moevolve.search.cli.output.console import output, plain, print_table
+from moevolve.search.cli.output.console import output, print_table
+from moevolve.search.requests.tables import plain
 from moevolve.search.text import memory_size, score_lines, size_lines
 from moevolve.store.session import without_password
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import moevolve
-from moevolve.search.cli.output.console import errors, plain
+from moevolve.search.cli.output.console import errors
+from moevolve.search.requests.tables import plain
 from moevolve.search.text import percent
 
 if TYPE_CHECKING:

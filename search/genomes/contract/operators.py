@@ -11,6 +11,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moevolve.evaluators.errors import UserError
+
 
 def generator(seed: int, index: int, stream: str = "individual") -> np.random.Generator:
     """Return the generator of individual `index` in the search seeded `seed`.
@@ -163,7 +165,15 @@ def rounded(ideal: NDArray[np.float64], total: int, least: int, most: int) -> ND
         ideal: Sizes within the bounds, [layers].
         total: Sum of the integers, between `least` and `most` times the number of layers.
         least, most: Bounds of each integer.
+
+    Raises:
+        UserError: The sizes aren't finite.
     """
+    if not np.isfinite(ideal).all():
+        raise UserError(
+            "layers can't be given sizes, because the importance of their experts isn't finite: look for NaN and "
+            "infinity among the checkpoint's weights"
+        )
     sizes = np.floor(ideal + _SIZE_TOLERANCE).astype(np.int64)
     while (missing := total - int(sizes.sum())) != 0:
         step = 1 if missing > 0 else -1

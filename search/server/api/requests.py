@@ -9,7 +9,7 @@ from inspect import Parameter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from moevolve.search.requests.record import Request, annotation_of, default_of, fields_of, option_names, path_fields
 from moevolve.search.requests.running import CancelRequest, PauseRequest, StopRequest
@@ -20,6 +20,7 @@ from moevolve.search.server.problems import READS, WRITES
 from moevolve.search.server.starting import steer_starting
 from moevolve.search.service.service import LocalService
 from moevolve.search.service.use_cases import USE_CASES, UseCase
+from moevolve.search.settings.phases import refuse_flags_as_numbers
 from moevolve.store.errors import NotFoundError, NotRunningError
 from moevolve.store.records import DesiredState
 
@@ -124,7 +125,9 @@ def model_of(kind: type[Request[Any]], names: Sequence[str]) -> type[BaseModel]:
     one_of = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in kind.needs_one]
     schema: Any = {"anyOf": one_of} if one_of else None
     config = ConfigDict(extra="forbid", json_schema_extra=schema)
-    return create_model(kind.__name__, __config__=config, **chosen)
+    refusal: Any = classmethod(refuse_flags_as_numbers)
+    validators: Any = {"refusal": model_validator(mode="before")(refusal)}
+    return create_model(kind.__name__, __config__=config, __validators__=validators, **chosen)
 
 
 def options_of(kind: type[Request[Any]], asked: object, names: Sequence[str]) -> list[str]:

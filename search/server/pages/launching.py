@@ -23,6 +23,7 @@ from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
 from moevolve.search.requests.record import one_line_errors
 from moevolve.search.server.dependencies import NameQuery, ServerDep, ServerState
+from moevolve.search.server.guard import browser_scheme
 from moevolve.search.server.pages.rendering import render
 from moevolve.search.server.pages.views import Tone
 from moevolve.search.server.planning import (
@@ -280,5 +281,5 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 def _address(request: Request) -> str:
     """URL of the server as the browser sees it."""
-    scheme = "https" if request.headers.get("x-forwarded-proto") == "https" else request.url.scheme
+    scheme = browser_scheme(request.scope, request.headers)
     return f"{scheme}://{request.url.netloc}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,31 @@ def test_launch_names_what_is_wrong(launch: Callable[..., str], changes: dict[st
     message = launch(**changes)
     for word in named:
         assert word in message
+
+
+@pytest.mark.usefixtures("worker_here")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_experts_per_tok": 9}, "in its config num_experts_per_tok is 9, but a layer has 4 experts; correct"),
+        ({"_attn_implementation": "flash_attention_2"}, "can't make a model from its config: FlashAttention2"),
+        ({"num_attention_heads": 0}, "can't make a model from its config: integer division or modulo by zero"),
+    ],
+)
+def test_a_model_that_no_library_opens_is_named_with_the_librarys_words(
+    tiny: Any, in_process: Any, tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    target = tmp_path / "model"
+    shutil.copytree(tiny.model, target)
+    file = target / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    store, model = f"sqlite:///{tmp_path / 'store.db'}", {"path": str(target), "device": "cpu"}
+    refused = in_process("launch", tiny.write_run(tmp_path / "run.yaml", "bad", store=store, model=model))
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith(f"error: model {target}: ") and said in refused.stderr
+    if "correct config.json" not in refused.stderr:
+        log = Path(refused.stderr.rpartition("(traceback: ")[2].rstrip(")\n"))
+        assert "Traceback" in log.read_text()
 
 
 @pytest.mark.parametrize("changes", [{"tasks": ["boolk"]}, {"final": {"held_out": ["boolk"]}}])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,3 +143,17 @@ def test_several_tasks_are_blocks_of_the_same_columns(capsys: pytest.CaptureFixt
     assert sum(line.startswith("├") for line in lines) == 2
     assert max(map(len, lines[1:])) <= 100
     assert any("moevolve best --search wide" in line for line in lines)
+
+
+INTERRUPTED_TWICE = """
+import atexit, os, signal
+from moevolve.search.cli.output.console import exit_with_message
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), print("ended in order")))  # as Ray's end, interrupted
+with exit_with_message("interrupted; it can go on", ValueError):
+    raise KeyboardInterrupt
+"""
+
+
+def test_a_second_interruption_while_everything_ends_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_TWICE], check=False, capture_output=True, text=True)
+    assert done.stdout == "ended in order\n" and "interrupted; it can go on" in done.stderr

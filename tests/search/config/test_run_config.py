@@ -78,6 +78,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"count": "auto", "min": 3, "max": 2}}, "workers: `min` is 3, more than `max`, which is 2"),
     ({"workers": {"count": 3, "max": 4}}, "workers: `min` and `max` go with `count: auto`, not with 3"),
     ({"window": 0, "seed": -1}, "seed: "),
+    ({"workers": {"count": True}}, "workers: `count` is a number, not true"),
     ({"name": "huge", "engine": {"threads": "9" * 4000}}, "engine.threads"),
     ({"name": "huge", "genome": {"experts": 2, "naee_subsets": 10**18}}, "genome.naee_subsets"),
 ]

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_samples import few
 
+from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.operators import (
     balanced_swaps,
     normalise_rows,
     random_subset,
+    rounded,
     select_groups,
     select_matrices,
 )
@@ -67,3 +69,9 @@ def test_balanced_swaps_move_as_many_as_the_rate_says_and_keep_parts_equal(rate:
     assert abs(moved - expected) <= 4 * np.sqrt(rate * (1 - rate) / (members * draws)) + 4 / (members * np.sqrt(draws))
     parts = np.repeat(np.arange(5), 9)
     assert np.array_equal(np.sort(balanced_swaps(np.random.default_rng(0), parts, rate)), parts)
+
+
+def test_layers_get_no_sizes_from_numbers_that_are_not_finite() -> None:
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(UserError, match="isn't finite: look for NaN and infinity among the checkpoint's weights"):
+            rounded(np.array([2.0, wrong]), 4, 1, 4)

@@ -184,8 +184,8 @@ def collect(pool: RayPool, count: int = 1) -> list[EvaluationReply]:
 
 
 def test_a_pool_ends_when_no_worker_starts(stand_in: StandIn) -> None:
-    fates = Fates(starting=[REFUSE] * 9)
-    with pytest.raises(PoolError, match="workers can't start: UserError: not a model for this"):
+    fates = Fates(starting=[FAIL] * 9)
+    with pytest.raises(PoolError, match="workers can't start: RuntimeError: CUDA error"):
         collect(pool_of(fates))
     assert fates.starts == 3 and 2.9 < stand_in.waited < 4, "after one second, and after two more"
     with pytest.raises(PoolError, match=r"after 50 s .*: the model loads slowly"):
@@ -194,6 +194,15 @@ def test_a_pool_ends_when_no_worker_starts(stand_in: StandIn) -> None:
     with pytest.raises(PoolError, match=r"after 50 s .*: the cluster has no room for num_cpus=64"):
         pool_of(Fates(), start_timeout_s=50, num_cpus=64).calibrate(ANYTHING, ())
     assert 100 < stand_in.waited < 106
+
+
+@pytest.mark.parametrize(("address", "starts"), [(None, 1), ("auto", 3)])
+def test_a_model_that_can_not_be_loaded_is_the_users_fault(address: str | None, starts: int) -> None:
+    """Other nodes may have other files; this machine hasn't."""
+    fates = Fates(starting=[REFUSE] * 9)
+    with pytest.raises(UserError, match=r"^not a model for this$"):
+        collect(pool_of(fates, address=address))
+    assert fates.starts == starts
 
 
 def test_a_worker_that_can_not_start_is_waited_for_beside_one_that_is_ready(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +57,7 @@ def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(
             assert again == joined
     with used(num_cpus=0.5) as first:
         assert first != joined
+        assert ray.get_runtime_context().gcs_address.startswith("127.0.0.1:"), "no other machine reaches it"
         assert cpus() >= (os.cpu_count() or 1), "it may be scaled up later"
         enough = int(cpus())
         with used(num_cpus=enough) as second:
@@ -71,9 +73,17 @@ def test_a_search_gets_another_ray_if_it_does_not_fit_into_the_one_before(
 
     with monkeypatch.context() as patch:
         patch.setattr(ray, "init", no_more)
-        with pytest.raises(PoolError, match=f"no Ray of {2 * enough} CPUs"), used(count=2, num_cpus=enough):
+        said = f"^Ray can't be started on this machine: no Ray of {2 * enough} CPUs; its files go to .*RAY_TMPDIR"
+        with pytest.raises(UserError, match=said), used(count=2, num_cpus=enough):
             pass
     assert not ray.is_initialized(), "it was too small, and nobody used it"
+
+
+def test_a_folder_that_ray_can_not_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("long" * 30)))
+    said = r"^Ray can't be started on this machine: .* cannot exceed \d+ bytes: .*which RAY_TMPDIR can name"
+    with pytest.raises(UserError, match=said), used():
+        pass
 
 
 def test_a_ray_that_is_the_users_own_is_taken_and_never_left(ray_address: str) -> None:

@@ -251,6 +251,7 @@ def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
 def test_passwords_stay_out() -> None:
     for url, shown in {
         "postgresql+psycopg://me:se/cret@host:5432/db": "postgresql+psycopg://me:***@host:5432/db",
+        "postgresql://me:p@ss:w@rd@host/db": "postgresql://me:***@host/db",
         "postgresql://host/db?user=me&password=secret": "postgresql://host/db?user=me&password=***",
         "sqlite:///a/b.db": "sqlite:///a/b.db",
     }.items():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import replace
 
+import pytest
 from store_samples import search
 
 from moevolve.search.requests.tables import Rows, csv_text, flat
@@ -24,7 +26,19 @@ def test_a_listing_is_a_list_that_prints_itself() -> None:
     assert lines[0].split() == ["search", "status", "tags", "individuals", "best"] and "\x1b" not in str(rows)
     assert lines[1].split() == ["one", "created", "a", "b", "3", "0.75"]
     first, second = csv.DictReader(io.StringIO(csv_text(map(flat, rows))))
-    assert (first["note"], first["tasks"], first["test"], second["search"]) == (f"'{EVIL}", "rte cb", "", f"'{EVIL}")
+    tamed = "'=<b>\ufffd]0;x\ufffd"
+    assert (first["note"], first["tasks"], first["test"], second["search"]) == (tamed, "rte cb", "", tamed)
     frame = rows.to_pandas()
     assert frame["best"][0] == 0.75 and list(frame["individuals"]) == [3, 3] and frame["note"][0] == EVIL
     assert str(Rows()) == ""
+
+
+@pytest.mark.parametrize(
+    "begins", ["=", "＝", "＠", "-", "\n=", "\t", "  =", "\N{NO-BREAK SPACE}+", "text;=", "text; @", "a\n="]
+)
+def test_no_cell_is_a_formula_in_any_spreadsheet(begins: str) -> None:
+    text = csv_text([{"note": f"{begins}cmd()"}, {"note": "one - two; a = b, -1"}])
+    formula = re.compile(r"[=+\-@＝＋－＠]")
+    for row in text.splitlines():
+        assert not any(formula.match(cell.strip(' "\N{NO-BREAK SPACE}')) for cell in row.split(";")), row
+    assert text.endswith('"one - two; a = b, -1"\n'), "and other text is as it was"

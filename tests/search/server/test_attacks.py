@@ -108,6 +108,14 @@ def test_only_text_that_can_be_stored_is_accepted(served: Served) -> None:
         assert served.ask(path)[0] == 404
 
 
+def test_json_that_readers_may_understand_differently_is_refused(served: Served) -> None:
+    twice = b'{"configuration": "small", "overrides": {"genome.kind": "eep", "genome.kind": "tomoe"}}'
+    status, content = served.ask("/api/searches/check", twice)
+    assert status == 422 and b"gives 'genome.kind' twice" in content, content
+    status, content = served.ask("/api/searches/lab/scale", b'{"workers": true}')
+    assert status == 422 and b"`workers` is a number, not true" in content, content
+
+
 @pytest.mark.parametrize("path", ["/login", "/static/style.css", "/api/searches/lab/pause"])
 def test_a_length_in_two_ways_is_refused(served: Served, path: str) -> None:
     smuggled = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"

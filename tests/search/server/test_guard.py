@@ -86,6 +86,9 @@ FOREIGN: list[tuple[dict[str, str | None], int]] = [
     ({"origin": "null"}, 403),
     ({"origin": "http://["}, 403),
     ({"origin": "http://localhost:9999"}, 403),
+    ({"origin": "https://localhost:8080"}, 403),
+    ({"origin": "https://localhost:8080", "x-forwarded-proto": "https"}, 409),
+    ({"origin": "http://localhost:8080", "x-forwarded-proto": "https"}, 403),
     ({"origin": "http://localhost:8080"}, 409),
     ({"sec-fetch-site": "cross-site"}, 403),
     ({"sec-fetch-site": "same-site"}, 403),
@@ -238,6 +241,14 @@ def test_long_bodies_are_refused_however_they_come(client: TestClient) -> None:
     assert client.post("/api/searches", content=body).status_code == 413
     assert client.post("/api/searches", content=iter([body[:9], body[9:]])).status_code == 413
     assert client.post("/login", content=iter([body])).status_code == 413
+
+
+def test_strangers_cannot_fill_the_log_with_long_bodies(lab_app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    visitor = TestClient(lab_app, "http://localhost:8080", raise_server_exceptions=False)
+    for method, path in (("GET", "/healthz"), ("GET", "/static/style.css"), ("GET", "/login"), ("POST", "/login")):
+        answer = visitor.request(method, path, headers={"content-length": str(MAX_BODY_BYTES + 1)})
+        assert (answer.status_code, list(answer.json())) == (413, ["detail"]), path
+    assert not caplog.records
 
 
 def test_every_response_has_the_security_headers(client: TestClient) -> None:
