@@ -13,7 +13,7 @@ MOST_PROMPTS = 560
 """With so many prompts a doubling of the full model's loops is found with a probability of 0.8; see `power`."""
 _USUAL = 0.036
 """Share of loops that `power` doubles: GLM-5.2's, which pruning from 256 to 168 experts made 7.2 %."""
-_ALPHA = 0.05
+ALPHA = 0.05
 _CLEAR = 0.001
 """p-value that ends the answers early. It is so small that looking several times hardly adds false alarms."""
 _DRAWS = 10_000
@@ -69,7 +69,7 @@ class Loops:
 
     def judged(self, most: float) -> Loops:
         """The same with a fault if the test finds that there are more than the full model's share and `most`."""
-        if self.p > _ALPHA or self.more <= most:
+        if self.p > ALPHA or self.more <= most:
             return replace(self, fault=None)
         said = f"repeats itself in {self.shrunk} of {self.prompts} answers, the full model in {self.full}"
         return replace(self, fault=f"{said} (p = {self.p:.2g})")
@@ -127,7 +127,7 @@ def looks_at(most: int, least: int) -> list[int]:
 def is_clear(lost: int, gained: int, prompts: int) -> bool:
     """Whether further prompts are needless: there are more loops, or certainly not as many more as a doubling adds."""
     p = p_value(lost, gained)
-    return p <= _CLEAR or (p > _ALPHA and difference(lost, gained, prompts)[1] < _USUAL)
+    return p <= _CLEAR or (p > ALPHA and difference(lost, gained, prompts)[1] < _USUAL)
 
 
 def power(looks: Sequence[int], full: float = _USUAL, shrunk: float = 2 * _USUAL, both: float | None = None) -> float:
@@ -150,4 +150,4 @@ def _found(path: Sequence[tuple[int, int]], looks: Sequence[int]) -> bool:
     for (lost, gained), prompts in zip(path, looks, strict=True):
         if is_clear(lost, gained, prompts):
             break
-    return p_value(lost, gained) <= _ALPHA
+    return p_value(lost, gained) <= ALPHA

@@ -89,7 +89,7 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
         routing["task"] == "chats" and 0.5 < routing["mass"] < 1 and routing["mass"] == pytest.approx(routing["alone"])
     )
     check, *general = page["checks"]
-    assert check["prompts"] == 2 and check["recovery"] > 0.5
+    assert check["prompts"] == 7 and check["recovery"] > 0.5
     loops = page["loops"]
     assert loops["tokens"] == 16 and loops["prompts"] == sum(each["prompts"] for each in page["checks"])
     assert [each["task"] for each in general] == [f"general {name}" for name in GENERAL]
