@@ -52,7 +52,7 @@ def first_look(config: RunConfig, experts: int | None, first: FirstWorker, path:
     if kept is None or kept[0] != of:
         shares, looks = first.call(measured, config, asked, routed)
         routing: tuple[RetainedMass, ...] = ()
-        if experts is not None:
+        if experts is not None and shares is not None:
             weights = np.array([section.weight for section in config.tasks])
             routing = retained([split.task for split in asked], shares, weights, experts)
         kept = of, FirstLook(looks, routing)
@@ -89,15 +89,15 @@ def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
         least = None
         if graded:
             least = score("mean", [1 / len(each.choices) if each.choices else _LEAST for each in split.examples])
-        scored = len(answers), score(split.metric, [answer.outcome for answer in answers]), least
+        look = TaskLook(split.task, len(answers), score(split.metric, [each.outcome for each in answers]), least)
     elif split.positions == "text":
         return TaskLook(split.task)  # texts have no answers
     else:
         answers = worker.answer(IdentityEdit(), replace(free(shown, _SHOWN_TOKENS), thinks=False))[0]
-        scored = 0, None, None
+        look = TaskLook(split.task)
     pairs = zip(shown.examples, answers, strict=False)
     texts = (Answered(asked.prompt, asked.references[:1], said.text) for asked, said in pairs if said.text is not None)
-    return TaskLook(split.task, *scored, tuple(texts))
+    return replace(look, answers=tuple(texts))
 
 
 def wrong_task(look: FirstLook) -> str | None:

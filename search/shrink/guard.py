@@ -234,10 +234,17 @@ def _answer(
 
 
 def _longest(worker: EvaluationWorker, splits: Sequence[PreparedSplit], least: int, seconds: float) -> int:
-    """Tokens of the longest answers, with which both models answer the fewest prompts within so many seconds."""
+    """Tokens of the longest answers.
+
+    They stay within the model's positions, and both models answer the fewest prompts within so many seconds.
+    """
     golds = [example.references[0] for each in splits for example in each.examples if example.references]
-    tokenizer = worker.resident.tokenizer
-    wanted = max([_LONG, *(len(tokenizer(gold, add_special_tokens=False)["input_ids"]) for gold in golds)])
+    positions = worker.resident.model.config.get_text_config().max_position_embeddings
+    prompts = [each.text(example) for each in splits for example in each.examples]
+    asked, answered = (
+        max([0, *map(len, worker.resident.tokenizer(each)["input_ids"])]) for each in (prompts, golds or [""])
+    )
+    wanted = max(_SHORT, min(max(_LONG, answered), positions - asked))
     begun = time.monotonic()
     pilot = next(each for each in splits if each.examples).head(_ROWS)
     worker.answer(IdentityEdit(), free(pilot, _SHORT))
