@@ -48,7 +48,8 @@ class Loops:
         full, shrunk: Number of answers that are loops, of the full model and of the winner.
         low, high: 95 % confidence interval of the winner's share of loops minus the full model's.
         p: One-sided p-value of the exact McNemar test for the winner's share being larger.
-        power: Probability with which the test finds a doubling of 3.6 %.
+        power: Probability with which such a test, which may end before all prompts are answered, finds a doubling of
+            3.6 %.
         fault: How the request's limit is exceeded, as the end of a sentence that begins with the candidate.
     """
 
@@ -78,8 +79,8 @@ class Loops:
         return (
             f"Loops among answers of up to {self.tokens} tokens to {self.prompts} held-out prompts: the full model's "
             f"{self.full / self.prompts:.1%}, the candidate's {self.shrunk / self.prompts:.1%}, which is "
-            f"{100 * self.more:+.1f} points ({100 * self.low:+.1f} to {100 * self.high:+.1f}, p = {self.p:.2g}); so "
-            f"many prompts find a doubling of {_USUAL:.1%} with a probability of {self.power:.2f}"
+            f"{100 * self.more:+.1f} points ({100 * self.low:+.1f} to {100 * self.high:+.1f}, p = {self.p:.2g}); a "
+            f"doubling of {_USUAL:.1%} would be found with a probability of {self.power:.2f}"
         )
 
 
