@@ -103,6 +103,7 @@ class PreparedSplit:
             `answer`, or of the unedited model's own `greedy` answer, which replaces the gold one.
         harness: The task in lm-evaluation-harness for a fitness that it judges; else None.
         chat: True if prompts become turns of a conversation when the model has a chat template.
+        thinks: True to let models that can think do so before they answer a turn of a conversation, as servers do.
         window: Tokens per window of `running_text`, for a fitness that reads whole texts; outcomes then belong to
             windows instead of examples. None reads each example by itself.
     """
@@ -119,6 +120,7 @@ class PreparedSplit:
     harness: HarnessTask | None = None
     system: str = ""
     chat: bool = True
+    thinks: bool = False
     window: int | None = None
 
     @property

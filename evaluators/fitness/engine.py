@@ -15,6 +15,11 @@ Decided = Callable[[int, str], bool]
 """`decided(i, text)`: True if no continuation of `text` can change example i's outcome, so that decoding may stop."""
 
 
+def never(_row: int, _text: str) -> bool:
+    """Decide no answer: only an end token or the limit ends it, so that its text isn't needed at every token."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """Greedy answers to every prompt of a split.

@@ -9,7 +9,7 @@ import numpy as np
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.fitness.base import Floats
-from moevolve.evaluators.fitness.engine import Decided, Engine, Generation
+from moevolve.evaluators.fitness.engine import Decided, Engine, Generation, never
 from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.matching.base import cut
 from moevolve.evaluators.matching.registry import MATCHERS
@@ -96,7 +96,8 @@ class _RecordingEngine:
 
     def generate(self, split: PreparedSplit, decided: Decided) -> Generation:
         # `decided` is ignored: no continuation changes the outcome of a decided answer, so outcomes stay the same.
-        found = self._engine.generate(split, lambda _, text: _cut_at_stop(text, split)[1])
+        stopped = (lambda _, text: _cut_at_stop(text, split)[1]) if split.matching.stop else never
+        found = self._engine.generate(split, stopped)
         self.texts = found.texts
         return found
 

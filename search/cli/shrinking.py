@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moevolve import Shrunk
+    from moevolve.search.shrink.loops import Loops
     from moevolve.search.shrink.page import TaskCheck
 
 _AGAIN = "give the same command again to go on"
@@ -47,7 +48,7 @@ def _print_page(found: Shrunk) -> None:
     if best is None:
         output.print("every candidate failed; see `moevolve searches` and `moevolve show` for the reasons")
         return
-    _print_checks(found.checks)
+    _print_checks(found.checks, found.loops)
     if written is None:
         output.print(f"{found.table.winner} was not exported; --force exports it all the same", soft_wrap=True)
         return
@@ -77,7 +78,7 @@ def _print_page(found: Shrunk) -> None:
     )
 
 
-def _print_checks(checks: Sequence[TaskCheck]) -> None:
+def _print_checks(checks: Sequence[TaskCheck], loops: Loops | None) -> None:
     headings = (
         "held-out prompts | >prompts | >loops | >JSON, calls lost | >agreement | >perplexity | >of the full score"
     )
@@ -91,3 +92,7 @@ def _print_checks(checks: Sequence[TaskCheck]) -> None:
     for check in checks:
         for fault in check.faults:
             output.print(f"{check.task}: the candidate {fault}", soft_wrap=True)
+    if loops is not None:
+        output.print(str(loops), soft_wrap=True)
+        if loops.fault is not None:
+            output.print(f"all prompts: the candidate {loops.fault}", soft_wrap=True)

@@ -142,7 +142,8 @@ class SearchLoop:
             return True
         if self._full is None:
             return False
-        if self._best is not None and -self._best[0] >= recovery * self._full:
+        # Of a full model that scores nothing, anything is a recovery: that says nothing, and ends no search.
+        if self._best is not None and self._full > 0 and -self._best[0] >= recovery * self._full:
             self._total = self._next
             position = schedule.span(self._next).position
             self._on_note(

@@ -21,8 +21,8 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     search in the store. Giving the same request again continues it.
 
     Raises:
-        UserError: a file of requests is malformed, the model can't be had, fits in no way or can't be made so small,
-            or the folder is taken.
+        UserError: a file of requests is malformed, the model can't be had, fits in no way, can't be made so small or
+            is that small already, its answers are mostly wrong, or the folder is taken.
         StoreError: the store can't be opened, or the search was cancelled.
         PoolError: no worker can be started; giving the same request again continues the search.
         ExportError: the checkpoint failed its verification, or is larger or slower than asked.
@@ -110,16 +110,32 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
     guard_prompts: Annotated[
         int,
         about(
-            "Held-out prompts of every task that the winner answers before it is exported, beside a small general set.",
+            "Most held-out prompts, of all tasks and a small general set, that the full model and the winner answer "
+            "before it is exported; fewer if less make it clear that it loops no more than the full model.",
             ge=1,
         ),
-    ] = 16
-    guard_tokens: Annotated[int, about("Longest of these answers, in tokens.", ge=16)] = 48
-    most_loops: Annotated[
+    ] = 560
+    guard_tokens: Annotated[
+        int | None,
+        about(
+            "Longest of these answers, in tokens; as long as the data's longest if this is left out, and at least "
+            "512, if there is time.",
+            ge=16,
+        ),
+    ] = None
+    guard_time: Annotated[
+        str | None, about("Longest time for these answers; a tenth of --time if this is left out, or else 30min.")
+    ] = None
+    max_looping: Annotated[
         float,
-        about("Largest share of these answers that may repeat themselves where the full model's don't.", ge=0, le=1),
-    ] = 0.1
-    most_broken: Annotated[
+        about(
+            "Largest share of these answers that may repeat themselves beyond the full model's share, if a paired "
+            "test finds more of them at all.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
+    max_broken: Annotated[
         float,
         about(
             "Largest share that may be lost of the answers in which the full model writes JSON or calls a tool.",
@@ -127,16 +143,26 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
             le=1,
         ),
     ] = 0.1
-    most_perplexity: Annotated[
+    max_perplexity_ratio: Annotated[
         float,
         about(
-            "Largest perplexity on these prompts and their answers, as a multiple of the full model's; not "
+            "Largest perplexity on held-out prompts and their answers, as a multiple of the full model's; not "
             "of tasks whose answers are right or wrong.",
             ge=1,
         ),
     ] = 3.0
-    least_recovery: Annotated[float, about("Smallest share of the full model's `test` score per task.", ge=0)] = 0.5
-    force: Annotated[bool, about("Export the winner even if it is beyond these limits.")] = False
+    min_recovery: Annotated[float, about("Smallest share of the full model's `test` score per task.", ge=0)] = 0.5
+    force: Annotated[
+        bool,
+        about("Search even if the full model's answers are mostly wrong, and export a winner beyond these limits."),
+    ] = False
+    sampling: Annotated[
+        bool,
+        about(
+            "Write sampling that keeps a model from repeating itself (min_p 0.05, repetition_penalty 1.1) into the "
+            "checkpoint's generation_config.json."
+        ),
+    ] = False
     dry_run: Annotated[
         bool,
         about(

@@ -64,7 +64,9 @@ def budget_of(request: ShrinkRequest) -> Budget | SpeedBudget | None:
     if request.speed is not None:
         times = quantity(request.speed.lower(), {"x": 1})
         if times is None or times <= 1:
-            raise UserError(f"--speed {request.speed}: give a factor above 1, such as 1.5x")
+            raise UserError(
+                f"--speed {request.speed}: give a factor above 1, such as 1.5x; at 1x it is that fast already"
+            )
         return SpeedBudget(request.speed, times, sequences, length)
     if request.size is not None:
         if request.batch is not None and length is None:
@@ -86,12 +88,14 @@ def _length(text: str) -> int:
 
 
 def kept_share(wanted: str) -> float:
-    """Read a share of neurons such as `12.5%`, in (0, 1].
+    """Read a share of neurons such as `12.5%`, in (0, 1).
 
     Raises:
         UserError: It isn't one.
     """
     share = _share(wanted)
+    if share == 1:
+        raise UserError(f"--neurons {wanted}: the model is that small already; give a smaller share such as 12.5%")
     if share is None:
         raise UserError(f"--neurons {wanted}: give a share such as 12.5%")
     return share
@@ -111,14 +115,18 @@ def kept_experts(wanted: str, experts: int, groups: RoutingGroups) -> int:
         groups: The model's routing groups, of which each keeps as many experts.
 
     Raises:
-        UserError: It is neither, or out of range; the message names what is possible.
+        UserError: It is neither, out of range, or all of them; the message names what is possible.
     """
     possible = _possible(experts, groups, "--experts")
-    share = _share(wanted)
+    share, kept = _share(wanted), None
     if share is not None:
-        return min(possible, key=lambda count: (abs(count - share * experts), -count))
-    if wanted.strip().isdecimal() and int(wanted) in possible:
-        return int(wanted)
+        kept = min(possible, key=lambda count: (abs(count - share * experts), -count))
+    elif wanted.strip().isdecimal() and int(wanted) in possible:
+        kept = int(wanted)
+    if kept == experts:
+        raise UserError(f"--experts {wanted}: the model is that small already, it has {experts} experts; keep fewer")
+    if kept is not None:
+        return kept
     numbers = f"1 to {experts}" if len(possible) == experts else ", ".join(map(str, possible))
     raise UserError(
         f"--experts {wanted}: give a share such as 50%, or one of the numbers that this model can keep: {numbers}"
@@ -135,10 +143,11 @@ def fitting_experts(budget: Budget, sizes: FileSizes, cache: int, experts: int, 
         experts, groups: See `kept_experts`.
 
     Raises:
-        UserError: The fewest experts don't fit; the message says what they take.
+        UserError: The fewest experts don't fit, or all of them do; the message says what they take.
     """
     possible = _possible(experts, groups, "--size")
     cached = cache * budget.positions
+    _check_larger(budget, sizes.total(experts), cached)
     fitting = [count for count in possible if sizes.total(count) + cached <= budget.size]
     if fitting:
         return fitting[-1]
@@ -147,6 +156,15 @@ def fitting_experts(budget: Budget, sizes: FileSizes, cache: int, experts: int, 
         f"--size {budget.text}: the smallest that this model can be is {memory_size(sizes.total(least) + cached)}"
         f"{_besides(cached)}, with {least} of {experts} experts"
     )
+
+
+def _check_larger(budget: Budget, whole: int, cached: int) -> None:
+    """Raise an error if the whole model fits the budget."""
+    if whole + cached <= budget.size:
+        raise UserError(
+            f"--size {budget.text}: the model is that small already, it takes {memory_size(whole + cached)}"
+            f"{_besides(cached)}; give a smaller size"
+        )
 
 
 def _besides(cached: int) -> str:
@@ -160,17 +178,18 @@ def fitting_share(budget: Budget, sizes: FileSizes, cache: int, experts: int) ->
     `fitting_experts`.
 
     Raises:
-        UserError: There is no room for neurons; the message says what the rest takes.
+        UserError: There is no room for neurons, or for all of them; the message says what is taken.
     """
     if not experts:
         raise _dense("--size")
     cached = cache * budget.positions
+    _check_larger(budget, sizes.total(experts), cached)
     rest = sizes.total(experts) - experts * sizes.neurons + cached
     if rest >= budget.size:
         raise UserError(
             f"--size {budget.text}: what isn't neurons of experts takes {memory_size(rest)} already{_besides(cached)}"
         )
-    return min(1.0, math.floor(1e6 * (budget.size - rest) / (experts * sizes.neurons)) / 1e6)
+    return math.floor(1e6 * (budget.size - rest) / (experts * sizes.neurons)) / 1e6
 
 
 def _possible(experts: int, groups: RoutingGroups, option: str) -> list[int]:

@@ -104,11 +104,16 @@ def files_of(request: ShrinkRequest) -> Path:
     return folder.with_name(f"{folder.name}.shrink")
 
 
-def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str], None]) -> Path:
+def run_file(
+    request: ShrinkRequest,
+    first: FirstWorker,
+    on_stage: Callable[[str], None],
+    check: Callable[[RunConfig], object] = lambda _: None,
+) -> Path:
     """Write the task files and the run file of a request.
 
     A run file that was made for the same request is kept: memory that is free now must not change a search that has
-    begun.
+    begun. `check` is called before candidates are measured for a time, and may refuse the search.
 
     Raises:
         UserError: A file of requests, a task or the model can't be read, or the budget can't be met on this machine.
@@ -130,7 +135,8 @@ def run_file(request: ShrinkRequest, first: FirstWorker, on_stage: Callable[[str
     names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
     data, choices = _settings(request, names, first, on_stage)
     if request.time is not None:
-        evaluations, text = plan_time(request.time, _parsed(data), begun, first, on_stage)
+        check(_parsed(data))
+        evaluations, text = plan_time(request, _parsed(data), begun, first, on_stage)
         data, choices = _shortened(data, evaluations), [*choices, text]
     head = _mark(request) + "".join(f"{_CHOICE}{text}\n" for text in choices)
     with writing_into(folder):

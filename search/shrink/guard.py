@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +23,9 @@ from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.operations.answers import prepared_split
 from moevolve.search.operations.subject import Subject
 from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.shrink.loops import Loops, compared, discordant, is_clear, is_loop, looks_at
 from moevolve.search.shrink.page import TaskCheck
+from moevolve.search.shrink.timing import guard_seconds
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
 
@@ -31,13 +35,22 @@ if TYPE_CHECKING:
 _KNOWN = 100.0
 """Perplexity of the full model above which it doesn't know a general domain, which then isn't judged."""
 _FEWEST = 2
-"""Fewest loops or broken answers that are a fault. A single one may be chance where prompts are few."""
-_GRAM = 4
-_FEWEST_TOKENS = 16
-"""Fewest tokens of an answer that can be called a loop."""
-_LOOP_RATIO = 0.55
-"""Share of different 4-grams of tokens below which an answer is a loop; pruned models that repeat themselves have less.
-"""
+"""Fewest broken answers that are a fault. A single one may be chance where answers are few."""
+_ROWS = 16
+"""Prompts of every domain that are compared by perplexity and agreement, and the fewest that are answered, if there are
+so many."""
+_LONG, _SHORT = 512, 48
+"""Tokens of the longest answers, if nothing else is asked for and there is time, and if there isn't."""
+_END_OF_THOUGHTS = "</think>"
+_CALLS = re.compile(
+    r"<function=[^>]+>.*?</function>"  # Qwen3-Coder
+    r"|<tool_call>\s*[\w.-]+\s*(<arg_key>.*?</arg_value>\s*)*</tool_call>"  # GLM
+    r"|<\S*invoke name=.*?invoke>"  # MiniMax, DeepSeek V3.2
+    r"|<｜tool▁call▁begin｜>.*?<｜tool▁call▁end｜>"  # DeepSeek
+    r"|<\|tool_call_begin\|>.*?<\|tool_call_end\|>",  # Kimi
+    re.DOTALL,
+)
+"""Calls of tools as templates write them that don't put an object with the name of the tool into JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,55 +73,74 @@ class Probe:
     unscored: str | None = None
 
 
-_ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int], tuple[TaskCheck, ...]])
-"""Kept checks, after what they were made of: search, winner, and numbers of prompts and tokens."""
+Checks = tuple[tuple[TaskCheck, ...], Loops]
+"""A check of every task, then of every domain of the general set; and the loops of all of them."""
+_ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int | None, str | None], Checks])
+"""Kept checks, after what they were made of: search, winner, and what limits the answers."""
 
 
-def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, path: Path) -> tuple[TaskCheck, ...]:
+def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, path: Path) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
     The file at `path` keeps the result, so that a request with other limits loads no model again.
-
-    Returns:
-        A check of every task, then of every domain of the general set.
     """
-    of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens
-    kept_of, checks = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else (None, ())
-    if kept_of != of:
-        checks = _answered(subject, table, request)
-        path.write_bytes(_ADAPTER.dump_json((of, checks)))
-    return tuple(replace(check, faults=faults_of(check, request)) for check in checks)
+    of = subject.search.id, table.winner, request.guard_prompts, request.guard_tokens, request.guard_time
+    kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
+    if kept is None or kept[0] != of:
+        kept = of, _answered(subject, table, request)
+        path.write_bytes(_ADAPTER.dump_json(kept))
+    checks, loops = kept[1]
+    judged = tuple(replace(check, faults=faults_of(check, request)) for check in checks)
+    return judged, loops.judged(request.max_looping)
 
 
-def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> tuple[TaskCheck, ...]:
+def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> Checks:
     """The checks, made with a worker in this process."""
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
 
     worker = EvaluationWorker(placed(subject.config.model), subject.config.engine)
-    probes = [*_held_out(subject, table, request), *general_set()]
+    probes = [*_held_out(subject, table), *general_set()]
     try:
         return check_edit(worker, subject.edit, probes, request)
     except CandidateError as error:
         raise UserError(f"{table.winner} can't be run: {error}") from None
 
 
-def check_edit(
-    worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkRequest
-) -> tuple[TaskCheck, ...]:
+def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkRequest) -> Checks:
     """Compare an edited model with the unedited one on each domain."""
-    before, after = (_measured(worker, each, probes, request) for each in (IdentityEdit(), edit))
-    return tuple(_check(*each, request) for each in zip(probes, before, after, strict=True))
+    before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
+    known = [not probe.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
+    asked = [probe.split if each else probe.split.head(0) for probe, each in zip(probes, known, strict=True)]
+    pairs, loops = _pairs(worker, edit, asked, request)
+    checks = []
+    for probe, each, (_, old), (agreement, new), said in zip(probes, known, before, after, pairs, strict=True):
+        structured = [(structure_of(one), structure_of(other)) for (one, _), (other, _) in said if _ended(one, other)]
+        found = TaskCheck(
+            task=probe.name,
+            prompts=len(said),
+            loops_full=sum(loop for (_, loop), _ in said),
+            loops=sum(loop for _, (_, loop) in said),
+            structured=sum(one is not None for one, _ in structured),
+            broken=sum(one is not None and other != one for one, other in structured),
+            agreement=agreement,
+            perplexity=old / new if old and new else None,
+            recovery=probe.recovery,
+            known=each,
+            graded=probe.graded,
+            unscored=probe.unscored,
+        )
+        checks.append(replace(found, faults=faults_of(found, request)))
+    return tuple(checks), loops
 
 
-def _held_out(subject: Subject, table: FinalTable, request: ShrinkRequest) -> Iterator[Probe]:
+def _held_out(subject: Subject, table: FinalTable) -> Iterator[Probe]:
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
         graded = split.metric == "accuracy"
         if split.fitness != "agreement":
             split = prepared_split(subject, f"{section.name}@agreement", "test")
-        rows, recovery, unscored = split.head(request.guard_prompts), _recovery(table, task), _unscored(table, task)
-        yield Probe(task, rows, recovery, graded=graded, unscored=unscored)
+        yield Probe(task, split, _recovery(table, task), graded=graded, unscored=_unscored(table, task))
 
 
 def general_set() -> list[Probe]:
@@ -126,60 +158,105 @@ def general_set() -> list[Probe]:
     return probes
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """One model on the rows of one domain.
+def _scores(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe]) -> list[tuple[float, float]]:
+    """Of every domain, the score of its first rows, and the reciprocal perplexity of their prompts and answers.
 
-    Attributes:
-        agreement: Score of the probe's split.
-        texts: Reciprocal perplexity of its prompts and answers; 0 if the perplexity isn't finite.
-        answers: Free answers to its prompts, each with whether it is a loop.
+    The latter is 0 if the perplexity isn't finite.
     """
-
-    agreement: float
-    texts: float
-    answers: tuple[tuple[str, bool], ...]
-
-
-def _check(probe: Probe, before: _Measured, after: _Measured, request: ShrinkRequest) -> TaskCheck:
-    pairs = list(zip(before.answers, after.answers, strict=True))
-    structured = [(structure_of(old), structure_of(new)) for (old, _), (new, _) in pairs]
-    found = TaskCheck(
-        task=probe.name,
-        prompts=len(pairs),
-        loops=sum(now and not then for (_, then), (_, now) in pairs),
-        structured=sum(old is not None for old, _ in structured),
-        broken=sum(old is not None and new != old for old, new in structured),
-        agreement=after.agreement,
-        perplexity=before.texts / after.texts if before.texts and after.texts else None,
-        recovery=probe.recovery,
-        known=not probe.general or before.texts * _KNOWN >= 1,
-        graded=probe.graded,
-        unscored=probe.unscored,
-    )
-    return replace(found, faults=faults_of(found, request))
-
-
-def _measured(
-    worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkRequest
-) -> Iterator[_Measured]:
-    """Measure a model on all domains. The edit is applied twice, however many there are: it may be a repair."""
-    texts = [replace(each.split, fitness="perplexity", metric="geometric_mean", positions="text") for each in probes]
-    splits = (*(each.split for each in probes), *texts)
+    judged = [each.split.head(_ROWS) for each in probes]
+    texts = [replace(each, fitness="perplexity", metric="geometric_mean", positions="text") for each in judged]
+    splits = (*judged, *texts)
     reply = worker.evaluate(EvaluationRequest(edit, tuple(split.ref for split in splits)), splits)
     if reply.failure is not None:
         raise CandidateError(reply.failure)
     scores = [reply.results[split.fingerprint].score for split in splits]
-    answered = worker.answer(edit, *(_asked(each.split, request) for each in probes))
+    return list(zip(scores[: len(judged)], scores[len(judged) :], strict=True))
+
+
+_Said = tuple[str, bool]
+"""A free answer, and whether it is a loop."""
+
+
+def _pairs(
+    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkRequest
+) -> tuple[list[list[tuple[_Said, _Said]]], Loops]:
+    """Pairs of both models' answers to the same prompts by domain, for as long as they are needed and there is time."""
+    begun, seconds = time.monotonic(), guard_seconds(request)
+    # By turns of all domains, so that each has its share of the prompts, however many there will be.
+    turns = zip_longest(*([(place, row) for row in range(len(each.examples))] for place, each in enumerate(splits)))
+    order = [each for turn in turns for each in turn if each is not None][: request.guard_prompts]
+    least = min(len(order), sum(min(_ROWS, len(each.examples)) for each in splits))
+    looks = looks_at(len(order), least)
+    tokens = request.guard_tokens or _longest(worker, splits, least, seconds)
+    asked = [free(each, tokens) for each in splits]
+    pairs: list[list[tuple[_Said, _Said]]] = [[] for _ in splits]
+    done = 0
+    for look, until in enumerate(looks):
+        if done and (time.monotonic() - begun) * until / done > seconds:
+            looks = looks[:look]
+            break
+        for place, answers in _answer(worker, edit, asked, order[done:until]):
+            pairs[place].append(answers)
+        done = until
+        if is_clear(*discordant(_loops(pairs)), done):
+            break
+    return pairs, compared(_loops(pairs), tokens, looks).judged(request.max_looping)
+
+
+def _loops(pairs: Sequence[Sequence[tuple[_Said, _Said]]]) -> list[tuple[bool, bool]]:
+    return [(old, new) for domain in pairs for (_, old), (_, new) in domain]
+
+
+def _answer(
+    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], rows: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, tuple[_Said, _Said]]]:
+    """Answers of both models to rows, each given by the places of its split and in that; yields the former with them.
+
+    The edit is applied once for all of them: it may be a repair.
+    """
+    # Rows of all domains that are asked in the same way are answered together, which is faster.
+    groups: dict[PreparedSplit, list[tuple[int, int]]] = {}
+    for place, row in rows:
+        groups.setdefault(replace(splits[place], task="guard", examples=()), []).append((place, row))
+    asked = [
+        replace(how, examples=tuple(splits[place].examples[row] for place, row in group))
+        for how, group in groups.items()
+    ]
+    answered = [worker.answer(each, *asked) for each in (IdentityEdit(), edit)]
     tokenizer = worker.resident.tokenizer
-    for agreement, text, answers in zip(scores[: len(probes)], scores[len(probes) :], answered, strict=True):
-        said = [answer.text or "" for answer in answers]
-        loops = [is_loop(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in said]
-        yield _Measured(agreement, text, tuple(zip(said, loops, strict=True)))
+
+    def said(text: str | None) -> _Said:
+        return text or "", is_loop(tokenizer(text or "", add_special_tokens=False)["input_ids"])
+
+    for group, *both in zip(groups.values(), *answered, strict=True):
+        for (place, _), old, new in zip(group, *both, strict=True):
+            yield place, (said(old.text), said(new.text))
 
 
-def _asked(split: PreparedSplit, request: ShrinkRequest) -> PreparedSplit:
-    """The prompts of a split, to be answered freely: nothing but the end token or the limit ends an answer."""
+def _longest(worker: EvaluationWorker, splits: Sequence[PreparedSplit], least: int, seconds: float) -> int:
+    """Tokens of the longest answers.
+
+    They stay within the model's positions, and both models answer the fewest prompts within so many seconds.
+    """
+    golds = [example.references[0] for each in splits for example in each.examples if example.references]
+    positions = worker.resident.model.config.get_text_config().max_position_embeddings
+    prompts = [each.text(example) for each in splits for example in each.examples]
+    asked, answered = (
+        max([0, *map(len, worker.resident.tokenizer(each)["input_ids"])]) for each in (prompts, golds or [""])
+    )
+    wanted = max(_SHORT, min(max(_LONG, answered), positions - asked))
+    begun = time.monotonic()
+    pilot = next(each for each in splits if each.examples).head(_ROWS)
+    worker.answer(IdentityEdit(), free(pilot, _SHORT))
+    each = (time.monotonic() - begun) / (len(pilot.examples) * _SHORT)
+    return min(wanted, max(_SHORT, int(seconds / (2 * least * each))))
+
+
+def free(split: PreparedSplit, tokens: int) -> PreparedSplit:
+    """The prompts of a split, to be answered as servers do.
+
+    A model that can think does, and nothing but the end token or the number of tokens ends an answer.
+    """
     # Generating takes a gold answer along, whatever it is; nothing here reads its score.
     examples = tuple(replace(example, references=example.references or ("-",)) for example in split.examples)
     return replace(
@@ -187,10 +264,11 @@ def _asked(split: PreparedSplit, request: ShrinkRequest) -> PreparedSplit:
         fitness="generate",
         metric="accuracy",
         matching=Matching("contains", ()),
-        max_new_tokens=request.guard_tokens,
+        max_new_tokens=tokens,
         positions="text",
         examples=examples,
         harness=None,
+        thinks=True,
         window=None,
     )
 
@@ -207,7 +285,9 @@ def _recovery(table: FinalTable, task: str) -> float | None:
 def _unscored(table: FinalTable, task: str) -> str | None:
     """Why the winner, or the full model, has no score on `test`; None if both have one or none was asked for."""
     scores = [entry.score(task, "test") for entry in (table.best, table.full) if entry is not None]
-    return next((score.failure for score in scores if score is not None and score.failure is not None), None)
+    failure = next((score.failure for score in scores if score is not None and score.failure is not None), None)
+    full = table.full.score(task, "test")
+    return "the full model's own score is 0" if failure is None and full is not None and full.score == 0 else failure
 
 
 def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
@@ -215,27 +295,21 @@ def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
     if not check.known:
         return ()
     faults = []
-    if _too_many(check.loops, check.prompts, request.most_loops):
-        faults.append(f"repeats itself in {check.loops} of {check.prompts} answers, where the full model doesn't")
-    if _too_many(check.broken, check.structured, request.most_broken):
+    if check.broken >= _FEWEST and check.broken > request.max_broken * check.structured:
         faults.append(f"lost {check.broken} of the full model's {check.structured} answers with JSON or tool calls")
-    if check.perplexity is None or (check.perplexity > request.most_perplexity and not check.graded):
+    if check.perplexity is None or (check.perplexity > request.max_perplexity_ratio and not check.graded):
         times = "far more than" if check.perplexity is None else f"{check.perplexity:.1f} times"
-        faults.append(f"has {times} the full model's perplexity, more than {request.most_perplexity:g} times")
+        faults.append(f"has {times} the full model's perplexity, more than {request.max_perplexity_ratio:g} times")
     if check.unscored is not None:
         faults.append(f"can't be compared with the full model on `test`: {check.unscored}")
-    if check.recovery is not None and check.recovery < request.least_recovery:
+    if check.recovery is not None and check.recovery < request.min_recovery:
         faults.append(
-            f"keeps {100 * check.recovery:.0f} % of the full model's score, less than {request.least_recovery:.0%}"
+            f"keeps {100 * check.recovery:.0f} % of the full model's score, less than {request.min_recovery:.0%}"
         )
     return tuple(faults)
 
 
-def _too_many(count: int, among: int, share: float) -> bool:
-    return count >= _FEWEST and count > share * among
-
-
-def checks_table(checks: Sequence[TaskCheck]) -> str:
+def checks_table(checks: Sequence[TaskCheck], loops: Loops) -> str:
     """The checks as a table of a model card."""
     lines = ["Checks before the export, on held-out prompts answered at temperature 0:", ""]
     lines += ["| prompts | number | loops | JSON or tool calls lost | agreement | perplexity | of the full score |"]
@@ -243,21 +317,24 @@ def checks_table(checks: Sequence[TaskCheck]) -> str:
     for check in checks:
         name = check.task if check.known else f"{check.task} (unknown to the full model)"
         lines.append(f"| {' | '.join((name, *check.cells))} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"{loops}."])
 
 
-def is_loop(tokens: Sequence[int]) -> bool:
-    """Tell whether an answer repeats itself: too few of its 4-grams of tokens differ."""
-    grams = [tuple(tokens[start : start + _GRAM]) for start in range(len(tokens) - _GRAM + 1)]
-    return len(tokens) >= _FEWEST_TOKENS and len(set(grams)) < _LOOP_RATIO * len(grams)
+def _ended(*answers: str) -> bool:
+    """Whether all answers have come to the end of their thoughts, or none has: what is behind them can be compared."""
+    return len({_END_OF_THOUGHTS in each for each in answers}) == 1
 
 
 def structure_of(answer: str) -> Literal["call", "json"] | None:
     """Tell whether an answer contains a call of a tool, or another JSON object or array; None if it has neither.
 
-    A call is an object with `name`, and `arguments` or `parameters` that are an object. What stands around it, such as
-    the marks of a chat template or of a code block, doesn't matter.
+    A call is what `_CALLS` describes, or an object with `name`, and `arguments` or `parameters` that are an object.
+    What stands around it, such as a code block or the marks of a chat template, doesn't matter, nor do thoughts before
+    it.
     """
+    answer = answer.rpartition(_END_OF_THOUGHTS)[2]
+    if _CALLS.search(answer):
+        return "call"
     found: Any = None
     for match in re.finditer(r"[{\[]", answer):
         try:

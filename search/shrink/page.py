@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.shrink.loops import Loops
 from moevolve.search.text import percent
 from moevolve.workers.contract.card import CheckpointForm
+
+_SHOWN = 160
+"""Most characters of a prompt or an answer in a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,12 @@ class TaskCheck:
 
     Attributes:
         task: Name of the task, or `general` and a domain of the general set.
-        prompts: Number of prompts, the first ones of `test`.
-        loops: Number of answers that repeat themselves, where the full model's don't.
+        prompts: Number of prompts that were answered, the first ones of `test`.
+        loops_full, loops: Number of the full model's and of the winner's answers that repeat themselves.
         structured: Number of the full model's answers that have JSON or a tool call.
         broken: Number of those where the winner's answer doesn't have the same.
-        agreement: Overlap with the full model's predictions on these rows, in [0, 1].
-        perplexity: The winner's perplexity on these rows as a multiple of the full model's; None if it has none.
+        agreement: Overlap with the full model's predictions on the first of these rows, in [0, 1].
+        perplexity: The winner's perplexity on them as a multiple of the full model's; None if it has none.
         recovery: Score on `test` as a share of the full model's; None if it isn't known.
         known: False for a domain of the general set that the full model doesn't know itself.
         graded: True if the task's answers are right or wrong, so that `recovery` says what it lost. Its perplexity,
@@ -75,6 +79,7 @@ class TaskCheck:
 
     task: str
     prompts: int
+    loops_full: int
     loops: int
     structured: int
     broken: int
@@ -91,12 +96,54 @@ class TaskCheck:
         """The numbers as texts of a table: prompts, loops, broken answers, agreement, perplexity and recovery."""
         return (
             str(self.prompts),
-            str(self.loops),
+            f"{self.loops} (full model {self.loops_full})",
             f"{self.broken} of {self.structured}" if self.structured else "-",
             percent(self.agreement),
             "-" if self.perplexity is None else f"{self.perplexity:.2f} times",
             percent(self.recovery),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The full model's answer to one prompt.
+
+    Attributes:
+        expected: The answer in the data, if there is one.
+    """
+
+    asked: str
+    expected: tuple[str, ...]
+    answered: str
+
+    def __str__(self) -> str:
+        expected = f", expected {self.expected[0][:_SHOWN]!r}" if self.expected else ""
+        return f"asked {self.asked[-_SHOWN:]!r}{expected}, answered {self.answered[:_SHOWN]!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLook:
+    """The full model's answers to one task, before a search.
+
+    Attributes:
+        rows: Number of rows of `search` that are scored.
+        score: Score of these rows, in [0, 1]; None if a candidate's answers are compared with the full model's.
+        least: Score below which the full model doesn't know the task: what guessing among choices gives, or 0.2; None
+            if answers aren't right or wrong.
+        answers: The first answers; empty if there are no texts.
+    """
+
+    task: str
+    rows: int = 0
+    score: float | None = None
+    least: float | None = None
+    answers: tuple[Answered, ...] = ()
+
+    def __str__(self) -> str:
+        if self.score is None:
+            return f"{self.task}: candidates are compared with the full model"
+        limit = "" if self.least is None else f" (a search needs {percent(self.least)})"
+        return f"{self.task}: the full model scores {percent(self.score)} on {self.rows} rows of `search`{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +166,25 @@ class RetainedMass:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FirstLook:
+    """What the full model makes of the data, before a search.
+
+    Attributes:
+        tasks: Its answers and scores by task.
+        routing: How much of each task's routing as many experts have as are kept; empty if all are kept, or their
+            number is searched.
+    """
+
+    tasks: tuple[TaskLook, ...]
+    routing: tuple[RetainedMass, ...]
+
+    def lines(self) -> list[str]:
+        """The same as lines for people."""
+        told = [text for task in self.tasks for text in (str(task), *(f"  {each}" for each in task.answers))]
+        return [*told, *map(str, self.routing)]
+
+
 @dataclass(frozen=True)
 class Shrunk:
     """A shrunk model, or a search without a candidate to export.
@@ -128,9 +194,9 @@ class Shrunk:
             speed, as sentences; empty if none was given.
         experts_full, experts: Experts per MoE layer before and after; the latter is None without a winner.
         weight_bytes: Size of the checkpoint's weight files.
-        routing: How much of each task's routing as many experts have; empty if all are kept, or their number is
-            searched.
+        first_look: What the full model makes of the data.
         checks: What the winner's answers are like, by task; empty without a winner.
+        loops: How often it repeats itself; None without a winner.
         speed: Measured speeds; None if no speed was asked for, or nothing was written.
         written: The new checkpoint; None if every candidate failed, or the checks refused the winner.
         seconds: Duration of each stage by its title; those of a search that was continued are of its last part.
@@ -145,8 +211,9 @@ class Shrunk:
     experts: int | None
     layers: int
     weight_bytes: int
-    routing: tuple[RetainedMass, ...]
+    first_look: FirstLook
     checks: tuple[TaskCheck, ...]
+    loops: Loops | None
     speed: Speed | None
     written: Written | None
     seconds: Mapping[str, float]

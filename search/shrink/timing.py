@@ -11,6 +11,7 @@ from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import final_evaluations
 from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.pilot import Measured, measure
 from moevolve.search.settings.phases import PhaseConfig
@@ -22,34 +23,47 @@ _MOST = 10
 """Largest number of evaluations, as a multiple of the preset's: none of our searches has gained from more."""
 LEAST = 4
 """Fewest evaluations of a search."""
-_LOADS = 4
-"""How often the model is loaded after the pilot: for the routing, the search, the checks and the export."""
+_LOADS = 3
+"""How often the model is loaded after the pilot: for the search, the checks and the export."""
 _APPLIED = 4
 """How often the winner is applied after the final scores, each counted as one evaluation: twice for the checks, and for
 the export and its verification."""
+_GUARD_SHARE, _GUARD_TIME = 0.1, "30min"
+"""Time for the answers of the guard: a share of the whole time, or if that isn't limited as long as this."""
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
-def seconds_of(text: str) -> float:
-    """Read a duration such as `2h` or `90min`, in seconds.
+def seconds_of(text: str, option: str = "--time") -> float:
+    """Read a duration such as `2h` or `90min`, the value of an option, in seconds.
 
     Raises:
         UserError: It isn't one.
     """
     found = quantity(text, _UNITS)
     if found is None:
-        raise UserError(f"--time {text}: give a number with a unit, such as 2h, 90min or 1.5d")
+        raise UserError(f"{option} {text}: give a number with a unit, such as 2h, 90min or 1.5d")
     return found
 
 
+def guard_seconds(request: ShrinkRequest) -> float:
+    """How long the guard's answers may take.
+
+    Raises:
+        UserError: The time that the request gives them isn't one.
+    """
+    if request.guard_time is not None:
+        return seconds_of(request.guard_time, "--guard-time")
+    return seconds_of(_GUARD_TIME) if request.time is None else _GUARD_SHARE * seconds_of(request.time)
+
+
 def plan_time(
-    text: str, config: RunConfig, begun: float, first: FirstWorker, on_stage: Callable[[str], None]
+    request: ShrinkRequest, config: RunConfig, begun: float, first: FirstWorker, on_stage: Callable[[str], None]
 ) -> tuple[int, str]:
     """Measure a few candidates of a search, and choose how many it can try.
 
     Args:
-        text: Time of everything from `begun` to the end of the export.
+        request: It gives the time of everything from `begun` to the end of the export.
         config: The search.
         begun: When the request was made, in seconds of `time.monotonic`.
         first, on_stage: See `measure`.
@@ -60,7 +74,8 @@ def plan_time(
     setup = set_up_new(config, None, first.call)
     tokens = first.call(count_tokens, setup.config, setup.prepared)
     found = measure(setup, _MEASURED, first=first, on_stage=on_stage)
-    return chosen(text, setup.config, tokens, found, time.monotonic() - begun)
+    assert request.time is not None
+    return chosen(request.time, setup.config, tokens, found, time.monotonic() - begun, guard_seconds(request))
 
 
 def count_tokens(config: RunConfig, prepared: Mapping[Split, Sequence[PreparedSplit]]) -> dict[Split, int]:
@@ -79,11 +94,16 @@ def shortened(phases: Sequence[PhaseConfig], evaluations: int) -> tuple[PhaseCon
     return (*before, last.model_copy(update=changes))
 
 
-def chosen(text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float) -> tuple[int, str]:
-    """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`."""
+def chosen(
+    text: str, config: RunConfig, tokens: Mapping[Split, int], found: Measured, spent: float, guard: float
+) -> tuple[int, str]:
+    """Choose the number of evaluations from what a few took, after `spent` seconds; see `plan_time`.
+
+    The guard's answers take `guard` seconds at most.
+    """
     *before, last = config.phases
     one = found.of(last.kind)
-    fixed = _LOADS * found.other_seconds + _APPLIED * one
+    fixed = _LOADS * found.other_seconds + _APPLIED * one + guard
     fixed += found.final(last.kind, *final_evaluations(config), tokens)
     fixed += sum(phase.evaluations * found.of(phase.kind) for phase in before) / found.workers
     earlier = sum(phase.evaluations for phase in before)

@@ -1,12 +1,16 @@
-"""The guard of `moevolve shrink` on the demo's mixtures of experts: what it says of good and of bad candidates.
+"""The guard of `moevolve shrink` on simulated loops, and on candidates of the demo's mixtures of experts.
 
-    python tests/benchmarks/bench_guard.py [--good 10] [--bad 5]
+    python tests/benchmarks/bench_guard.py [--good 10] [--bad 5] [--loops]
+
+First, models are simulated by whether each of their answers is a loop: the full model in 3.6 % of the prompts, a bad
+candidate in 7.2 %, and a good one in 3.6 %, independently or on the same prompts as far as a correlation says. A table
+shows which share of them is refused by the number of prompts, and after how many prompts the answers end on average.
+With `--loops` that is all.
 
 Candidates are drawn: the experts that the tasks use most, pruned, repaired or merged with noise, and random ones of
 which few are kept. A good one has `KEPT` or more of the full model's accuracy in every one of the six tasks, on 100
 `test` rows; a bad one has less than half of it on their average. What is between is left out. The guard is the one of
-the command, with its limits; it reads the first 16 of these rows, and those domains of the general set that the full
-model knows.
+the command, with its limits; it reads these rows, and those domains of the general set that the full model knows.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ import torch
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.shrink.guard import Probe, check_edit, general_set
-from moevolve.search.shrink.page import TaskCheck
+from moevolve.search.shrink.guard import Checks, Probe, check_edit, general_set
+from moevolve.search.shrink.loops import ALPHA, MOST_PROMPTS, discordant, is_clear, looks_at, p_value
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -37,6 +41,10 @@ TASKS = ("calendar", "count", "kin", "compare", "relation", "span")
 ROWS = 100
 KEPT = 0.9
 REQUEST = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
+LEAST = 46
+"""Fewest prompts of one task and the general set."""
+LOOPS = 0.036
+SIMULATED = 2000
 
 
 class Bed:
@@ -86,13 +94,13 @@ class Bed:
         noisy = matrices + noise * rng.normal(size=matrices.shape)
         return EepEdit(matrices, noisy, self.active)
 
-    def checks(self, edit: Edit, scores: Mapping[str, float]) -> tuple[TaskCheck, ...]:
+    def checks(self, edit: Edit, scores: Mapping[str, float]) -> Checks:
         """What the guard finds."""
         probes = [self._probe(name, scores) for name in TASKS]
         return check_edit(self.worker, edit, [*probes, *self.general], REQUEST)
 
     def _probe(self, name: str, scores: Mapping[str, float]) -> Probe:
-        judged = prepare_split(load_task(f"demo-{name}@agreement"), "test").head(REQUEST.guard_prompts)
+        judged = prepare_split(load_task(f"demo-{name}@agreement"), "test").head(ROWS)
         return Probe(name, judged, scores[name] / self.full[name], graded=True)
 
 
@@ -106,9 +114,10 @@ def report(bed: Bed, wanted: int, bad: bool) -> None:
         mean, least = sum(kept) / len(kept), min(kept)
         if (mean >= 0.5) if bad else (least < KEPT):
             continue
-        checks = bed.checks(edit, scores)
+        checks, loops = bed.checks(edit, scores)
         said = [f"{check.task} {fault}" for check in checks for fault in check.faults]
-        worst["loops"] = max([worst["loops"], *(check.loops / check.prompts for check in checks)])
+        said += [] if loops.fault is None else [f"all prompts {loops.fault}"]
+        worst["loops"] = max(worst["loops"], loops.shrunk / loops.prompts)
         worst["perplexity"] = max([worst["perplexity"], *(check.perplexity or np.inf for check in checks)])
         faults.update(_limit(fault) for fault in said)
         alarms += bool(said)
@@ -128,15 +137,42 @@ def _limit(fault: str) -> str:
     return next(what for what in ("repeats", "lost", "perplexity", "score") if what in fault)
 
 
+def simulate() -> None:
+    """Print how many simulated candidates are refused, by the number of prompts."""
+    print("most prompts | correlation | doubled: refused, prompts answered | equal: refused, answered", flush=True)
+    for prompts in (50, 140, 280, MOST_PROMPTS, 1000, 2000):
+        for correlation in (0.0, 0.3, 0.6):
+            cells = []
+            for shrunk in (2 * LOOPS, LOOPS):
+                rng = np.random.default_rng([prompts, round(100 * correlation)])
+                drawn = [refused(prompts, shrunk, correlation, rng) for _ in range(SIMULATED)]
+                cells.append("{:.1%}, {:.0f}".format(*np.mean(drawn, axis=0)))
+            print(f"{prompts} | {correlation} | {' | '.join(cells)}", flush=True)
+
+
+def refused(prompts: int, shrunk: float, correlation: float, rng: np.random.Generator) -> tuple[bool, int]:
+    """Whether a candidate with this share of loops is refused, and after how many prompts."""
+    both = LOOPS * shrunk + correlation * (LOOPS * (1 - LOOPS) * shrunk * (1 - shrunk)) ** 0.5
+    kinds = rng.choice(4, size=prompts, p=[both, shrunk - both, LOOPS - both, 1 - shrunk - LOOPS + both])
+    pairs = [(kind in (0, 2), kind in (0, 1)) for kind in kinds.tolist()]
+    looks = looks_at(prompts, min(LEAST, prompts))
+    until = next((look for look in looks if is_clear(*discordant(pairs[:look]), look)), prompts)
+    return p_value(*discordant(pairs[:until])) <= ALPHA, until
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--good", type=int, default=10, help="good candidates of each model")
     parser.add_argument("--bad", type=int, default=5, help="bad candidates of each model")
+    parser.add_argument("--loops", action="store_true", help="simulate loops, and stop")
     options = parser.parse_args()
+    simulate()
+    if options.loops:
+        return
     for name in ("model", "fine"):
         bed = Bed(name)
         print(f"{name}: the full model has {sum(bed.full.values()) / len(TASKS):.1%} on average")
-        untouched = bed.checks(IdentityEdit(), bed.full)
+        untouched, _ = bed.checks(IdentityEdit(), bed.full)
         assert not any(check.faults for check in untouched)
         known = {check.task for check in untouched if check.known}
         print(f"  untouched: passes; {len(known)} of {len(untouched)} domains are known", flush=True)

@@ -27,6 +27,8 @@ _ANSWER = "\ue000answer\ue000"
 _NO_THINKING: dict[str, Any] = {"enable_thinking": False, "reasoning_effort": "low"}
 """Template variables that turn thinking off or down, in the templates that know them. Answers are short, and thinking
 would use up their tokens."""
+_THINKING: dict[str, Any] = {"enable_thinking": True, "thinking": True}
+"""Template variables that turn thinking on, in the templates that know them."""
 
 _DIRECTIVES = (*"aAbBcdDeFhHIjmMpRSTuUVwWxXyYZ", "-d", "-m", "-H", "-I")
 """Directives of `strftime` that templates may use."""
@@ -50,9 +52,10 @@ class ChatPrompt(NamedTuple):
 class ChatTemplate:
     """A chat template for one tokenizer.
 
-    Thinking is turned off where the template allows it, and a thinking block that the template opens is closed at once.
-    Text that the template puts between its prompt and an answer (GPT-OSS: the marks of the final channel) becomes part
-    of the prompt. Methods raise UserError if the template refuses a conversation.
+    Unless a prompt asks for thoughts, thinking is turned off where the template allows it, and a thinking block that
+    the template opens is closed at once. Text that the template puts between its prompt and an answer (GPT-OSS: the
+    marks of the final channel) becomes part of the prompt. Methods raise UserError if the template refuses a
+    conversation.
 
     Args:
         tokenizer: Tokenizer that provides the special tokens.
@@ -66,14 +69,18 @@ class ChatTemplate:
         self._source = _fixed_clock(date) + source
         self._name = name
 
-    def prompt(self, turns: Sequence[Turn]) -> ChatPrompt:
+    def prompt(self, turns: Sequence[Turn], thinks: bool = False) -> ChatPrompt:
         """Render a conversation up to the beginning of the model's answer.
 
         If the template has no system role, or drops it, the system prompt is put before the first user turn. The text
         before an answer is read from the conversation rendered with an answer, if that begins like the prompt.
         Otherwise the prompt is used as it is: some templates render given answers differently, for example without the
-        thinking block that they open for new ones.
+        thinking block that they open for new ones. With `thinks` the prompt is what servers make, so that the answer
+        begins with the thoughts of a model that has some.
         """
+        if thinks:
+            messages = self._with_system_prompt([_message(*turn) for turn in turns])
+            return ChatPrompt(self._render(messages, generates=True, thinks=True), "")
         prompt, before, _ = self._around_answer(turns)
         opening = before.removeprefix(prompt) if before.startswith(prompt) else ""
         marks = opening.rstrip(" ")
@@ -132,7 +139,9 @@ class ChatTemplate:
                 return messages
         return _message(first["role"], f"{system['content']}\n\n{first['content']}"), *others
 
-    def _render(self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = ()) -> str:
+    def _render(
+        self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = (), thinks: bool = False
+    ) -> str:
         try:
             written = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
@@ -140,7 +149,7 @@ class ChatTemplate:
                 chat_template=self._source,
                 tokenize=False,
                 add_generation_prompt=generates,
-                **_NO_THINKING,
+                **(_THINKING if thinks else _NO_THINKING),
             )
         except jinja2.TemplateError as error:
             raise UserError(

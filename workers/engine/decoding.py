@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moevolve.evaluators.fitness.engine import Decided
+from moevolve.evaluators.fitness.engine import Decided, never
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.engine.columns import pad
 from moevolve.workers.engine.forward import Forward
@@ -48,7 +48,8 @@ class Answers:
             return
         tokens = self.tokens[example]
         tokens.append(token)
-        self.finished[example] = len(tokens) >= self._limit or self._decided(example, self._text(tuple(tokens)))
+        undecided = self._decided is never or not self._decided(example, self._text(tuple(tokens)))
+        self.finished[example] = len(tokens) >= self._limit or not undecided
 
     def take(self, example: int, draft: Tokens, greedy: Sequence[int]) -> None:
         """Add the greedy tokens that follow from a pass over a draft, up to the first that differs from the draft.

@@ -63,7 +63,7 @@ def tokenize_split(
         texts = [split.text(example) for example in split.examples]
         prefixes = [split.answer_prefix] * len(texts)
     else:
-        bos, rendered = None, [template.prompt(split.turns(example)) for example in split.examples]
+        bos, rendered = None, [template.prompt(split.turns(example), split.thinks) for example in split.examples]
         texts = [each.text for each in rendered]
         prefixes = [each.spaces + split.answer_prefix.lstrip() for each in rendered]
     prompts = _encode(tokenizer, texts, special)

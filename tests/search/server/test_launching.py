@@ -353,7 +353,7 @@ def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
     client: TestClient, bare: TestClient, started: list[list[str]], tiny: Any
 ) -> None:
     asked = {"name": "small", "model": "tiny", "data": ["chats"], "experts": "50%"}
-    more = {"tasks": ["boolq"], "weights": ["chats=2"], "most_loops": 0.25, "force": True, "seed": 0}
+    more = {"tasks": ["boolq"], "weights": ["chats=2"], "max_looping": 0.25, "force": True, "seed": 0}
     for changes in ({}, more):
         answer = client.post("/api/shrinks", json=asked | changes)
         assert answer.status_code == 202 and answer.json()["command"] == "shrink", answer.text
@@ -370,7 +370,7 @@ def test_a_checkpoint_is_shrunk_for_what_the_server_knows_by_name(
         assert answer.status_code == 422 and said in answer.text, answer.text
     plain = ["--experts", "50%", "--data", "/data/chats.jsonl"]
     output, last = ["--output", "/exports/small"], ["--set", "workers.address=head:6379", "--", str(tiny.model)]
-    guard = ["--most-loops", "0.25", "--force"]
+    guard = ["--max-looping", "0.25", "--force"]
     assert started == [
         ["shrink", *plain, *output, *last],
         ["shrink", *plain, "--task", "boolq", "--weight", "chats=2", *output, *guard, *last],

@@ -41,7 +41,7 @@ CARD = ExportCard("A small model", "someone/base", "f00d", "trial", "42", "trial
 
 def test_a_share_of_experts_is_rounded_to_what_the_routing_groups_allow() -> None:
     free, grouped = RoutingGroups(), RoutingGroups(4, 2, 2)
-    assert [kept_experts(share, 8, free) for share in ("50%", "12.5 %", "1%", "100%", "3")] == [4, 1, 1, 8, 3]
+    assert [kept_experts(share, 8, free) for share in ("50%", "12.5 %", "1%", "3")] == [4, 1, 1, 3]
     assert [kept_experts(share, 32, grouped) for share in ("50%", "30%", "5%", "12")] == [16, 8, 8, 12]
     for wanted, experts, groups in (("9", 8, free), ("0", 8, free), ("0%", 8, free), ("half", 8, free)):
         with pytest.raises(UserError, match="can keep: 1 to 8"):
@@ -50,13 +50,18 @@ def test_a_share_of_experts_is_rounded_to_what_the_routing_groups_allow() -> Non
         kept_experts("6", 16, grouped)
     with pytest.raises(UserError, match="dense"):
         kept_experts("50%", 0, free)
+    for wanted in ("100%", "99%", "8"):
+        with pytest.raises(UserError, match=f"--experts {wanted}: the model is that small already, it has 8 experts"):
+            kept_experts(wanted, 8, free)
 
 
 def test_a_share_of_neurons_is_a_percentage() -> None:
-    assert [kept_share(text) for text in ("12.5%", " 100 %", "0.5%")] == [0.125, 1.0, 0.005]
+    assert [kept_share(text) for text in ("12.5%", " 99 %", "0.5%")] == [0.125, 0.99, 0.005]
     for text in ("0%", "101%", "4", "half"):
         with pytest.raises(UserError, match=f"--neurons {text}: give a share"):
             kept_share(text)
+    with pytest.raises(UserError, match="--neurons 100%: the model is that small already"):
+        kept_share("100%")
 
 
 def asked(**parameters: Any) -> ShrinkRequest:
@@ -73,9 +78,12 @@ def test_the_largest_number_of_experts_that_fits_is_kept() -> None:
     cached = budget_of(asked(size="2 GiB", context="32k", batch=8))
     assert cached is not None and cached.positions == 8 * 32768
     whole = FileSizes(2**30, 2**27, 2**27)
-    assert [fitting_experts(cached, whole, per, 8, RoutingGroups()) for per in (0, 2048, 2049)] == [8, 4, 3]
+    assert [fitting_experts(cached, whole, per, 8, RoutingGroups()) for per in (1, 2048, 2049)] == [7, 4, 3]
     with pytest.raises(UserError, match=r"--size 2 GiB: .* is 3.1 GiB, 2.0 GiB of them for the KV cache, with 1 of 8"):
         fitting_experts(cached, whole, 8192, 8, RoutingGroups())
+    assert fitting_experts(replace(budget, size=1799), files, 7, 8, RoutingGroups()) == 7
+    with pytest.raises(UserError, match=r"--size 1.5kB: the model is that small already, it takes 0.0 MiB; give"):
+        fitting_experts(replace(budget, size=1800), files, 7, 8, RoutingGroups())
 
 
 def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
@@ -86,7 +94,9 @@ def test_the_largest_share_of_neurons_that_fits_is_kept() -> None:
     assert fitting_share(budget, files, 7, 8) == math.floor(1e6 * 420 / 720) / 1e6
     cached = replace(budget, positions=30)
     assert fitting_share(cached, files, 7, 8) == math.floor(1e6 * 210 / 720) / 1e6
-    assert fitting_share(replace(budget, size=1801), files, 7, 8) == 1
+    assert fitting_share(replace(budget, size=1799), files, 7, 8) == math.floor(1e6 * 719 / 720) / 1e6
+    with pytest.raises(UserError, match=r"--size 1.5kB: the model is that small already"):
+        fitting_share(replace(budget, size=1800), files, 7, 8)
     with pytest.raises(UserError, match=r"--size 1.5kB: .* takes 0.0 MiB already, 0.0 MiB of them for the KV cache"):
         fitting_share(replace(budget, positions=60), files, 7, 8)
 
@@ -132,9 +142,14 @@ def test_files_are_as_large_as_predicted(tmp_path: Path) -> None:
 def test_a_dry_run_keeps_the_budget_or_says_what_is_possible(tmp_path: Path, in_process: Any) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(f"{n} " + "word " * 90 for n in range(100)))
     command = ("shrink", DEMO.path, "--data", "text.txt", "-o", "small", "--dry-run")
-    for size, found in (("1MiB", "neuron_share: 0.0"), ("3MB", "neuron_share: 0.5"), ("5MB", "neuron_share: 1.0")):
+    for size, found in (("1MiB", "neuron_share: 0.0"), ("3MB", "neuron_share: 0.5")):
         done = in_process(*command, "--size", size, cwd=tmp_path)
         assert done.returncode == 0 and found in done.stdout and "preset: share" in done.stdout
+    for size in ("1GB", "5MB"):
+        for form in ((), ("--repair", "none")):
+            done = in_process(*command, "--size", size, *form, cwd=tmp_path)
+            said = f"--size {size}: the model is that small already, it takes 4.5 MiB; give a smaller size"
+            assert done.returncode == 2 and said in " ".join(done.stderr.split())
     done = in_process(*command, "--size", "700kB", cwd=tmp_path)
     assert done.returncode == 2 and "what isn't neurons of experts takes 0.8 MiB already" in done.stderr
     done = in_process(*command, "--size", "1MiB", "--repair", "none", cwd=tmp_path)

@@ -17,6 +17,7 @@ from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_mo
 from moevolve.search.loop.final_table import Score
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink import guard
+from moevolve.search.shrink.first_look import retained
 from moevolve.search.shrink.guard import (
     Probe,
     check_edit,
@@ -24,23 +25,17 @@ from moevolve.search.shrink.guard import (
     checks_table,
     faults_of,
     general_set,
-    is_loop,
     structure_of,
 )
+from moevolve.search.shrink.loops import Loops
 from moevolve.search.shrink.page import TaskCheck
-from moevolve.search.shrink.shrink import retained
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.worker import EvaluationWorker
 
 REQUEST = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
-GOOD = TaskCheck("chats", prompts=16, loops=1, structured=16, broken=1, agreement=0.8, perplexity=1.6, recovery=0.9)
-
-
-def test_a_loop_is_told_from_an_answer() -> None:
-    assert is_loop([1, 2, 3] * 8) and is_loop([*range(12), *[7] * 36])
-    assert not is_loop(list(range(48))) and not is_loop([*range(30), *range(10)])
-    assert not is_loop([5] * 8), "a short answer"
+GOOD = TaskCheck("chats", 16, 0, 1, structured=16, broken=1, agreement=0.8, perplexity=1.6, recovery=0.9)
+LOOPS = Loops(16, 512, full=0, shrunk=1, low=-0.1, high=0.2, p=0.5, power=0.1)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +48,19 @@ def test_a_loop_is_told_from_an_answer() -> None:
         ('{"name": "Mara", "age": 31}', "json"),
         ('{"name": "weather", "arguments": {"place": ', None),
         ("[TOOL_CALLS] [see below", None),
+        ("<tool_call>\n<function=weather>\n<parameter=place>\nLyon\n</parameter>\n</function>\n</tool_call>", "call"),
+        ("<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>Lyon</arg_value>\n</tool_call>", "call"),
+        ("<tool_call>now\n</tool_call>", "call"),
+        ('<minimax:tool_call>\n<invoke name="weather">\n<parameter name="a">b</parameter>\n</invoke>', "call"),
+        (
+            '<｜DSML｜invoke name="now">\n<｜DSML｜parameter name="a">b</｜DSML｜parameter>\n</｜DSML｜invoke>',
+            "call",
+        ),
+        ('<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>', "call"),
+        ('<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>', "call"),
+        ("<tool_call>\n<function=weather>\n<parameter=place>\nLyon", None),
+        ('<think>\nPerhaps {"a": 1}?\n</think>\n\nIt rains.', None),
+        ('<think>\nNo brace.\n</think>\n\n{"a": 1}', "json"),
         ("a set {} of nothing", None),
         ("no braces at all", None),
     ],
@@ -65,9 +73,8 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     assert faults_of(GOOD, REQUEST) == ()
     assert faults_of(replace(GOOD, structured=0, broken=0, recovery=None), REQUEST) == ()
     assert faults_of(replace(GOOD, prompts=6, structured=6), REQUEST) == (), "a single answer of few is no fault"
-    assert len(faults_of(replace(GOOD, prompts=6, structured=6, loops=2, broken=2), REQUEST)) == 2
+    assert len(faults_of(replace(GOOD, prompts=6, structured=6, broken=2), REQUEST)) == 1
     for loss, said in (
-        ({"loops": 4}, "repeats itself in 4 of 16 answers"),
         ({"broken": 5}, "lost 5 of the full model's 16 answers with JSON or tool calls"),
         ({"perplexity": 8.25}, "has 8.2 times the full model's perplexity, more than 3 times"),
         ({"perplexity": None}, "far more than the full model's perplexity"),
@@ -82,12 +89,12 @@ def test_every_loss_is_named_and_a_good_candidate_passes() -> None:
     assert faults_of(replace(graded, recovery=0.4), REQUEST) and faults_of(replace(graded, perplexity=None), REQUEST)
     (said,) = faults_of(replace(GOOD, recovery=None, unscored="out of memory"), REQUEST)
     assert said == "can't be compared with the full model on `test`: out of memory"
-    assert "| chats | 16 | 1 | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD])
+    assert "| chats | 16 | 1 (full model 0) | 1 of 16 | 80.0 | 1.60 times | 90.0 |" in checks_table([GOOD], LOOPS)
 
 
 def test_a_winner_without_a_score_on_test_is_a_fault() -> None:
-    def model(failure: str | None) -> Any:
-        found = Score("chats", "test", None if failure else 0.5, failure=failure)
+    def model(failure: str | None, score: float = 0.5) -> Any:
+        found = Score("chats", "test", None if failure else score, failure=failure)
         return SimpleNamespace(score=lambda task, split: found if (task, split) == ("chats", "test") else None)
 
     def why(best: str | None, full: str | None, task: str = "chats") -> str | None:
@@ -97,30 +104,34 @@ def test_a_winner_without_a_score_on_test_is_a_fault() -> None:
     assert why("out of memory", None) == why("out of memory", "lost") == "out of memory"
     assert why(None, "lost") == "lost" and why(None, None) is None
     assert why("out of memory", None, "texts") is None, "a task that isn't scored on test"
+    nothing: Any = SimpleNamespace(best=model(None), full=model(None, score=0.0))
+    assert guard._unscored(nothing, "chats") == "the full model's own score is 0"
+    assert guard._recovery(nothing, "chats") is None, "any score would be as much as that"
 
 
 def test_checks_are_kept_for_a_winner_and_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def answered(subject: Any, table: Any, request: ShrinkRequest) -> tuple[TaskCheck, ...]:
+    def answered(subject: Any, table: Any, request: ShrinkRequest) -> guard.Checks:
         made.append(table.winner)
-        return (GOOD,)
+        return (GOOD,), LOOPS
 
     monkeypatch.setattr(guard, "_answered", answered)
 
     def checked(winner: str, search: str = "one", **changes: Any) -> TaskCheck:
         table: Any = SimpleNamespace(winner=winner)
         subject: Any = SimpleNamespace(search=SimpleNamespace(id=search))
-        (found,) = check_winner(subject, table, replace(REQUEST, **changes), tmp_path / "checks.json")
+        (found,), loops = check_winner(subject, table, replace(REQUEST, **changes), tmp_path / "checks.json")
+        assert loops == LOOPS
         return found
 
     assert checked("s:1") == checked("s:1") == GOOD
-    (fault,) = checked("s:1", least_recovery=0.95).faults
+    (fault,) = checked("s:1", min_recovery=0.95).faults
     assert "of the full model's score" in fault and made == ["s:1"]
-    for changes in ({"guard_prompts": 3}, {"guard_tokens": 20}):
+    for changes in ({"guard_prompts": 3}, {"guard_tokens": 20}, {"guard_time": "1h"}):
         checked("s:1", **changes)
-    assert checked("s:2") == GOOD and made == ["s:1"] * 3 + ["s:2"]
-    assert checked("s:2", search="another") == GOOD and len(made) == 5, "of a store that was made anew"
+    assert checked("s:2") == GOOD and made == ["s:1"] * 4 + ["s:2"]
+    assert checked("s:2", search="another") == GOOD and len(made) == 6, "of a store that was made anew"
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +143,31 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> EvaluationWorker:
 
 
 def faults(worker: EvaluationWorker, edit: Edit) -> dict[str, tuple[str, ...]]:
-    """The faults of a candidate, by the domains that have some."""
+    """The faults of a candidate, by the domains that have some; loops are one of the domains with most of them."""
     probes = [Probe(name, known_split(name), None) for name in ("english", "german", "calls")]
-    checks = check_edit(worker, edit, probes, replace(REQUEST, guard_tokens=32))
+    checks, loops = check_edit(worker, edit, probes, replace(REQUEST, guard_tokens=32))
     assert [check.structured for check in checks] == [0, 0, 8]
+    assert loops.prompts == 24 and sum(check.loops for check in checks) == loops.shrunk and loops.full == 0
     if isinstance(edit, IdentityEdit):
         assert all((check.agreement, check.perplexity) == pytest.approx((1, 1)) for check in checks)
-    return {check.task: check.faults for check in checks if check.faults}
+    found = {check.task: check.faults for check in checks if check.faults}
+    if loops.fault is not None:
+        found[max(checks, key=lambda check: check.loops).task] = (loops.fault,)
+    return found
+
+
+def test_answers_are_as_long_as_time_and_the_models_positions_allow(
+    worker: EvaluationWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = [known_split(name) for name in ("english", "german")]
+    assert worker.resident.model.config.max_position_embeddings < 512
+    for positions, seconds, tokens in ((4096, 1e9, 512), (300, 1e9, 294), (4096, 0.0, 48), (20, 1e9, 48)):
+        monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", positions)
+        assert guard._longest(worker, splits, 16, seconds) == tokens, "the longest prompt has six words"
+    (first, *others) = splits[0].examples
+    long = replace(splits[0], examples=(replace(first, references=("word1 " * 600,)), *others))
+    monkeypatch.setattr(worker.resident.model.config, "max_position_embeddings", 4096)
+    assert guard._longest(worker, [long], 16, 1e9) == 600, "as long as the data's"
 
 
 def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker) -> None:
@@ -149,7 +178,7 @@ def test_an_untouched_model_and_a_good_candidate_pass(worker: EvaluationWorker) 
 @pytest.mark.parametrize(
     ("expert", "domain", "said"),
     [
-        (ENDS, "english", "repeats itself in 8 of 8 answers"),
+        (ENDS, "english", "repeats itself in 8 of 24 answers, the full model in 0 (p = 0.0039)"),
         (GERMAN, "german", "times the full model's perplexity"),
         (TOOLS, "calls", "lost 8 of the full model's 8 answers with JSON or tool calls"),
     ],

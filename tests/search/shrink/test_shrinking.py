@@ -13,6 +13,7 @@ from commands_here import run_command, worker_here
 from demo_chats import write_chats
 from packed_checkpoints import write
 from safetensors.torch import load_file
+from transformers import GenerationConfig
 
 import moevolve
 from moevolve.search.config.files import load_run_config
@@ -24,9 +25,10 @@ DEMO = Path(__file__).parents[3] / "configs" / "demo"
 BLOCK = 32
 GENERAL = ("questions", "code", "json", "german", "spanish")
 SETTINGS = ("engine.chat_template=none", "workers.count=1", "final.random_baselines=1")
+SET = tuple(word for setting in SETTINGS[:2] for word in ("--set", setting))
 COMMAND = (
     *("shrink", "packed", "--data", "chats.jsonl", "--experts", "50%", "--time", "1s", "-o", "small"),
-    *("--guard-prompts", "2", "--guard-tokens", "16"),
+    *("--guard-prompts", "7", "--guard-tokens", "16"),
     *(word for setting in SETTINGS for word in ("--set", setting)),
 )
 
@@ -73,23 +75,28 @@ def test_the_page_and_the_checkpoint_are_of_one_search(shrunk: tuple[Path, dict[
     assert (page["experts_full"], page["experts"], page["written"]["form"]) == (8, 4, "source")
     labels = [entry["label"] for entry in page["table"]["entries"]]
     assert labels[0] == "full model" and labels[-1] == "best found"
-    assert list(page["seconds"]) == ["settings", "routing", "search", "checks", "export"]
+    assert list(page["seconds"]) == ["settings", "first look", "search", "checks", "export"]
     (choice,) = page["choices"]
     assert choice.startswith("--time 1s: 4 candidates, the fewest that there can be, although they take longer")
     best = page["table"]["entries"][-1]
     assert best["parameters"] < page["table"]["parameters_full"]
     (test,) = (score for score in best["scores"] if score["split"] == "test")
     assert test["low"] <= test["score"] <= test["high"]
-    (routing,) = page["routing"]
+    (look,), (routing,) = page["first_look"]["tasks"], page["first_look"]["routing"]
+    assert look["score"] > 0.9 and look["least"] == 0.2 and look["rows"] == 30
+    assert [each["answered"] for each in look["answers"]] == [each["expected"][0] for each in look["answers"]]
     assert (
         routing["task"] == "chats" and 0.5 < routing["mass"] < 1 and routing["mass"] == pytest.approx(routing["alone"])
     )
     check, *general = page["checks"]
-    assert check["prompts"] == 2 and check["recovery"] > 0.5
+    assert check["prompts"] == 7 and check["recovery"] > 0.5
+    loops = page["loops"]
+    assert loops["tokens"] == 16 and loops["prompts"] == sum(each["prompts"] for each in page["checks"])
     assert [each["task"] for each in general] == [f"general {name}" for name in GENERAL]
     assert not any(each["faults"] for each in general)
     card = (folder / "small" / "README.md").read_text()
     assert all(f"| {each['task']}" in card for each in page["checks"])
+    assert f"answers of up to 16 tokens to {loops['prompts']} held-out prompts: the full model's 0.0%" in card
     assert (
         check["task"] == "chats" and check["perplexity"] > 0.5 and 0 < check["agreement"] <= 1 and check["faults"] == []
     )
@@ -108,7 +115,7 @@ def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_its_lim
     shrunk: tuple[Path, dict[str, Any]], in_process: Any
 ) -> None:
     folder, page = shrunk
-    again = in_process(*COMMAND, "--least-recovery", "2", "--most-perplexity", "1", "--force", cwd=folder)
+    again = in_process(*COMMAND, "--min-recovery", "2", "--max-perplexity-ratio", "1", "--force", cwd=folder)
     assert again.returncode == 0, again.stderr
     said = " ".join(again.stdout.split())
     assert "best found" in said and "wrote small (source checkpoint of small:" in said
@@ -120,6 +127,73 @@ def test_the_same_command_again_changes_nothing_and_names_what_is_beyond_its_lim
     with moevolve.open_reader(f"sqlite:///{folder / 'moevolve.db'}") as store:
         assert store.search("small").config_hash == config.config_hash
         assert len(store.individual(page["table"]["winner"]).exports) == 1
+
+
+def test_sampling_that_breaks_loops_is_written_if_asked_for(
+    shrunk: tuple[Path, dict[str, Any]], in_process: Any
+) -> None:
+    folder, _ = shrunk
+    for _ in range(2):
+        done = in_process(*COMMAND, "--sampling", cwd=folder)
+        said = "sampling with do_sample True, min_p 0.05, repetition_penalty 1.1"
+        assert done.returncode == 0 and said in " ".join(done.stdout.split())
+    settings = GenerationConfig.from_pretrained(folder / "small")
+    assert (settings.do_sample, settings.min_p, settings.repetition_penalty) == (True, 0.05, 1.1)
+    assert settings.eos_token_id == 2 and (folder / "small" / "README.md").read_text().count(said) == 1
+    done = in_process("shrink", "a.gguf", "--data", "chats.jsonl", "--experts", "4", "--sampling", cwd=folder)
+    assert done.returncode == 2 and "--sampling: programs that run GGUF files read no" in done.stderr
+
+
+@pytest.mark.parametrize("choices", [False, True])
+def test_what_the_full_model_cant_do_is_not_searched_for(tmp_path: Path, in_process: Any, choices: bool) -> None:
+    write_chats(tmp_path / "chats.jsonl", 100)
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "chats.jsonl").read_text().splitlines()]
+    wrong = [{"prompt": asked["content"], "answer": f"about {said['content']}"} for asked, said in rows]
+    if choices:  # the right answer is there, and is always preferred
+        wrong = [
+            row | {"choices": [said["content"], row["answer"]]} for row, (_, said) in zip(wrong, rows, strict=True)
+        ]
+    (tmp_path / "wrong.jsonl").write_text("".join(json.dumps(row) + "\n" for row in wrong))
+    command = ("shrink", DEMO / "model", "--data", "wrong.jsonl", "--experts", "4", "-o", "small", *SET)
+    done = in_process(*command, cwd=tmp_path)
+    said = " ".join(done.stderr.split())
+    least = "50.0" if choices else "20.0"
+    assert done.returncode == 2, done.stdout
+    assert f"error: wrong: the full model scores 0.0 on 30 rows of `search` (a search needs {least}): asked " in said
+    assert "expected 'about " in said and "leave the answers out of the file" in said and "--force" in said
+    assert said.count("asked ") == 4, "three examples before the message"
+    look = tmp_path / "small.shrink" / "first_look.json"
+    kept = look.stat().st_mtime_ns
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moevolve.search.shrink.first_look.measured", None)
+        assert in_process(*command, cwd=tmp_path).returncode == 2
+    assert look.stat().st_mtime_ns == kept and not (tmp_path / "small").exists(), "it isn't measured again"
+
+
+def test_a_full_model_without_a_right_answer_passes_no_guard(tmp_path: Path, in_process: Any) -> None:
+    write_chats(tmp_path / "chats.jsonl", 100)
+    text = (tmp_path / "chats.jsonl").read_text()
+    (tmp_path / "wrong.jsonl").write_text(text.replace('"assistant", "content": "', '"assistant", "content": "about '))
+    limits = (
+        "--repair",
+        "none",
+        "--evaluations",
+        "4",
+        "--guard-prompts",
+        "7",
+        "--guard-tokens",
+        "16",
+        "--set",
+        "final.random_baselines=0",
+    )
+    command = ("shrink", DEMO / "model", "--data", "wrong.jsonl", "--experts", "4", "-o", "small", *SET, *limits)
+    with worker_here():
+        done = in_process(*command, "--force", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = "can't be compared with the full model on `test`: the full model's own score is 0"
+    assert said in " ".join(done.stdout.split()) and said in (tmp_path / "small" / "README.md").read_text()
+    done = in_process(*command, cwd=tmp_path)
+    assert done.returncode == 2, "nothing but --force goes on"
 
 
 def test_a_folder_that_is_taken_is_refused_before_anything_runs(tmp_path: Path, in_process: Any) -> None:

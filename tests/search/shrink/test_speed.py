@@ -14,7 +14,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.budget import SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of
-from moevolve.search.shrink.page import Speed, TaskCheck, Written
+from moevolve.search.shrink.guard import Checks
+from moevolve.search.shrink.loops import Loops
+from moevolve.search.shrink.page import Speed, Written
 from moevolve.search.shrink.speed import SHARES, chosen_share, measured_speed, slower_than_asked
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.report import ProfiledModel
@@ -116,8 +118,8 @@ def test_a_dry_run_has_the_width_and_says_why(tmp_path: Path, in_process: Any) -
 def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
     tmp_path: Path, in_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def checked(*_: Any) -> tuple[TaskCheck, ...]:
-        return ()
+    def checked(*_: Any) -> Checks:
+        return (), Loops(1, 16, full=0, shrunk=0, low=0.0, high=0.1, p=1.0, power=0.0)
 
     def timed(config: Any, written: Written, budget: SpeedBudget, on_stage: Any) -> Speed:
         assert json.loads((written.directory / "config.json").read_text())["num_local_experts"] == 8
@@ -135,7 +137,7 @@ def test_a_checkpoint_that_turns_out_slower_is_an_error_unless_forced(
         done = in_process(*command, "--force", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     page = json.loads(done.stdout)
-    assert page["experts"] == page["experts_full"] == 8 and page["routing"] == []
+    assert page["experts"] == page["experts_full"] == 8 and page["first_look"]["routing"] == []
     assert page["speed"] == {"sequences": 1, "full": 100.0, "shrunk": 110.0}
     best = page["table"]["entries"][-1]
     # A share of 0.25 of the experts' neurons, which are most of the parameters.

@@ -12,8 +12,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import parse_run_config, with_preset
 from moevolve.search.estimate.estimate import estimate
+from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.pilot import Measured
-from moevolve.search.shrink.timing import chosen, count_tokens, seconds_of, shortened
+from moevolve.search.shrink.timing import chosen, count_tokens, guard_seconds, seconds_of, shortened
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
 
@@ -40,15 +41,15 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     # the best, and three one-shot choices.
     assert tokens["dev"] < tokens["search"] < tokens["test"]
     final = (3 + 3 * tokens["test"] / tokens["search"]) * 3.0
-    needed = 7.0 + 4 * 10.0 + 4 * 3.0 + final + 3 * 6.0 / 2
+    needed = 7.0 + 3 * 10.0 + 4 * 3.0 + final + 3 * 6.0 / 2 + 5.0
     for extra in (1, 17, 100):
-        count, _ = chosen(f"{needed + extra * 3.0 / 2 + 0.01:.3f}s", config, tokens, found, spent=7.0)
+        count, _ = chosen(f"{needed + extra * 3.0 / 2 + 0.01:.3f}s", config, tokens, found, spent=7.0, guard=5.0)
         assert count == 3 + extra
-    assert chosen("1s", config, tokens, found, spent=7.0)[0] == 4
-    count, said = chosen("30d", config, tokens, found, spent=7.0)
+    assert chosen("1s", config, tokens, found, spent=7.0, guard=5.0)[0] == 4
+    count, said = chosen("30d", config, tokens, found, spent=7.0, guard=5.0)
     assert count == 10 * 27 and "10 times the preset's" in said
     slower = replace(found, workers=1)
-    by_one, by_two = (chosen("10m", config, tokens, each, spent=7.0)[0] for each in (slower, found))
+    by_one, by_two = (chosen("10m", config, tokens, each, spent=7.0, guard=5.0)[0] for each in (slower, found))
     assert by_one < by_two
     (first, last) = shortened(config.phases, 4)
     assert (first.evaluations, last.evaluations, last.initial) == (3, 1, 1)
@@ -56,6 +57,12 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
 
 def test_times_have_units() -> None:
     assert [seconds_of(text) for text in ("2h", "90 min", "1.5d", "30s")] == [7200, 5400, 129600, 30]
+    asked = ShrinkRequest("model", experts="50%", data=("chats.jsonl",))
+    timed = replace(asked, time="5h")
+    guards = (asked, timed, replace(timed, guard_time="2m"))
+    assert [guard_seconds(request) for request in guards] == [1800, 1800, 120]
+    with pytest.raises(UserError, match="--guard-time soon: give a number with a unit"):
+        guard_seconds(replace(asked, guard_time="soon"))
     for text in ("2", "h", "0h", "2 weeks"):
         with pytest.raises(UserError, match=r"--time .*: give a number with a unit"):
             seconds_of(text)

@@ -204,6 +204,23 @@ def test_answers_are_those_of_transformers_in_the_conversation(bytewise: PreTrai
     assert made.gold_logprobs[0] == pytest.approx(float(logprobs[answer]), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("gpt-oss", "<|end|><|start|>assistant"),
+        ("qwen3", "<|im_end|>\n<|im_start|>assistant\n"),
+        ("qwen3-thinking", "<|im_end|>\n<|im_start|>assistant\n<think>\n"),
+        ("deepseek-v3.1", "<｜Assistant｜><think>"),
+        ("glm-4.5", "<|assistant|>"),
+        ("mixtral", " [/INST]"),
+    ],
+)
+def test_a_model_may_think_where_a_split_lets_it(bytewise: PreTrainedTokenizerFast, model: str, asked: str) -> None:
+    tokenizer = talking(bytewise, CASES[model][0])
+    prompt = tokenize_split(tokenizer, replace(SPLIT, thinks=True), EngineConfig(), bos=1).prompts[0]
+    assert bytewise.decode(prompt).endswith(f"2+2?{asked}")
+
+
 @pytest.mark.parametrize("model", list(CASES))
 def test_marks_before_an_answer_are_in_the_prompt(bytewise: PreTrainedTokenizerFast, model: str) -> None:
     """Holds for generation and gold answers, with thinking off; spaces belong to the answer's first word."""

@@ -1,0 +1,134 @@
+"""What the full model makes of the data, before anything is searched: its answers, its scores and its routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from moevolve.evaluators.errors import CandidateError, UserError
+from moevolve.evaluators.metrics import score
+from moevolve.evaluators.types import PreparedSplit
+from moevolve.search.config.run import RunConfig
+from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.shrink.guard import free
+from moevolve.search.shrink.page import Answered, FirstLook, RetainedMass, TaskLook
+from moevolve.workers.contract.edits import IdentityEdit
+
+if TYPE_CHECKING:
+    from moevolve.workers.worker import EvaluationWorker
+
+_TOKENS = 4096
+"""Tokens of a task that are routed: shares of an expert are then known within a percent or two."""
+_ROWS = 128
+"""Most rows that the full model answers of a task whose answers are right or wrong."""
+_SHOWN = 3
+_SHOWN_TOKENS = 64
+_LEAST = 0.2
+"""Smallest share of right answers of a model that knows the task, where there are no choices to guess from."""
+_ADAPTER = TypeAdapter(tuple[str, FirstLook])
+
+Measured = tuple[NDArray[np.float64] | None, tuple[TaskLook, ...]]
+
+
+def first_look(config: RunConfig, experts: int | None, first: FirstWorker, path: Path) -> FirstLook:
+    """Look at the full model, once for a search: the file at `path` keeps the result.
+
+    Args:
+        config: The search.
+        experts: Experts per layer that are kept, for the routing; None measures none.
+        first: Calls what loads the model.
+    """
+    found = [section.prepared_splits(("calibration", "search"), calibrating=True) for section in config.tasks]
+    asked = tuple(splits["search"].head(_ROWS) for splits in found)
+    routed = () if experts is None else tuple(splits["calibration"] for splits in found)
+    of = " ".join([config.model.path, str(experts), *(split.fingerprint for split in (*asked, *routed))])
+    kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
+    if kept is None or kept[0] != of:
+        shares, looks = first.call(measured, config, asked, routed)
+        routing: tuple[RetainedMass, ...] = ()
+        if experts is not None and shares is not None:
+            weights = np.array([section.weight for section in config.tasks])
+            routing = retained([split.task for split in asked], shares, weights, experts)
+        kept = of, FirstLook(looks, routing)
+        path.write_bytes(_ADAPTER.dump_json(kept))
+    return kept[1]
+
+
+def measured(config: RunConfig, asked: Sequence[PreparedSplit], routed: Sequence[PreparedSplit]) -> Measured:
+    """Load the model, let it answer rows of every task, and measure each expert's share of the routing weights.
+
+    Returns:
+        Shares, float64 [tasks, MoE layers, experts], of which those of a layer sum to 1, or None if nothing is to be
+        routed; and the answers.
+    """
+    from moevolve.workers.checkpoints.loading import placed
+    from moevolve.workers.worker import EvaluationWorker
+
+    worker = EvaluationWorker(placed(config.model), config.engine)
+    try:
+        looks = tuple(_look(worker, split) for split in asked)
+    except CandidateError as error:
+        raise UserError(f"model.path {config.model.path}: the unedited model can't be run: {error}") from None
+    if not routed:
+        return None, looks
+    usages = [worker.analyse(IdentityEdit(), split, _TOKENS) for split in routed]
+    sums = np.array([[layer.weights for layer in usage.routed] for usage in usages])
+    return sums / np.maximum(sums.sum(axis=2, keepdims=True), np.finfo(float).tiny), looks
+
+
+def _look(worker: EvaluationWorker, split: PreparedSplit) -> TaskLook:
+    shown, graded = split.head(_SHOWN), split.metric == "accuracy"
+    if graded or split.harness is not None:
+        answers = worker.answer(IdentityEdit(), split)[0]
+        least = None
+        if graded:
+            least = score("mean", [1 / len(each.choices) if each.choices else _LEAST for each in split.examples])
+        look = TaskLook(split.task, len(answers), score(split.metric, [each.outcome for each in answers]), least)
+    elif split.positions == "text":
+        return TaskLook(split.task)  # texts have no answers
+    else:
+        answers = worker.answer(IdentityEdit(), replace(free(shown, _SHOWN_TOKENS), thinks=False))[0]
+        look = TaskLook(split.task)
+    pairs = zip(shown.examples, answers, strict=False)
+    texts = (Answered(asked.prompt, asked.references[:1], said.text) for asked, said in pairs if said.text is not None)
+    return replace(look, answers=tuple(texts))
+
+
+def wrong_task(look: FirstLook) -> str | None:
+    """Name a task that the full model answers wrongly, one of its answers, and what to do; None if there is none."""
+    for task in look.tasks:
+        if task.score is not None and task.least is not None and task.score < task.least:
+            return (
+                f"{task}: {task.answers[0]}; write the answers as the model does, or compare candidates with the full "
+                f"model instead (leave the answers out of the file, or give --task {task.task}@agreement), or go on "
+                "with --force"
+            )
+    return None
+
+
+def retained(
+    names: Sequence[str], shares: NDArray[np.float64], weights: NDArray[np.float64], experts: int
+) -> tuple[RetainedMass, ...]:
+    """The shares of routing weights that the most used experts have.
+
+    Args:
+        names: Names of the tasks.
+        shares: See `measured`.
+        weights: Weights of the tasks, [tasks].
+        experts: Experts per layer to keep.
+    """
+    together = np.average(shares, axis=0, weights=weights)
+    kept = np.argsort(-together, axis=1, kind="stable")[:, :experts]
+    best = -np.sort(-shares, axis=2)[:, :, :experts]
+    return tuple(
+        RetainedMass(
+            name, float(np.take_along_axis(own, kept, axis=1).sum(axis=1).mean()), float(top.sum(axis=1).mean())
+        )
+        for name, own, top in zip(names, shares, best, strict=True)
+    )
