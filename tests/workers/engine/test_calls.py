@@ -63,7 +63,7 @@ def test_a_second_call_is_written_or_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama-3.1", "deepseek-v3", "mistral"])
 def test_what_is_said_beside_a_call_is_refused_if_it_gets_lost(name: str) -> None:
-    with pytest.raises(UserError, match="leaves out .* in message 2|leaves out what message 2 says"):
+    with pytest.raises(UserError, match=r"leaves out .* in message 2|leaves out what message 2 says"):
         template_of(name).conversation([ASKED], TOOLS, calling({"place": 1}, content="Let me see."))
 
 
