@@ -291,7 +291,7 @@ def _marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]
         marks[made] = what
         return made
 
-    marked = []
+    marked: list[Message] = []
     for number, message in enumerate(messages, start=1):
         changes: dict[str, Any] = {}
         if message.get("content"):
