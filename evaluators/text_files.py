@@ -33,15 +33,37 @@ def parse_line(line: str, place: str) -> dict[str, Any]:
     """Read a JSON object from a line; `place` is its `file:line` for messages.
 
     Raises:
-        UserError: It isn't JSON, or no object.
+        UserError: It isn't JSON that `parse_json` reads, or no object.
     """
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: not JSON: {error.msg} at column {error.colno}") from None
+        row = parse_json(line)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from None
     if not isinstance(row, dict):
         raise UserError(f"{place}: expected a JSON object with named fields, got {type(row).__name__}")
     return row
+
+
+def parse_json(text: str) -> Any:
+    """Read JSON whose strings can be written as UTF-8.
+
+    Raises:
+        ValueError: It isn't such JSON; the message is for the user.
+    """
+    try:
+        value = json.loads(text)
+        if "\\u" in text:  # nothing else writes half of a character, which no tokenizer or file takes
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"it has half of a character, {half!r}; write both halves, or leave it out") from None
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply to be read") from None
+    except ValueError:  # Python's limit
+        raise ValueError("it has a number with thousands of digits; write it as a text") from None
+    return value
 
 
 @contextmanager

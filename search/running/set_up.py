@@ -6,6 +6,7 @@ A driver imports this module, so torch, and what imports it, is imported within 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,8 @@ from moevolve.workers.contract.capacity import NeededMemory
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.repair.edit import RepairRecipe
+
+_LOG = logging.getLogger(__name__)
 
 Call = Callable[..., Any]
 """Calls a function of a configuration, with further arguments, in a process that may import torch."""
@@ -85,6 +88,27 @@ def check_repairs(config: RunConfig, calibration: tuple[PreparedSplit, ...]) -> 
     for work in repair_works(config, costs, outline, max(tokens, 2)):
         if work.fault is not None:
             raise UserError(work.fault)
+
+
+def over_context(config: RunConfig, splits: tuple[PreparedSplit, ...]) -> tuple[str, ...]:
+    """Say of which tasks prompts are cut for the model's context; the model must be pinned.
+
+    Raises:
+        UserError: An answer doesn't fit into the context, or `engine.over_context` refuses a row.
+    """
+    from moevolve.workers.profiling.passes import PromptMeter
+
+    meter = PromptMeter(config.model, config.engine)
+    counts: dict[str, list[tuple[int, int]]] = {}
+    for split in splits:
+        counts.setdefault(split.task, []).append((meter.prompts_cut(split), len(split.examples)))
+    sums = {task: [sum(each) for each in zip(*pairs, strict=True)] for task, pairs in counts.items()}
+    return tuple(
+        f"task {task}: {cut} of {rows} prompts lose their beginning, since the model's context is shorter than they "
+        "are with their answers"
+        for task, (cut, rows) in sums.items()
+        if cut
+    )
 
 
 def pinned(model: ModelConfig) -> ModelConfig:
@@ -164,6 +188,9 @@ def set_up(config: RunConfig, search_id: str, call: Call = call_here) -> SearchS
     # A strategy has state and a calibrated space, so each run makes its own. This one only reports wrong settings.
     make_strategy(config, space, schedule)
     held_out = tuple(section.prepared("test") for section in held_out_tasks)
+    every = (*(split for splits in prepared.values() for split in splits), *held_out)
+    for note in call(over_context, config, every):
+        _LOG.warning("%s", note)
     if not description.repairs_fit:
         call(check_repairs, config, prepared["calibration"])
     return SearchSetup(config, search_id, description.facts, space, schedule, prepared, held_out, description.needed)

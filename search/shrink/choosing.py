@@ -120,7 +120,7 @@ def run_file(
     """
     begun = time.monotonic()
 
-    def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...]:
+    def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
         # There is no task before the chats are rendered.
         config = _parsed(_base(replace(request, weights=()), ["chats"], first))
         return first.call(render_chats, config, chats)

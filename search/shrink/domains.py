@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,9 @@ from moevolve.search.shrink.rows import FORMS, Chat, DataRow, read_row, without_
 if TYPE_CHECKING:
     from moevolve.search.config.run import RunConfig
 
-Render = Callable[[tuple[Chat, ...]], tuple[tuple[str, str | None], ...]]
+_LOG = logging.getLogger(__name__)
+
+Render = Callable[[tuple[Chat, ...]], tuple[tuple[str, str | None], ...] | None]
 """Prompts and answers of chats; see `render_chats`."""
 
 _SHARES: dict[Split, float] = {"calibration": 0.25, "search": 0.35, "dev": 0.15, "test": 0.25}
@@ -75,7 +78,7 @@ def read_domains(paths: Sequence[Path], render: Render | None = None) -> list[Do
 
     Args:
         paths: The files.
-        render: Writes chats with tools in the model's chat template. None if there can't be any.
+        render: Writes chats with tools or thoughts in the model's chat template. None if there can't be any.
 
     Raises:
         UserError: A file can't be read or has too few rows, its chats can't be rendered, or two files have one name.
@@ -106,23 +109,43 @@ def write_tasks(domains: Iterable[Domain], folder: Path) -> list[Path]:
 
 
 def _rendered(data: DataFile, render: Render | None) -> DataFile:
-    """Replace chats with tools, if a file has some, by prompts and answers in the model's template."""
+    """Replace chats with tools or thoughts, if a file has some, by prompts and answers in the model's template."""
     chats = tuple(row.chat for row in data.rows if row.chat is not None)
     if not chats:
         return data
     assert render is not None and len(chats) == len(data.rows)
-    texts = zip(data.rows, render(chats), strict=True)
-    rows = (replace(row, prompt=prompt, answer=answer, turns=()) for row, (prompt, answer) in texts)
+    texts = render(chats)
+    if texts is None:
+        _LOG.warning("%s: thoughts are left out, since the model has no chat template to write them", data.path)
+        return replace(data, rows=tuple(replace(row, chat=None) for row in data.rows))
+    _tell_left_out(data.path, chats, texts)
+    pairs = zip(data.rows, texts, strict=True)
+    rows = (replace(row, prompt=prompt, answer=answer, turns=()) for row, (prompt, answer) in pairs)
     return replace(data, rows=tuple(rows))
 
 
-def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...]:
+def _tell_left_out(path: Path, chats: Sequence[Chat], texts: Sequence[tuple[str, str | None]]) -> None:
+    """Say how many chats' thoughts and tools the model's template doesn't write."""
+    pairs = list(zip(chats, texts, strict=True))
+    thoughts = sum(chat.thoughts not in (answer or "") for chat, (_, answer) in pairs)
+    tools = sum(any(tool["function"]["name"] not in prompt for tool in chat.tools) for chat, (prompt, _) in pairs)
+    for count, what in ((thoughts, "thoughts of answers"), (tools, "`tools`")):
+        if count:
+            _LOG.warning(
+                "%s: %s are left out of %d rows: the model's chat template doesn't write them", path, what, count
+            )
+
+
+def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
     """The prompt and the answer of every chat, as the model of a run reads them.
 
     The token that the tokenizer puts before a text is left out of the prompt.
 
+    Returns:
+        None if the model has no chat template, and no chat has tools.
+
     Raises:
-        UserError: The model has no chat template, or it refuses a chat.
+        UserError: The model has no chat template, which tools need, or it refuses a chat.
     """
     from moevolve.workers.checkpoints.loading import load_tokenizer
     from moevolve.workers.engine.chat import chat_template
@@ -130,11 +153,19 @@ def render_chats(config: RunConfig, chats: tuple[Chat, ...]) -> tuple[tuple[str,
     tokenizer = load_tokenizer(config.model)
     template = chat_template(tokenizer, config.engine)
     if template is None:
-        raise UserError(f"model {config.model.path}: it has no chat template, which tool calls need; leave them out")
+        called = next((chat for chat in chats if chat.has_tools), None)
+        if called is None:
+            return None
+        raise UserError(
+            f"{called.place}: model {config.model.path} has no chat template, which tool calls need; leave them out"
+        )
     begins = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else None
     rendered = []
     for chat in chats:
-        prompt, answer = template.conversation(chat.messages, chat.tools, chat.answer)
+        try:
+            prompt, answer = template.conversation(chat.messages, chat.tools, chat.answer)
+        except UserError as error:
+            raise UserError(f"{chat.place}: {error}") from None
         rendered.append((prompt.removeprefix(begins or ""), answer))
     return tuple(rendered)
 
@@ -290,8 +321,8 @@ def _hub(name: str) -> Places:
 
 
 def _of_one_kind(rows: list[DataRow]) -> tuple[DataRow, ...]:
-    """The rows, all with their chats if one of them has tools, so that they are rendered alike."""
-    if any(row.chat is not None and row.chat.has_tools for row in rows):
+    """The rows, all with their chats if one of them has tools or thoughts, so that they are rendered alike."""
+    if any(row.chat is not None and (row.chat.has_tools or row.chat.has_thoughts) for row in rows):
         return tuple(rows)
     return tuple(replace(row, chat=None) for row in rows)
 

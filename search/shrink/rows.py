@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import difflib
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
@@ -19,12 +20,20 @@ from pydantic import (
 )
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.text_files import parse_json
 from moevolve.evaluators.yaml_files import explain_validation
 
-_SHAREGPT = {role: role for role in ("system", "user", "assistant", "tool")}
+_SHAREGPT = {role: role for role in ("system", "developer", "user", "assistant", "tool")}
 _SHAREGPT |= {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant"}
 _SHAREGPT |= {"observation": "tool", "function_response": "tool"}
 """OpenAI's roles by those of ShareGPT, of which data sets with tools have more than one set."""
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Names of what the assistant thinks before it answers."""
+_INLINE_THOUGHTS = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
+_OTHER_NAMES = {"functions": "tools", "function_call": "tool_calls", "parameters": "arguments"}
+"""Fields that aren't read, though they would say something, by what they are called here."""
+_MISSPELT = 0.8
+"""Similarity (`difflib`) from which a further column may be a misspelt field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +42,38 @@ class Chat:
 
     Attributes:
         messages: Messages up to the one to be answered, in the form of OpenAI's API, but with a call's arguments as an
-            object, as chat templates expect them.
+            object, and without `content` where a message only calls tools.
         tools: Tools that the model may call.
         answer: The assistant's answer; None if there is none.
+        place: File and line, for messages.
     """
 
     messages: tuple[Mapping[str, Any], ...] = field(repr=False)
     tools: tuple[Mapping[str, Any], ...] = field(repr=False)
     answer: Mapping[str, Any] | None = field(repr=False)
+    place: str = field(default="", compare=False)
 
     @property
     def has_tools(self) -> bool:
         """Whether there are tools, calls of tools or their results."""
-        messages = self.messages if self.answer is None else (*self.messages, self.answer)
-        return bool(self.tools) or any(each["role"] == "tool" or "tool_calls" in each for each in messages)
+        return bool(self.tools) or any(each["role"] == "tool" or "tool_calls" in each for each in self._turns)
+
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether the assistant thinks, in messages of their own field or at the beginning of the answer."""
+        return bool(self.thoughts) or any("reasoning_content" in each for each in self._turns)
+
+    @property
+    def thoughts(self) -> str:
+        """What the assistant thinks before the answer; empty if nothing is given."""
+        answer = self.answer or {}
+        inline = _INLINE_THOUGHTS.match(answer.get("content", ""))
+        thoughts: str = answer.get("reasoning_content", inline[1] if inline is not None else "")
+        return thoughts.strip()
+
+    @property
+    def _turns(self) -> tuple[Mapping[str, Any], ...]:
+        return self.messages if self.answer is None else (*self.messages, self.answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +87,8 @@ class DataRow:
         choices: Closed set of answers; empty for open ones.
         turns: `(role, content)` of the turns before the prompt: at most one `system` turn, then `user` and `assistant`
             by turns.
-        chat: The conversation with its tools, if any row of its file has some. `prompt` and `answer` are then made of
-            it by the model's chat template.
+        chat: The conversation, if any row of its file has tools or thoughts. `prompt` and `answer` are then made of it
+            by the model's chat template.
     """
 
     prompt: str
@@ -86,7 +113,10 @@ def _joined(value: Any) -> Any:
     others = [part.get("type") for part in value if part.get("type") != "text"]
     if others:
         raise ValueError(f"it has a part of type {others[0]!r}, and only text is read")
-    return "".join(str(part.get("text", "")) for part in value)
+    texts = [part.get("text") or "" for part in value]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("it has a part whose `text` is no text")
+    return "".join(texts)
 
 
 def _not_empty(text: str) -> str:
@@ -100,15 +130,49 @@ def _parsed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value) if value.strip() else None
-    except ValueError:
-        raise ValueError("it must be JSON") from None
+        return parse_json(value) if value.strip() else None
+    except ValueError as error:
+        raise ValueError(f"it must be JSON: {error}") from None
+
+
+def _tool_of(tool: Any) -> Any:
+    """A tool in the form of OpenAI's API; some data sets have only the function."""
+    if not isinstance(tool, Mapping):
+        raise ValueError("a tool is an object with `function`")
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError("it has no function with a `name`")
+    return tool if "function" in tool else {"type": "function", "function": tool}
 
 
 Text = Annotated[str, BeforeValidator(_joined), AfterValidator(_not_empty)]
 
 
-class _Function(BaseModel):
+class _Fields(BaseModel):
+    """Fields that are read. Others are left out, unless what they say would be missed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, found: Any) -> Any:
+        """Leave out fields that are null, and further ones except for those that may be misspelt: they are refused."""
+        if not isinstance(found, Mapping):
+            return found
+        given = {key: value for key, value in found.items() if value is not None}
+        names = {of.alias or name for name, of in cls.model_fields.items()}
+        other = next((key for key, name in _OTHER_NAMES.items() if key in given and name in names), None)
+        if other is not None:
+            raise ValueError(f"`{other}` isn't read; write it as `{_OTHER_NAMES[other]}`")
+        missing = names - given.keys()
+        return {
+            key: value
+            for key, value in given.items()
+            if key in names or difflib.get_close_matches(key, missing, 1, _MISSPELT)
+        }
+
+
+class _Function(_Fields):
     name: str
     arguments: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
 
@@ -123,55 +187,67 @@ class _Call(BaseModel):
         return call if self.id is None else call | {"id": self.id}
 
 
-class _Message(BaseModel):
+class _Message(_Fields):
     """A message in the form of OpenAI's API."""
 
-    model_config = ConfigDict(extra="forbid")
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_joined)] = ""
+    reasoning_content: Annotated[str, BeforeValidator(_joined)] = ""
     tool_calls: tuple[_Call, ...] = ()
     tool_call_id: Any = None
     name: Any = None
+    weight: Any = None
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, found: Any) -> Any:
-        return without_nulls(found)
+    def _thoughts(cls, found: Any) -> Any:
+        """Give thoughts one name; some servers give them under two."""
+        if not isinstance(found, Mapping):
+            return found
+        thoughts = [found[key] for key in _THOUGHTS if found.get(key)]
+        others = {key: value for key, value in found.items() if key not in _THOUGHTS}
+        return others | {"reasoning_content": thoughts[0]} if thoughts else others
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("only the assistant calls tools")
-        if not self.tool_calls:
+        if self.role != "assistant" and (self.tool_calls or self.reasoning_content.strip()):
+            raise ValueError("only the assistant calls tools and thinks")
+        if not self.tool_calls and self.role != "tool":  # a search may find nothing
             _not_empty(self.content)
         return self
 
     def as_data(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        if self.reasoning_content.strip():
+            message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             message["tool_calls"] = [call.as_data() for call in self.tool_calls]
-        message["content"] = self.content
+        if self.content.strip() or not self.tool_calls:
+            message["content"] = self.content
         further = {"tool_call_id": self.tool_call_id, "name": self.name}
         return message | {key: value for key, value in further.items() if value is not None}
 
 
 def _message_of(turn: Any) -> Any:
     """A turn of ShareGPT's form as a message. A `function_call` holds one call as JSON, or a list of them."""
-    if not isinstance(turn, dict) or turn.keys() != {"from", "value"}:
-        raise ValueError("a turn is an object with `from` and `value`")
-    if turn["from"] not in _SHAREGPT:
-        raise ValueError(f"unknown `from` {turn['from']!r}; known are {', '.join(_SHAREGPT)}")
-    if turn["from"] != "function_call":
-        return {"role": _SHAREGPT[turn["from"]], "content": turn["value"]}
-    calls = _parsed(turn["value"])
+    keys = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
+    if not isinstance(turn, Mapping) or keys[0] not in turn:
+        raise ValueError("a turn is an object with `from` and `value`, or with `role` and `content`")
+    said, content = (turn.get(key) for key in keys)
+    role = _SHAREGPT.get(said) if isinstance(said, str) else None
+    if role is None:
+        raise ValueError(f"unknown `{keys[0]}` {said!r}; known are {', '.join(_SHAREGPT)}")
+    message = {key: value for key, value in turn.items() if key not in keys} | {"role": role}
+    if said != "function_call":
+        return message | {"content": content}
+    calls = _parsed(content)
     calls = calls if isinstance(calls, list) else [calls]
-    return {"role": "assistant", "tool_calls": [{"function": call} for call in calls]}
+    return message | {"tool_calls": [{"function": call} for call in calls]}
 
 
-class _Form(BaseModel):
+class _Form(_Fields):
     """A row in one of the forms. Its method `row` raises ValueError if the parts of the row don't fit together."""
 
-    model_config = ConfigDict(extra="forbid")
     id: Any = None
 
 
@@ -195,21 +271,24 @@ class _TextForm(_Form):
 
 class _ChatForm(_Form):
     messages: Annotated[list[_Message], Field(min_length=1)]
-    tools: Annotated[list[dict[str, Any]] | None, BeforeValidator(_parsed)] = None
+    tools: Annotated[
+        tuple[Annotated[dict[str, Any], BeforeValidator(_tool_of)], ...] | None, BeforeValidator(_parsed)
+    ] = None
 
     def row(self) -> DataRow:
         return self._row_of([message.as_data() for message in self.messages])
 
     def _row_of(self, messages: list[dict[str, Any]]) -> DataRow:
+        if messages[-1]["role"] == "assistant" and self.messages[-1].weight == 0:
+            raise ValueError("the last answer has `weight` 0, so it isn't to be learned; leave it out")
         for number, (before, message) in enumerate(pairwise([{"role": "system"}, *messages]), start=1):
             if message["role"] == "tool" and before["role"] != "tool" and "tool_calls" not in before:
                 raise ValueError(f"turn {number}: a tool's result, but no call of a tool before it")
         answer = messages.pop() if messages[-1]["role"] == "assistant" else None
-        first = next((each["content"] for each in messages if each["role"] != "system"), None)
+        first = next((each.get("content") for each in messages if each["role"] != "system"), None)
         if not first:
             raise ValueError("there is no message of the user to answer")
-        tools = (tool if "function" in tool else {"type": "function", "function": tool} for tool in self.tools or ())
-        chat = Chat(tuple(messages), tuple(tools), answer)
+        chat = Chat(tuple(messages), self.tools or (), answer)
         if chat.has_tools:
             # The form of a row is told by its answer, which only the model's template can write.
             return DataRow(first, first, None if answer is None else "", chat=chat)
@@ -260,8 +339,9 @@ def read_row(found: Mapping[str, Any], place: str) -> tuple[str, DataRow]:
         raise UserError(f"{place}: the row has none of the keys {known}; it has: {', '.join(found) or 'none'}")
     form = FORMS[key]
     try:
-        return key, form.model_validate(found).row()
+        row = form.model_validate(found).row()
     except ValidationError as error:
         raise UserError(f"{place}: {explain_validation(error, found, form.model_fields)}") from None
     except ValueError as error:
         raise UserError(f"{place}: {error}") from None
+    return key, row if row.chat is None else replace(row, chat=replace(row.chat, place=place))

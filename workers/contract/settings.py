@@ -19,6 +19,7 @@ _MOST_TOKENS = 1_000_000_000
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 ExpertsImplementation = Literal["grouped_mm", "batched_mm", "eager"]
+OverContext = Literal["cut", "refuse"]
 Originals = Literal["device", "host", "disk"]
 """Place of the original experts; see `ModelConfig`."""
 
@@ -104,6 +105,8 @@ class EngineConfig:
         max_prompt_tokens: Maximum length of a prompt; longer ones keep their head and their last `tail_tokens` tokens.
             None keeps prompts whole.
         tail_tokens: Tokens kept from the end of a truncated prompt, where question and `Answer:` stand.
+        over_context: What becomes of a row that is longer than the model's context with its answer: its prompt is `cut`
+            at the beginning, or the task is refused (`refuse`).
         chat_template: Chat template around prompts: `auto` for the tokenizer's own template if it has one, `none`, or
             the name of a template (see `moevolve.workers.engine.chat`).
         date: Date given to chat templates that print today's date, so that prompts are the same on every day.
@@ -118,6 +121,7 @@ class EngineConfig:
     threads: Annotated[int, Ge(1), Le(4096)] = 1
     max_prompt_tokens: Annotated[int, Ge(1), Le(_MOST_TOKENS)] | None = None
     tail_tokens: Annotated[int, Ge(0), Le(_MOST_TOKENS)] = 64
+    over_context: OverContext = "cut"
     chat_template: Annotated[str, MinLen(1)] = "auto"
     date: dt.date = dt.date(2025, 1, 1)
     matmul_backend: MatmulBackend = "auto"

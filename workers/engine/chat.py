@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jinja2
-
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, own_words
 from moevolve.workers.contract.settings import PACKAGED_TEMPLATES, EngineConfig
 
 if TYPE_CHECKING:
@@ -35,6 +36,30 @@ _DIRECTIVES = (*"aAbBcdDeFhHIjmMpRSTuUVwWxXyYZ", "-d", "-m", "-H", "-I")
 
 _OPEN_THINK_BLOCK = re.compile(r"<think>(\s*)\Z")
 """A thinking block opened at the end of a prompt. Models read an empty block as no thinking."""
+_LAST_THINK_MARKS = re.compile(r"(?:<think>\s*)?(?:</think>\s*)?\Z")
+_FIRST_THINK_BLOCK = re.compile(r"\s*(?:<think>(.*?))?</think>\s*", re.DOTALL)
+"""An answer's thinking block. Some templates write only the mark that ends it."""
+
+_MARK = "zq0x"
+"""Beginning of what is put into contents and calls to see whether a template writes them."""
+_NULL_CONTENT = (
+    "{%- set every = namespace(message=[]) -%}{%- for message in messages -%}{%- set every.message = every.message + "
+    "[message if 'content' in message else dict(message, content=none)] -%}{%- endfor -%}"
+    "{%- set messages = every.message -%}"
+)
+"""Jinja that gives messages without content a null again: `transformers` removes it, and some templates ask for it."""
+_CALLING: tuple[Message, ...] = (
+    {"role": "user", "content": "question"},
+    {
+        "role": "assistant",
+        "tool_calls": [
+            {"type": "function", "id": "call00000", "function": {"name": "call00000", "arguments": {"key": "value"}}}
+        ],
+    },
+    {"role": "tool", "name": "call00000", "tool_call_id": "call00000", "content": "result"},
+    {"role": "assistant", "content": "answer"},
+)
+"""A conversation that a template with calls of tools should be able to write."""
 
 
 class ChatPrompt(NamedTuple):
@@ -66,7 +91,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, name: str, date: dt.date) -> None:
         self._tokenizer = tokenizer
-        self._source = _fixed_clock(date) + source
+        self._source = _fixed_clock(date) + _NULL_CONTENT + source
         self._name = name
 
     def prompt(self, turns: Sequence[Turn], thinks: bool = False) -> ChatPrompt:
@@ -89,10 +114,13 @@ class ChatTemplate:
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Message], answer: Message | None
     ) -> tuple[str, str | None]:
-        """Render a conversation with tool calls, whose messages are in the form of OpenAI's API.
+        """Render a conversation with tool calls or thoughts, whose messages are in the form of OpenAI's API.
+
+        Thinking is on if the answer has thoughts. If the template writes thoughts but not those of a given answer, they
+        are put there as the model writes them.
 
         Args:
-            messages: Messages up to the one to be answered.
+            messages: Messages up to the one to be answered. One that only calls tools has no content.
             tools: Tools that the model may call.
             answer: The assistant's answer, which may call tools; None if there is none.
 
@@ -100,20 +128,55 @@ class ChatTemplate:
             The prompt, and the answer as the model writes it, without the token that ends it.
 
         Raises:
-            UserError: The template begins a given answer in another way than a new one.
+            UserError: The template leaves out a content, a call or an argument, or begins a given answer in another way
+                than a new one.
         """
-        prompt = self._render(messages, generates=True, tools=tools)
+        messages = self._with_system_prompt(messages, tools)
         if answer is None:
-            return _without_thoughts(prompt), None
-        whole = self._render((*messages, answer), generates=False, tools=tools)
-        said = self._render((*messages, _message("assistant", _ANSWER)), generates=False, tools=tools)
-        after = said.partition(_ANSWER)[2]
-        if not whole.startswith(prompt):
+            self._check_complete(messages, tools)
+            return _without_thoughts(self._render(messages, generates=True, tools=tools)), None
+        self._check_complete((*messages, answer), tools)
+        apart = _with_thoughts_apart(answer)
+        divided = self._divided(messages, tools, apart)
+        if divided is not None and apart.get("reasoning_content", "").strip() not in divided[1]:
+            divided = self._divided(messages, tools, answer)  # the template doesn't write thoughts
+        questions = [message for message in messages if message["role"] == "user"]
+        if divided is None and questions and "reasoning_content" not in apart:
+            # Templates of DeepSeek's kind write a call after a tool's result as if no answer began there.
+            alone = self._divided(questions[-1:], tools, answer)
+            prompt = _without_thoughts(self._render(messages, generates=True, tools=tools))
+            divided = None if alone is None else (prompt, alone[1])
+        if divided is None:
             raise UserError(
-                f"engine.chat_template: {self._name} begins given answers in another way than new ones, so the tokens "
-                "of tool calls can't be told; leave conversations with tools out"
+                f"engine.chat_template: {self._name} begins a given answer in another way than a new one, so the "
+                "answer's tokens can't be told; leave the conversation out"
             )
-        return _without_thoughts(prompt), whole[len(prompt) :].removesuffix(after).strip()
+        return divided
+
+    def _divided(
+        self, messages: Sequence[Message], tools: Sequence[Message], answer: Message
+    ) -> tuple[str, str] | None:
+        """The prompt and the answer; None if an answer begins in another way than the prompt for a new one."""
+        thoughts = answer.get("reasoning_content", "").strip()
+        prompt = self._render(messages, generates=True, tools=tools, thinks=bool(thoughts))
+        said = self._render((*messages, _message("assistant", _ANSWER)), generates=False, tools=tools)
+        whole = self._render((*messages, answer), generates=False, tools=tools, thinks=bool(thoughts))
+        whole = whole.removesuffix(said.partition(_ANSWER)[2])
+        closed = prompt if thoughts else _without_thoughts(prompt)
+        if whole.startswith(closed) and thoughts in whole[len(closed) :]:
+            return closed, whole[len(closed) :]
+        # Thinking blocks differ between given answers and new ones.
+        begun = _LAST_THINK_MARKS.sub("", prompt)
+        if not whole.startswith(begun):
+            return None
+        block = _FIRST_THINK_BLOCK.match(whole, len(begun))
+        rest = whole[len(begun) if block is None else block.end() :]
+        if not thoughts or "</think>" not in self._source:
+            return _without_thoughts(prompt), rest
+        opened = _OPEN_THINK_BLOCK.search(prompt)
+        if opened is not None:
+            return prompt, thoughts + _end_of_thoughts(opened) + rest
+        return begun, f"<think>\n{thoughts}\n</think>\n\n{rest}"
 
     def end_token(self) -> int | None:
         """Return the special token that the template puts after an answer; None if there is none."""
@@ -129,31 +192,67 @@ class ChatTemplate:
         before, answer, after = whole.partition(_ANSWER)
         return prompt, before if answer else "", after
 
-    def _with_system_prompt(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def _with_system_prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Sequence[Message]:
         """Merge the system prompt into the first user turn if the template has no system role."""
         if messages[0]["role"] != "system":
             return messages
         system, first, *others = messages
         with suppress(UserError):
-            if system["content"].strip() in self._render(messages, generates=True):
+            if system["content"].strip() in self._render(messages, generates=True, tools=tools):
                 return messages
         return _message(first["role"], f"{system['content']}\n\n{first['content']}"), *others
+
+    def _check_complete(self, messages: Sequence[Message], tools: Sequence[Message]) -> None:
+        """Raise an error if the template leaves out a content, a call of a tool or an argument."""
+        marked, marks = _marked(messages)
+        written = self._render(marked, generates=False, tools=tools)
+        for mark, what in marks.items():
+            if mark not in written:
+                raise UserError(
+                    f"engine.chat_template: {self._name} leaves out {what}; put it into a message of its own, each "
+                    "call followed by its result, or leave the conversation out"
+                )
+
+    @cached_property
+    def _call_form(self) -> tuple[str | None, bool]:
+        """Content of messages that only call tools, which is null or empty, and whether arguments are JSON text.
+
+        It is the first form in which the template writes a call with all its parts.
+        """
+        marked, marks = _marked(_CALLING)
+        for form in product((None, ""), (False, True)):
+            with suppress(UserError):
+                written = self._written([_in_form(message, *form) for message in marked], False, (), _NO_THINKING)
+                # A template that doesn't ask for null writes it out.
+                if all(mark in written for mark in marks) and "None" not in written:
+                    return form
+        return "", False
 
     def _render(
         self, messages: Sequence[Message], generates: bool, tools: Sequence[Message] = (), thinks: bool = False
     ) -> str:
+        if any("tool_calls" in message for message in messages):
+            messages = [_in_form(message, *self._call_form) for message in messages]
+        return self._written(messages, generates, tools, _THINKING if thinks else _NO_THINKING)
+
+    def _written(
+        self, messages: Sequence[Message], generates: bool, tools: Sequence[Message], variables: Mapping[str, Any]
+    ) -> str:
+        # Templates of GPT-OSS's kind have another name for thoughts.
+        thoughts = ({"thinking": each["reasoning_content"]} if "reasoning_content" in each else {} for each in messages)
         try:
             written = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                [{**message, **more} for message, more in zip(messages, thoughts, strict=True)],
                 tools=[dict(tool) for tool in tools] or None,
                 chat_template=self._source,
                 tokenize=False,
                 add_generation_prompt=generates,
-                **(_THINKING if thinks else _NO_THINKING),
+                **variables,
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # noqa: BLE001 - a template can fail in any way Python can
             raise UserError(
-                f"engine.chat_template: {self._name} refuses the prompts: {error}; use another one, or `none`"
+                f"engine.chat_template: {self._name} refuses the prompts: {own_words(error)}; change them, or use "
+                "another template, or `none`"
             ) from None
         assert isinstance(written, str)
         return written
@@ -163,12 +262,69 @@ def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
+def _with_thoughts_apart(answer: Message) -> Message:
+    """Move thoughts at the beginning of an answer's content into their own field."""
+    block = _FIRST_THINK_BLOCK.match(answer.get("content", ""))
+    if block is None or not block[1] or "reasoning_content" in answer:
+        return answer
+    return {**answer, "content": answer["content"][block.end() :], "reasoning_content": block[1]}
+
+
+def _in_form(message: Message, silence: str | None, as_text: bool) -> Message:
+    """A message in a form of `ChatTemplate._call_form`."""
+    if "tool_calls" not in message:
+        return message
+    calls = message["tool_calls"]
+    if as_text:
+        functions = (call["function"] for call in calls)
+        texts = (each | {"arguments": json.dumps(each["arguments"], ensure_ascii=False)} for each in functions)
+        calls = [call | {"function": function} for call, function in zip(calls, texts, strict=True)]
+    content = {} if silence is None else {"content": silence}
+    return {**content, **message, "tool_calls": calls}
+
+
+def _marked(messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
+    """Put a mark of its own behind every content, and instead of every called name and every argument's name.
+
+    Returns:
+        The messages, and what each mark stands for.
+    """
+    marks: dict[str, str] = {}
+
+    def mark(what: str) -> str:
+        made = f"{_MARK}{len(marks)}x"
+        marks[made] = what
+        return made
+
+    marked: list[Message] = []
+    for number, message in enumerate(messages, start=1):
+        changes: dict[str, Any] = {}
+        if message.get("content"):
+            changes["content"] = message["content"] + mark(f"what message {number} says")
+        if "tool_calls" in message:
+            changes["tool_calls"] = calls = []
+        for call in message.get("tool_calls", ()):
+            name = call["function"]["name"]
+            where = f"the call of `{name}` in message {number}"
+            now = mark(where)
+            arguments = {
+                mark(f"argument `{key}` of {where}"): value for key, value in call["function"]["arguments"].items()
+            }
+            # Templates of Kimi's kind write a call's id instead of its name.
+            ids = {"id": call["id"].replace(f".{name}:", f".{now}:")} if isinstance(call.get("id"), str) else {}
+            calls.append({**call, **ids, "function": {"name": now, "arguments": arguments}})
+        marked.append({**message, **changes})
+    return marked, marks
+
+
 def _without_thoughts(prompt: str) -> str:
     """Close a thinking block that a prompt ends with."""
-    open_block = _OPEN_THINK_BLOCK.search(prompt)
-    if open_block is None:
-        return prompt
-    return prompt + ("\n</think>\n\n" if open_block[1] else "</think>")
+    opened = _OPEN_THINK_BLOCK.search(prompt)
+    return prompt if opened is None else prompt + _end_of_thoughts(opened)
+
+
+def _end_of_thoughts(opened: re.Match[str]) -> str:
+    return "\n</think>\n\n" if opened[1] else "</think>"
 
 
 def _fixed_clock(date: dt.date) -> str:

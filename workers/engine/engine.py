@@ -26,7 +26,7 @@ from moevolve.workers.engine.forward import Forward, sums_by_owner, token_logpro
 from moevolve.workers.engine.products import make_rows_independent
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.engine.texts import TextScorer, compared_spans, divergence, overlap, score_choices, whole_texts
-from moevolve.workers.engine.tokenizing import TokenizedSplit, end_tokens, missing_bos, tokenize_split
+from moevolve.workers.engine.tokenizing import TokenizedSplit, context_of, end_tokens, missing_bos, tokenize_split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +69,7 @@ class GenerationEngine:
         self.config = config
         self._draft = shortcuts.draft
         self.bos = missing_bos(model, tokenizer)
+        self.context = context_of(model.config)
         self._ends = end_tokens(model, tokenizer, config)
         self._tokenized: dict[str, TokenizedSplit] = {}
         self._judged: dict[str, ResidentLM] = {}
@@ -190,7 +191,8 @@ class GenerationEngine:
     def tokens_of(self, split: PreparedSplit) -> TokenizedSplit:
         """Return the tokens of a split, tokenised once."""
         if split.fingerprint not in self._tokenized:
-            self._tokenized[split.fingerprint] = tokenize_split(self.tokenizer, split, self.config, self.bos)
+            made = tokenize_split(self.tokenizer, split, self.config, self.bos, self.context)
+            self._tokenized[split.fingerprint] = made
         return self._tokenized[split.fingerprint]
 
     def token_text(self, token: int) -> str:

@@ -82,6 +82,8 @@ class ResidentLM(TemplateLM):
             if not continuation:
                 raise UserError(f"{self._split.task}/{self._split.split}: {texts[1]!r} has no tokens of its own")
             tokens = truncate(tuple(context), config.max_prompt_tokens, config.tail_tokens)
+            if self._engine.context is not None:
+                tokens = tokens[-max(1, self._engine.context - len(continuation)) :]
             contexts.setdefault(tokens, []).append(place)
         choices = [[tuple(requests[place][2]) for place in places] for places in contexts.values()]
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)

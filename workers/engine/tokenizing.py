@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.fitness.kinds import FITNESSES
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.settings import EngineConfig
 from moevolve.workers.engine.chat import chat_template
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +26,28 @@ class TokenizedSplit:
         golds: Tokens of the first reference as the continuation of the prompt, without end token; empty for examples
             without references.
         choices: Tokens of every choice as the continuation of the prompt.
+        cut: Number of prompts that were cut for the model's context.
     """
 
     prompts: tuple[Tokens, ...]
     golds: tuple[Tokens, ...]
     choices: tuple[tuple[Tokens, ...], ...]
+    cut: int = 0
 
 
 def tokenize_split(
-    tokenizer: PreTrainedTokenizerBase, split: PreparedSplit, config: EngineConfig, bos: int | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    split: PreparedSplit,
+    config: EngineConfig,
+    bos: int | None = None,
+    context: int | None = None,
 ) -> TokenizedSplit:
     """Tokenise the prompts and answers of a split.
 
     The tokens of an answer are those of prompt + `answer_prefix` + answer after the tokens of the prompt. If the
     tokenizer merges text across that boundary, so that the prompt's tokens change, the answer is tokenised separately.
-    Truncation comes last.
+    Truncation comes last. A prompt that is still longer than the model's context with its answer loses its beginning,
+    except for a beginning-of-sequence token.
 
     With a chat template the prompt is the conversation as `apply_chat_template` renders it, followed by the text that
     the template puts before answers (see `ChatTemplate`). It contains all special tokens, so none are added.
@@ -49,10 +57,11 @@ def tokenize_split(
         split: Split to tokenise.
         config: Settings of truncation and chat template.
         bos: Token to put before every prompt if the tokenizer doesn't add it; unused with a chat template.
+        context: The model's number of positions; None if there is no limit.
 
     Raises:
-        UserError: A prompt has no tokens, the running text is too short for its windows, or the chat template is
-            unknown or refuses a prompt.
+        UserError: A prompt has no tokens, an answer doesn't fit into the model's context, the running text
+            is too short for its windows, or the chat template is unknown or refuses a prompt.
     """
     if split.window is not None:
         windows = _cut_windows(tokenizer, split, split.window, config, bos)
@@ -81,11 +90,49 @@ def tokenize_split(
         else:
             answers[i, answer] = encode_text(tokenizer, prefixes[i] + answer, None, special=False)
     examples = split.examples
-    return TokenizedSplit(
-        prompts=tuple(_fit(tokens, i, split, bos, config) for i, tokens in enumerate(prompts)),
-        golds=tuple(answers[i, e.references[0]] if e.references else () for i, e in enumerate(examples)),
-        choices=tuple(tuple(answers[i, choice] for choice in e.choices) for i, e in enumerate(examples)),
-    )
+    golds = tuple(answers[i, e.references[0]] if e.references else () for i, e in enumerate(examples))
+    choices = tuple(tuple(answers[i, choice] for choice in e.choices) for i, e in enumerate(examples))
+    prompts = [_fit(tokens, i, split, bos, config) for i, tokens in enumerate(prompts)]
+    if context is None:
+        return TokenizedSplit(tuple(prompts), golds, choices)
+    fitting = []
+    for i, (prompt, gold, offered) in enumerate(zip(prompts, golds, choices, strict=True)):
+        room = _room(i, prompt, max(len(gold), *map(len, offered), 0), split, config, context)
+        fitting.append(truncate(prompt, room, room - (room > 1 and prompt[0] == tokenizer.bos_token_id)))
+    cut = sum(len(now) < len(before) for now, before in zip(fitting, prompts, strict=True))
+    return TokenizedSplit(tuple(fitting), golds, choices, cut)
+
+
+def _room(index: int, prompt: Tokens, answer: int, split: PreparedSplit, config: EngineConfig, context: int) -> int:
+    """Return the number of tokens that the model's context has for a prompt beside its answer of so many."""
+    where = f"task {split.task}, split {split.split}, example {index}"
+    if answer >= context:
+        raise UserError(
+            f"{where}: the answer's {answer} tokens leave no room for a prompt in the model's context of {context}; "
+            "leave the row out"
+        )
+    fitness = FITNESSES[split.fitness]
+    if fitness.reads in ("generation", "harness") or (fitness.compares and split.positions == "greedy"):
+        answer = max(answer, min(split.max_new_tokens, context // 2))  # most generated answers end before their limit
+    total = len(prompt) + answer
+    if config.over_context == "refuse" and total > context:
+        raise UserError(
+            f"{where}: prompt and answer take {total} tokens, more than the model's context of {context}; leave the "
+            "row out, or set engine.over_context: cut"
+        )
+    return context - answer
+
+
+def context_of(settings: PretrainedConfig) -> int | None:
+    """Return the number of positions that a model was made for, counting its rotary scaling; None for no limit."""
+    text = settings.get_text_config()
+    positions: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    factor, trained = rope.get("factor"), rope.get("original_max_position_embeddings")
+    if positions is None or not factor:
+        return positions
+    # Some configs count the scaled positions, some those before the scaling.
+    return max(positions, int(factor * (trained or positions)))
 
 
 def _cut_windows(

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.contract.settings import EngineConfig
-from moevolve.workers.engine.tokenizing import tokenize_split, truncate
+from moevolve.workers.engine.tokenizing import context_of, tokenize_split, truncate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -73,3 +74,53 @@ def test_an_empty_prompt_without_opening_token_names_the_example(tiny_tokenizer:
     assert tokenize_split(tiny_tokenizer, split, EngineConfig(), bos=1).prompts[1] == (1,)
     with pytest.raises(UserError, match="task words, split search, example 1: the prompt has no tokens"):
         tokenize_split(tiny_tokenizer, split, EngineConfig())
+
+
+LONG = Example("w10 w11 w12 w13 w14 w15", ("w20 w21",))
+
+
+def test_a_prompt_beyond_the_context_loses_its_beginning_and_never_its_answer(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    split = replace(split_of(LONG, Example("w10", ("w20",))), fitness="rank")
+    tokenized = tokenize_split(tiny_tokenizer, split, EngineConfig(), bos=1, context=6)
+    assert (tokenized.prompts, tokenized.golds) == (((1, 13, 14, 15), (1, 10)), ((20, 21), (20,)))
+    assert tokenized.cut == 1
+    generated = tokenize_split(tiny_tokenizer, split_of(LONG), EngineConfig(), bos=1, context=8)
+    assert generated.prompts == ((1, 13, 14, 15),), "room for the answer that is generated"
+    assert tokenize_split(tiny_tokenizer, split, EngineConfig(), bos=1, context=9).cut == 0
+
+
+@pytest.mark.parametrize(
+    ("context", "choice", "said"),
+    [
+        (6, "refuse", "prompt and answer take 9 tokens, more than .* 6"),
+        (2, "cut", "the answer's 2 tokens leave no room"),
+    ],
+)
+def test_a_row_beyond_the_context_is_refused_by_number(
+    context: int, choice: Literal["cut", "refuse"], said: str, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    split = replace(split_of(Example("w10", ()), LONG), fitness="rank")
+    with pytest.raises(UserError, match=f"task words, split search, example 1: {said}"):
+        tokenize_split(tiny_tokenizer, split, EngineConfig(over_context=choice), bos=1, context=context)
+
+
+@pytest.mark.parametrize(
+    ("settings", "positions"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"max_position_embeddings": 64, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 256),
+        (
+            {
+                "max_position_embeddings": 256,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+            },
+            256,
+        ),
+    ],
+)
+def test_scaled_positions_count(settings: dict[str, Any], positions: int) -> None:
+    from transformers import MixtralConfig
+
+    assert context_of(MixtralConfig(**settings)) == positions

@@ -1,0 +1,146 @@
+"""Chats with tools and thoughts, as files have them: what is read, and what is refused, with file and line."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calling_templates import CASES
+from tiny_models import WORDS, word_tokenizer
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.config.files import parse_run_config, with_preset
+from moevolve.search.shrink.domains import Domain, read_data, read_domains, render_chats
+
+ROWS = 120
+ASKED = {"role": "user", "content": "Is it raining?"}
+SAID = {"role": "assistant", "content": "It rains."}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+def written(folder: Path, rows: Sequence[Any], name: str = "chats.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def rendered(path: Path, template: str | None) -> Domain:
+    """The file's domain, its chats in a template of a model beside it."""
+    model = path.parent / "model"
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(model)
+    (model / "config.json").write_text('{"model_type": "mixtral"}')
+    run = {"name": "a", "model": {"path": str(model)}, "tasks": [{"name": "a"}]}
+    config = parse_run_config(with_preset(run | {"genome": {"kind": "eep", "experts": 1}}, "test"), "test")
+    (domain,) = read_domains([path], partial(render_chats, config))
+    return domain
+
+
+def numbered(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows that differ in their first message."""
+    text = json.dumps(row)
+    return [json.loads(text.replace("raining?", f"raining in {number}?")) for number in range(ROWS)]
+
+
+def calling(arguments: Any, **more: Any) -> dict[str, Any]:
+    call = {"id": "call00000", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call], **more}
+
+
+def texts(domain: Domain) -> list[tuple[str, str | None]]:
+    return [(row.prompt, row.answer) for rows in domain.rows.values() for row in rows]
+
+
+def test_arguments_with_nulls_are_the_same_as_object_and_as_text(tmp_path: Path) -> None:
+    arguments = {"place": None, "words": {"a": [None, "ü"]}}
+    answers = []
+    for given in (arguments, json.dumps(arguments)):
+        domain = rendered(written(tmp_path, numbered({"messages": [ASKED, calling(given)]})), CASES["qwen3"])
+        answers.append({answer for _, answer in texts(domain)})
+    assert answers[0] == answers[1]
+    (answer,) = answers[0]
+    assert answer is not None and '{"place": null, "words": {"a": [null, "ü"]}}' in answer
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3", "deepseek-r1", "llama-3.1"])
+def test_results_may_be_empty(name: str, tmp_path: Path) -> None:
+    found = {"role": "tool", "tool_call_id": "call00000", "content": ""}
+    row = {"messages": [ASKED, calling({"place": 1}), found, SAID], "tools": TOOLS}
+    for prompt, answer in texts(rendered(written(tmp_path, numbered(row)), CASES[name])):
+        assert '{"place": 1}' in prompt and answer == "It rains."
+
+
+def test_a_chat_that_loses_a_call_is_named_with_its_line(tmp_path: Path) -> None:
+    rows = numbered({"messages": [ASKED, calling({"place": 1})]})
+    rows[7]["messages"][1]["tool_calls"] *= 2
+    for name, said in (("gpt-oss", "leaves out the call of `weather` in message 2"), ("llama-3.1", "one call at once")):
+        with pytest.raises(UserError, match=f"chats.jsonl:8: engine.chat_template: .*{said}"):
+            rendered(written(tmp_path, rows), CASES[name])
+
+
+def test_further_fields_are_ignored(tmp_path: Path) -> None:
+    plain = {"messages": [ASKED, SAID | {"reasoning_content": "Hm."}]}
+    more = {"parallel_tool_calls": False, "source": "web", "prompt_id": 3, "functions": None}
+    said = SAID | {"reasoning": "Hm.", "annotations": [], "weight": 1, "refusal": None, "audio": None}
+    (one, other) = read_data(written(tmp_path, [plain, more | {"messages": [ASKED | {"weight": 0}, said]}])).rows
+    assert one == other
+    shared = {"conversations": [ASKED, {"from": "gpt", "value": "It rains.", "thinking": "Hm.", "loss": True}]}
+    assert read_data(written(tmp_path, [shared])).rows == (one,)
+
+
+def test_thoughts_are_in_the_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = numbered({"messages": [ASKED, SAID | {"reasoning_content": "Hm, wet."}]})
+    for prompt, answer in texts(rendered(written(tmp_path, rows), CASES["qwen3"])):
+        assert prompt.endswith("<|im_start|>assistant\n") and answer == "<think>\nHm, wet.\n</think>\n\nIt rains."
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("template", [CASES["llama-3.1"], None])
+def test_that_a_model_writes_no_thoughts_is_said_once(
+    template: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = numbered({"messages": [ASKED, SAID | {"reasoning_content": "Hm, wet."}]})
+    with caplog.at_level(logging.WARNING):
+        domain = rendered(written(tmp_path, rows), template)
+    assert {answer for _, answer in texts(domain)} == {"It rains."}
+    (record,) = caplog.records
+    assert "chats.jsonl: " in record.getMessage() and "thoughts" in record.getMessage()
+
+
+def test_a_model_without_template_takes_no_tools(tmp_path: Path) -> None:
+    path = written(tmp_path, numbered({"messages": [ASKED, SAID], "tools": TOOLS}))
+    with pytest.raises(UserError, match=r"chats.jsonl:1: model .*no chat template, which tool calls need"):
+        rendered(path, None)
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "half an emoji": ('{"prompt": "a \\ud83d"}', r":1: it has half of a character, '\\ud83d'"),
+    "half an emoji in arguments": ({"messages": [ASKED, calling('{"a": "\\ud83d"}')]}, ":1: .*half of a character"),
+    "many digits": ('{"prompt": "a", "n": ' + 5000 * "9" + "}", ":1: it has a number with thousands of digits"),
+    "many brackets": ("[" * 200_000, ":1: its brackets are nested too deeply"),
+    "many brackets in arguments": ({"messages": [ASKED, calling("[" * 200_000)]}, ":1: .*nested too deeply"),
+    "an answer that isn't to be learned": ({"messages": [ASKED, SAID | {"weight": 0}]}, ":1: .*`weight` 0"),
+    "an old name": ({"messages": [ASKED, SAID | {"function_call": {"name": "a"}}]}, "write it as `tool_calls`"),
+    "other arguments": (
+        {"messages": [ASKED, calling({}) | {"tool_calls": [{"function": {"name": "a", "parameters": {}}}]}]},
+        "write it as `arguments`",
+    ),
+    "a misspelt field": ({"messages": [ASKED, SAID], "tool": []}, r"tool: unknown key \(did you mean `tools`\?\)"),
+    "a misspelt call": ({"messages": [ASKED, SAID | {"tool_call": []}]}, r"messages.1.tool_call: unknown key"),
+    "thoughts of the user": ({"messages": [ASKED | {"thinking": "Hm."}, SAID]}, "only the assistant"),
+    "a list for a role": ({"conversations": [{"from": ["human"], "value": "a"}]}, r"unknown `from` \['human'\]"),
+    "a tool without name": ({"messages": [ASKED, SAID], "tools": [{"type": "x"}]}, "tools.0: it has no function"),
+}
+
+
+@pytest.mark.parametrize(("row", "said"), BAD.values(), ids=BAD.keys())
+def test_a_bad_chat_is_named_with_its_line(row: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        read_data(written(tmp_path, [row]))
+    assert str(error.value).startswith(f"{tmp_path}/chats.jsonl:1: ") and "\n" not in str(error.value)
