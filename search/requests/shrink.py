@@ -12,6 +12,10 @@ from pydantic import Field
 from moevolve.search.requests.parameters import NewStore, RunSettings
 from moevolve.search.requests.record import Flag, Request, about, record
 
+GUARD_PROMPTS = 560
+"""With so many prompts a doubling of the full model's loops is found with a probability of 0.8; see `power` in
+`moevolve.search.shrink.loops`."""
+
 
 @record
 class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, are of a package above this one
@@ -114,7 +118,7 @@ class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, ar
             "before it is exported; fewer if less make it clear that it loops no more than the full model.",
             ge=1,
         ),
-    ] = 560
+    ] = GUARD_PROMPTS
     guard_tokens: Annotated[
         int | None,
         about(

@@ -9,8 +9,6 @@ from functools import cache
 
 import numpy as np
 
-MOST_PROMPTS = 560
-"""With so many prompts a doubling of the full model's loops is found with a probability of 0.8; see `power`."""
 _USUAL = 0.036
 """Share of loops that `power` doubles: GLM-5.2's, which pruning from 256 to 168 experts made 7.2 %."""
 ALPHA = 0.05

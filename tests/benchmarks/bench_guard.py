@@ -25,9 +25,9 @@ import torch
 
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.requests.shrink import GUARD_PROMPTS, ShrinkRequest
 from moevolve.search.shrink.guard import Checks, Probe, check_edit, general_set
-from moevolve.search.shrink.loops import ALPHA, MOST_PROMPTS, discordant, is_clear, looks_at, p_value
+from moevolve.search.shrink.loops import ALPHA, discordant, is_clear, looks_at, p_value
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -140,7 +140,7 @@ def _limit(fault: str) -> str:
 def simulate() -> None:
     """Print how many simulated candidates are refused, by the number of prompts."""
     print("most prompts | correlation | doubled: refused, prompts answered | equal: refused, answered", flush=True)
-    for prompts in (50, 140, 280, MOST_PROMPTS, 1000, 2000):
+    for prompts in (50, 140, 280, GUARD_PROMPTS, 1000, 2000):
         for correlation in (0.0, 0.3, 0.6):
             cells = []
             for shrunk in (2 * LOOPS, LOOPS):

@@ -7,8 +7,8 @@ import pytest
 from scipy.signal import fftconvolve
 from scipy.stats import binom, binomtest
 
+from moevolve.search.requests.shrink import GUARD_PROMPTS
 from moevolve.search.shrink.loops import (
-    MOST_PROMPTS,
     compared,
     difference,
     is_clear,
@@ -77,9 +77,9 @@ def found_by_convolution(looks: list[int], full: float, shrunk: float) -> float:
 
 
 def test_a_doubling_is_found_with_a_probability_of_four_fifths_and_false_alarms_are_rare() -> None:
-    looks = looks_at(MOST_PROMPTS, 46)
+    looks = looks_at(GUARD_PROMPTS, 46)
     exact = found_by_convolution(looks, 0.036, 0.072)
-    assert exact >= 0.8 > found_by_convolution(looks_at(MOST_PROMPTS - 16, 46), 0.036, 0.072)
+    assert exact >= 0.8 > found_by_convolution(looks_at(GUARD_PROMPTS - 16, 46), 0.036, 0.072)
     assert power(looks) == pytest.approx(exact, abs=0.012)  # three standard errors of 10,000 draws
     assert power(looks, both=0.02) > 0.85, "models that loop on the same prompts"
     for share in (0.0, 0.01, 0.036, 0.2):
