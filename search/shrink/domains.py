@@ -31,7 +31,7 @@ Render = Callable[[tuple[Chat, ...]], tuple[tuple[str, str | None], ...] | None]
 """Prompts and answers of chats; see `render_chats`."""
 
 _SHARES: dict[Split, float] = {"calibration": 0.25, "search": 0.35, "dev": 0.15, "test": 0.25}
-_MOST: dict[Split, int] = {"calibration": 1024, "search": 256, "dev": 192, "test": 1024}
+_MOST: dict[Split, int] = {"calibration": 4096, "search": 256, "dev": 192, "test": 1024}
 """Most rows of a split that a search uses: the first ones by their hash."""
 LEAST_ROWS = 64
 """Fewest different conversations in a file: fewer leave `dev` too small to choose by."""

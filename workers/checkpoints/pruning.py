@@ -39,6 +39,9 @@ _MASK_BYTES = {
 }
 
 
+_UNMEASURED = (".input_scale", ".input_global_scale")
+"""Ends of the names of scales that experts lack which had no token in the calibration of who quantised the model."""
+
 _TABLE_DTYPES = {"I64": "<i8", "I32": "<i4"}
 
 
@@ -303,7 +306,8 @@ class Pruning:
             has = "has experts" if odd in found else "has no experts"
             raise UserError(f"the checkpoint's layer {odd} {has}, and its config.json says otherwise; fetch it again")
         for (index, part), by_expert in parts.items():
-            wrong = by_expert.keys() ^ set(range(self._experts))
+            experts = set(range(self._experts))
+            wrong = by_expert.keys() - experts if part.endswith(_UNMEASURED) else by_expert.keys() ^ experts
             if wrong:
                 what = f"tensor {part.lstrip('.')} of expert {min(wrong)}"
                 there = "there" if min(wrong) in by_expert else "missing"
@@ -311,12 +315,12 @@ class Pruning:
                     f"{self._stem}{index}: {what} is {there}, and config.json says {self._experts} experts; "
                     "fetch the files again"
                 )
-            dtype, shape = by_expert[0].dtype, by_expert[0].shape
+            first = by_expert[min(by_expert)]
             for tensor in by_expert.values():
-                if (tensor.dtype, tensor.shape) != (dtype, shape):
+                if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
                     raise UserError(
-                        f"{tensor.file}: tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, and that of "
-                        f"expert 0 is {dtype} {list(shape)}; fetch the file again"
+                        f"{tensor.file}: tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, and {first.name} "
+                        f"is {first.dtype} {list(first.shape)}; fetch the file again"
                     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,6 +70,7 @@ class GenerationEngine:
         self._draft = shortcuts.draft
         self.bos = missing_bos(model, tokenizer)
         self.context = context_of(model.config)
+        self._embedded: int = model.get_input_embeddings().weight.shape[0]
         self._ends = end_tokens(model, tokenizer, config)
         self._tokenized: dict[str, TokenizedSplit] = {}
         self._judged: dict[str, ResidentLM] = {}
@@ -192,8 +193,19 @@ class GenerationEngine:
         """Return the tokens of a split, tokenised once."""
         if split.fingerprint not in self._tokenized:
             made = tokenize_split(self.tokenizer, split, self.config, self.bos, self.context)
+            self._check_embedded(made, f"task {split.task}, split {split.split}")
             self._tokenized[split.fingerprint] = made
         return self._tokenized[split.fingerprint]
+
+    def _check_embedded(self, made: TokenizedSplit, where: str) -> None:
+        """Raise an error if a text has a token without an embedding, which would be an error of the device."""
+        texts = chain(made.prompts, made.golds, *made.choices)
+        last = max((token for tokens in texts for token in tokens), default=0)
+        if last >= self._embedded:
+            raise UserError(
+                f"{where}: a text has the token {self.token_text(last)!r} of id {last}, and the model has embeddings "
+                f"for ids below {self._embedded}; leave it out of the texts, or use the tokenizer that belongs to the weights"
+            )
 
     def token_text(self, token: int) -> str:
         return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))

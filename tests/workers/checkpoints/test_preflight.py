@@ -18,8 +18,10 @@ from tiny_models import word_tokenizer
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.workers.checkpoints.loading import check_weights, load_model, load_tokenizer
-from moevolve.workers.contract.settings import ModelConfig
+from moevolve.workers.contract.settings import EngineConfig, ModelConfig
+from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.model.describe import describe_model
 from moevolve.workers.model.resident import ResidentModel
 
@@ -150,6 +152,11 @@ def test_tokenizers_that_do_not_belong_to_the_model(checkpoint: Checkpoints, tmp
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 97, "content": "<|turn|>"})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     load_tokenizer(config)  # no text has it
+    engine = GenerationEngine(*load_model(config), EngineConfig())
+    rows = (Example("w5", ("w6",)), Example("w5 <|turn|>", ("w6",)))
+    split = PreparedSplit("task", "search", "agreement", "mean", Matching(), 1, " ", rows, "answer")
+    with pytest.raises(UserError, match=r"task task, split search: a text has the token '<\|turn\|>' of id 97"):
+        engine.tokens_of(split)
     (folder / "chat_template.jinja").write_text("<|turn|>{{ messages[0].content }}")
     with pytest.raises(UserError, match=r"token '<\|turn\|>' of id 97, and the model has embeddings for ids below 97"):
         load_tokenizer(config)
