@@ -204,7 +204,7 @@ class GenerationEngine:
         if last >= self._embedded:
             raise UserError(
                 f"{where}: a text has the token {self.token_text(last)!r} of id {last}, and the model has embeddings "
-                f"for ids below {self._embedded}; leave it out of the texts, or use the tokenizer that belongs to the weights"
+                f"for ids below {self._embedded}; leave it out of the texts, or use the weights' own tokenizer"
             )
 
     def token_text(self, token: int) -> str:
