@@ -237,6 +237,13 @@ def model_class(settings: PretrainedConfig) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
 
 
+def model_without_weights(config: ModelConfig, settings: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Build the model of a checkpoint with the config `settings` on the meta device, with the backends of a worker."""
+    with opening(f"model {config.path}: transformers can't make a model from its config"):
+        form = backends(config, settings.model_type)
+        return empty_model(model_class(settings), settings, dtype, **form)
+
+
 def check_weights(config: ModelConfig) -> None:
     """Refuse a checkpoint whose files don't have exactly its model's tensors, by their headers; see `check_tensors`.
 
@@ -264,8 +271,8 @@ def _opened(config: ModelConfig) -> tuple[PretrainedConfig, Mapping[str, Any], t
     # Read and unpacked on `tensor[...]`.
     stored = plain_tensors(stored_tensors(checkpoint_folder(config))) if packed is None else packed.tensors(dtype)
     tensors = text_tensors(stored, settings)
+    model = model_without_weights(config, settings, dtype)
     with opening(f"model {config.path}: its weights can't be read"), naming(config):
-        model = empty_model(model_class(settings), settings, dtype, **backends(config, settings.model_type))
         check_tensors(model, tensors, config.path)
     return settings, tensors, dtype
 
@@ -291,7 +298,7 @@ def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrain
     settings, tensors, dtype = _opened(config)
     tokenizer, family = load_tokenizer(config), expert_family(settings.model_type)
     assert family is not None
-    model = empty_model(model_class(settings), settings, dtype, **backends(config, settings.model_type))
+    model = model_without_weights(config, settings, dtype)
     frame = {name: tensor for name, tensor in tensors.items() if not family.stores_experts(name)}
     with opening(f"model {config.path}: its weights don't load"), naming(config):
         experts = StoredExperts(model, tensors)

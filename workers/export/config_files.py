@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
-_NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE, "adapter_config.json")
+_NOT_COPIED = ("README.md", "config.json", "hf_quant_config.json", INDEX_FILE)
 
 
 def text_fields(settings: dict[str, Any], config: PretrainedConfig) -> dict[str, Any]:

@@ -9,14 +9,12 @@ from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.fingerprint import model_fingerprint
 from moevolve.workers.checkpoints.loading import (
     DTYPES,
-    backends,
     check_weights,
     dtype_of,
     load_config,
-    model_class,
+    model_without_weights,
     packing,
 )
-from moevolve.workers.checkpoints.state import empty_model
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.families.decoder import decoder_of
@@ -46,9 +44,7 @@ def meta_model(config: ModelConfig) -> PreTrainedModel:
     settings = load_config(config)
     family_of(settings, config.path)
     packing(config, settings)
-    with opening(f"model {config.path}: its class can't be built from its config"):
-        dtype, form = DTYPES[dtype_of(config, settings)], backends(config, settings.model_type)
-        return empty_model(model_class(settings), settings, dtype, **form)
+    return model_without_weights(config, settings, DTYPES[dtype_of(config, settings)])
 
 
 def describe_config(model: PreTrainedModel, config: ModelConfig) -> ModelFacts:

@@ -97,7 +97,7 @@ def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: P
     comparison = load_comparison(tmp_path / "compare.yaml")
     with Store.open(comparison.store) as store:
         outcomes = run_comparison(comparison, store, observer, local_pool)
-    assert [(method, note.startswith(SAID)) for method, note in said] == [("reap", True), ("warm", True)]
+    assert [method for method, note in said if note.startswith(SAID)] == ["reap", "warm"]
     _, reap, warm = (outcome.setup.prepared for outcome in outcomes)
     assert not any(outcome.failure for outcome in outcomes) and reap["calibration"] == warm["calibration"]
     assert [len(outcome.setup.prepared["search"][0].examples) for outcome in outcomes] == [24, 18, 18]

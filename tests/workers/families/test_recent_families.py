@@ -404,7 +404,7 @@ def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, to
         file = tmp_path / "whole" / "model.safetensors"
         published = {name.replace("model.blocks.", "model.layers."): each for name, each in load_file(file).items()}
         save_file(published, file, metadata={"format": "pt"})
-    word_tokenizer(["one", "two"]).save_pretrained(tmp_path / "whole")
+    word_tokenizer(["one", "two", "a"]).save_pretrained(tmp_path / "whole")  # Qwen's class takes the letter
     source = ModelConfig(str(tmp_path / "whole"), device="cpu")
     resident = ResidentModel.load(source)
     edit = edit_of_kind(len(resident.layers), EXPERTS, "prune")

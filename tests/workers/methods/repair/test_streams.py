@@ -34,7 +34,7 @@ def test_streams_are_those_of_whole_runs(
     name: str, tiny_model: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, settings = MODELS[name]
-    monkeypatch.setattr(passes, "_BATCH_COLUMNS", 60)
+    monkeypatch.setattr(passes, "BATCH_COLUMNS", 60)
     model: Any = tiny_model(family, **settings)
     tower = model.model.decoder if family == "opt" else model.model
     expected: list[list[Tensor]] = [[] for _ in range(len(tower.layers) + 1)]
