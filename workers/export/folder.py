@@ -132,7 +132,10 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
     created = datetime.now(UTC).strftime("%Y-%m-%d")
     known = {"card": card, "facts": facts, "version": version("moevolve"), "created": created}
     file = part / "config.json"
-    older = facts.form == "stock" and file.is_file() and read_json(file)["model_type"] in _READ_BY_4
+    settings = read_json(file) if file.is_file() else {}
+    # 4.57 masks groups with 0, which is above a negative score, so that it chooses experts of other groups.
+    limited = settings.get("n_group") != settings.get("topk_group")
+    older = facts.form == "stock" and settings.get("model_type") in _READ_BY_4 and not limited
     tried = f"4.57, {_TRIED}" if older else _TRIED
     content = render("export/model_card.md.jinja", loader=loader_of(part), tried=tried, **known)
     (part / "README.md").write_text(content, encoding="utf-8")
