@@ -353,8 +353,6 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
     assert active_parameters == described.active_parameters or (
         parameters is None and active_parameters > described.active_parameters
     )
-    assert 0 < costs.token_flops(phase.kind) <= outline.token_flops + 2 * kind.added
-    assert 0 <= costs.kept_experts <= outline.facts.experts
     phases = [each.kind for each in kind.phases]
     for host, repaired in product((False, True), repeat=2):
         assert 0 <= costs.buffer_bytes(phases, host, repaired) <= (outline.experts_bytes or outline.weight_bytes)

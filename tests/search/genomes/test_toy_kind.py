@@ -21,7 +21,6 @@ from report_lab import finished
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.devices import GPUS
 from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.workload import Prompts
 from moevolve.search.figures.style import drawing
@@ -128,9 +127,6 @@ class RunsSpace:
 
 
 class RunsCosts(GenomeCosts[RunsSpace]):
-    def token_flops(self, phase: str) -> int:
-        return self.outline.token_flops
-
     def counts(self, phase: str) -> tuple[int, int, int, int]:
         found = self.space.describe(self.space._genome([0] * len(self.space.facts.moe_layers)))
         return found.experts, found.active, found.parameters, found.active_parameters
@@ -226,7 +222,7 @@ def test_it_is_searched_by_every_strategy_listed_and_drawn(
 
 def test_its_costs_are_estimated_and_its_baselines_its_own(make_run: Callable[..., RunConfig]) -> None:
     config = make_run(phases=[{"kind": "prune", "evaluations": 400, "initial": 4}])
-    found = estimate(config, (GPUS["h100"],), prompts=Prompts(20, 4, 10))
+    found = estimate(config, Prompts(20, 4, 10))
     full, candidate = found.sizes
     assert (candidate.title, candidate.experts, candidate.active) == ("prune", 2, 2)
     assert candidate.parameters is not None and full.parameters is not None
