@@ -29,7 +29,7 @@ CONFINED = {
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": (
         "search/pools/ray_cluster.py",
-        "search/cluster/ray_jobs.py",
+        "search/pools/ray_jobs.py",
         "search/pools/ray_actor.py",
         "search/pools/ray_pool.py",
     ),
