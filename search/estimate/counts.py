@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import GenomeCosts
-from moevolve.search.settings.phases import PhaseConfig
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.workers.contract.facts import active_parameters
 
 if TYPE_CHECKING:

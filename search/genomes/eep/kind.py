@@ -9,11 +9,11 @@ from math import comb
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import GenomeKind
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
+from moevolve.search.genomes.contract.phases import PhaseConfig, divides_neurons
 from moevolve.search.genomes.eep.allocation import ActiveBudget, WidthBudget
 from moevolve.search.genomes.eep.baselines import BASELINES, expert_recipes
 from moevolve.search.genomes.eep.figures import EepFigures
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
-from moevolve.search.settings.phases import PhaseConfig, divides_neurons
 from moevolve.workers.contract.edits import ROW_TOKENS, PerTaskRecipe, combined, recipe_parts
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe

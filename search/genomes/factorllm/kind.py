@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.factorllm.figures import FactorLlmFigures
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
-from moevolve.search.settings.phases import PhaseConfig
 from moevolve.workers.contract.edits import ROW_TOKENS, CalibrationRecipe, combined, recipe_parts
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe

@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from search_samples import TUNE, dense_model, mixtral
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.phases import TunePhase
 from moevolve.search.genomes.factorllm.genome import ROUTERS, FactorLlmGenome
 from moevolve.search.genomes.factorllm.kind import BASELINES
 from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
 from moevolve.search.genomes.registry import check_baselines, costs_of, make_space
-from moevolve.search.settings.phases import TunePhase
 from moevolve.workers.contract.edits import CombinedRecipe
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, FactorLlmEdit, FactorLlmRecipe, MoeficationRecipe
 

@@ -33,9 +33,9 @@ from moevolve.search.genomes.contract.base import (
     Offspring,
 )
 from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.registry import KINDS
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.settings.phases import PhaseConfig
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
