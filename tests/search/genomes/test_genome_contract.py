@@ -20,7 +20,6 @@ from repair_samples import rows_of
 from search_samples import ALLOCATE, MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space
 from tomoe_samples import tomoe_space
 
-from moevolve.search.figures.style import drawing, to_svg
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace, SubsetSpace
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.eep.allocation import SUMS, ActiveBudget, AllocationGenome, even_genome
@@ -30,6 +29,7 @@ from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection,
 from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome, base_space, repaired_space
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
+from moevolve.search.report.style import drawing, to_svg
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.repair.edit import RepairRecipe

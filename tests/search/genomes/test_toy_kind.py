@@ -23,7 +23,6 @@ from moevolve.search.config.files import load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.workload import Prompts
-from moevolve.search.figures.style import drawing
 from moevolve.search.genomes.contract.base import (
     Baseline,
     Description,
@@ -36,6 +35,7 @@ from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.registry import KINDS
 from moevolve.search.operations.subject import find_subject
+from moevolve.search.report.style import drawing
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
