@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Protocol
 
 
@@ -88,3 +89,13 @@ def duration(hours: float) -> str:
     if hours >= 1:
         return f"{hours:,.0f} hours" if hours >= 9.95 else f"{hours:.1f} hours"
     return f"{60 * hours:.0f} minutes" if hours >= 1 / 30 else f"{3600 * hours:.0f} seconds"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Format numbers as `0-3, 7`, or as `none`."""
+    found = []
+    # Consecutive numbers are equally far from their places in the order.
+    for _, run in groupby(enumerate(sorted(numbers)), key=lambda placed: placed[1] - placed[0]):
+        first, *others = (number for _, number in run)
+        found.append(f"{first}-{others[-1]}" if others else str(first))
+    return ", ".join(found) or "none"

@@ -25,11 +25,11 @@ CONFINED = {
         "evaluators/harness/",
         "workers/engine/harness.py",
     ),
-    "matplotlib": ("search/figures/",),
+    "matplotlib": ("search/report/",),
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": (
         "search/pools/ray_cluster.py",
-        "search/cluster/ray_jobs.py",
+        "search/pools/ray_jobs.py",
         "search/pools/ray_actor.py",
         "search/pools/ray_pool.py",
     ),

@@ -19,7 +19,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.edits import IdentityEdit
 
 if TYPE_CHECKING:
-    from moevolve.search.figures.style import Figure
+    from moevolve.search.report.style import Figure
 
 FILE = "analysis.json"
 
@@ -55,7 +55,7 @@ def analyse(store: StoreReader, request: AnalyseRequest) -> Analysis:
 
 def figures_of(analysis: Analysis) -> dict[str, tuple[Figure, str]]:
     """Draw an analysis: figures by name, each with a caption."""
-    from moevolve.search.figures import usage as draw
+    from moevolve.search.report import usage as draw
 
     before, after = analysis.before, analysis.after
     found: dict[str, tuple[Figure, str]] = {}
@@ -91,7 +91,7 @@ def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
     Raises:
         UserError: the folder can't be written.
     """
-    from moevolve.search.figures.style import save
+    from moevolve.search.report.style import save
 
     written = [folder / FILE]
     with writing_into(folder):

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.outline import GenomeOutline, ranges
+from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.requests.answers import ChoiceEffect, Effects, GeneRow, OperatorEffect, OptionEffect
 from moevolve.search.requests.searches import EffectsRequest
 from moevolve.search.strategies.surrogate import LinearPosterior
+from moevolve.search.text import ranges
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, SearchRecord
 

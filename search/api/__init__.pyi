@@ -44,7 +44,6 @@ from ._sharing import tasks as tasks
 from ._sharing import write_analysis as write_analysis
 from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
-from .search.cluster.submit import Submitted as Submitted
 from .search.compare.config import Comparison as Comparison
 from .search.compare.contrasted import Contrast as Contrast
 from .search.compare.rows import ComparisonRow as ComparisonRow
@@ -54,6 +53,7 @@ from .search.loop.final_table import Entry as Entry
 from .search.loop.final_table import FinalTable as FinalTable
 from .search.loop.final_table import Score as Score
 from .search.pools.base import PoolError as PoolError
+from .search.pools.submit import Submitted as Submitted
 from .search.requests.answers import Analysis as Analysis
 from .search.requests.answers import Answers as Answers
 from .search.requests.answers import AskedRow as AskedRow

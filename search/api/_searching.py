@@ -24,11 +24,11 @@ from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 
 if TYPE_CHECKING:
-    from moevolve.search.cluster.submit import Submitted
     from moevolve.search.compare.config import Cell, Comparison
     from moevolve.search.compare.rows import ComparisonRow
     from moevolve.search.estimate.report import Estimate
     from moevolve.search.loop.final_table import FinalTable
+    from moevolve.search.pools.submit import Submitted
     from moevolve.search.shrink.page import ShrinkPlan, Shrunk
 
 # Modules that load torch or Ray are imported within the functions, after what is wrong with a configuration was said.
@@ -133,14 +133,14 @@ def submit(asked: SubmitRequest) -> Submitted:
         raise UserError(f"{asked.store} is a server: a driver on a cluster needs the URL of the database itself")
     settings = _settings(asked, {"store": asked.store, "name": asked.name})
 
-    from moevolve.search.cluster import submit as cluster
+    from moevolve.search.pools import submit as cluster
 
     return cluster.submit(settings, asked.cluster, asked.search_id, asked.insecure, asked.shared_paths)
 
 
 @takes(LogsRequest)
 def logs(asked: LogsRequest) -> Iterator[str]:
-    from moevolve.search.cluster import submit as cluster
+    from moevolve.search.pools import submit as cluster
 
     return cluster.logs(asked.cluster, asked.search, asked.follow, asked.insecure)
 

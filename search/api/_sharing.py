@@ -46,8 +46,8 @@ def report(store: str | StoreReader, asked: ReportFileRequest) -> FinalTable:
         _write(asked.path, ask(store, ReportRequest(asked.search, limit=asked.limit)))
         return ask(store, FinalTableRequest(asked.search))
     from moevolve.search.analysis.analyse import read_analysis
-    from moevolve.search.report.contents import gather
-    from moevolve.search.report.page import render_page
+    from moevolve.search.analysis.report_contents import gather
+    from moevolve.search.analysis.report_page import render_page
 
     with opened_reader(store) as opened:
         found = read_analysis(asked.analysis) if isinstance(asked.analysis, Path) else asked.analysis

@@ -26,8 +26,8 @@ from moevolve.search.config.files import (
     with_preset,
 )
 from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.phases import START, Section
 from moevolve.search.genomes.registry import DEFAULT, KINDS
-from moevolve.search.settings.phases import START, Section
 
 BASELINE = "baseline"
 """Key that makes a method a one-shot baseline instead of a search."""

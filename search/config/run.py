@@ -14,8 +14,8 @@ from moevolve.evaluators.preparation.registry import load_task
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.genomes.contract.phases import MOST_EVALUATIONS, EvolutionSection, Phase, Section, StrategySection
 from moevolve.search.genomes.registry import AnyGenomeSection, make_space
-from moevolve.search.settings.phases import MOST_EVALUATIONS, EvolutionSection, Phase, Section, StrategySection
 from moevolve.store.session import without_password
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig

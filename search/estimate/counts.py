@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import GenomeCosts
-from moevolve.search.settings.phases import PhaseConfig
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.workers.contract.facts import active_parameters
 
 if TYPE_CHECKING:
     from moevolve.workers.profiling.outline import ModelOutline
-
-FULL_MODEL = "full model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,6 @@ class ModelSize:
         experts, active: Number of experts per MoE layer, and of active ones per token; 0 for dense models.
         parameters: Number of all parameters; None where candidates differ in it.
         active_parameters: Number of parameters per token; that of the phase's start where candidates differ in it.
-        token_flops: FLOPs per token in matrix products with weights, attention between positions left out.
     """
 
     title: str
@@ -34,7 +31,6 @@ class ModelSize:
     active: int
     parameters: int | None
     active_parameters: int
-    token_flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +56,8 @@ def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[st
     """Size the full model and a candidate of every kind of phase; see `described_as` for `like`."""
     facts = outline.facts
     active = active_parameters(facts, facts.experts, facts.active)
-    full = ModelSize(FULL_MODEL, facts.experts, facts.active, facts.parameters, active, outline.token_flops)
-    pairs = like.items()
-    return full, *(ModelSize(kind, *costs.counts(each), costs.token_flops(each)) for kind, each in pairs)
+    full = ModelSize("full model", facts.experts, facts.active, facts.parameters, active)
+    return full, *(ModelSize(kind, *costs.counts(each)) for kind, each in like.items())
 
 
 def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:

@@ -175,7 +175,7 @@ def _exported(outline: ModelOutline, retained: int) -> int:
     `retained` is the checkpoint's number of experts per layer.
     """
     embeddings = outline.vocabulary * outline.hidden * outline.facts.dtype_bytes
-    others = max(0, outline.weight_bytes - outline.experts_bytes - 2 * embeddings) // len(outline.layers)
+    others = max(0, outline.weight_bytes - outline.experts_bytes - 2 * embeddings) // outline.layers
     experts = max(map(sum, outline.expert_bytes)) * retained // outline.facts.experts
     # Gate and up projections, two thirds of an expert, are fused first, while the single ones are still there.
     logits = _COMPARED * outline.vocabulary * outline.facts.dtype_bytes
@@ -210,7 +210,7 @@ def _activations(outline: ModelOutline, passes: Iterable[Pass]) -> int:
     most = 0
     for one in passes:
         # A cache grows by copying one layer's keys, then its values.
-        grown = outline.cache_bytes // (2 * len(outline.layers))
+        grown = outline.cache_bytes // (2 * outline.layers)
         attending = one.tokens * outline.attention_bytes + one.cached * (outline.repeated_bytes + grown)
         network = one.tokens * outline.network_bytes
         if one.at_once is None:

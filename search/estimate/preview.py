@@ -11,9 +11,8 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TextIO
 
 from pydantic import TypeAdapter
@@ -29,7 +28,6 @@ from moevolve.search.estimate.counts import (
     model_sizes,
     phase_counts,
 )
-from moevolve.search.estimate.devices import gpus_for
 from moevolve.search.genomes.registry import costs_of
 from moevolve.workers.contract.capacity import WorkerMemory
 
@@ -50,9 +48,6 @@ class Preview:
         sizes: Sizes of the full model and of a candidate of each kind of phase; empty if the model is on a hub.
         weight_bytes: Bytes of the full model's weights as a worker loads them.
         memory: Memory of one worker.
-        total_flops: FLOPs of all evaluations; None if the tasks' data can't be read.
-        hours: Duration of all evaluations by their FLOPs alone, by number of workers and kind of GPU. Empty for a run
-            on the CPU, and if the tasks' data can't be read.
         notes: What the numbers leave out, or why they are missing, a line each.
     """
 
@@ -62,8 +57,6 @@ class Preview:
     sizes: tuple[ModelSize, ...] = ()
     weight_bytes: int | None = None
     memory: WorkerMemory | None = None
-    total_flops: int | None = None
-    hours: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -150,18 +143,12 @@ def preview(config: RunConfig) -> Preview:
     sizes, phases = model_sizes(outline, costs, described_as(config.phases)), phase_counts(config, costs)
     known = Preview(phases, ranked, tested, sizes, outline.weight_bytes)
     try:
-        found = estimate(config, gpus_for(config), outline=outline)
+        found = estimate(config, outline=outline)
     except UserError as error:  # `launch` may still download the data
         memory = launch_memory(config, outline, costs, on_gpu=config.workers.num_gpus > 0).memory
-        notes = (f"memory is that of the largest batches, and the time isn't known: {error}",)
+        notes = (f"memory is that of the largest batches: {error}",)
         return replace(known, memory=memory, notes=notes)
-    return replace(
-        known,
-        memory=found.memory.get(config.model.originals, found.memory["device"]),
-        total_flops=found.total_flops,
-        hours={f"{one.workers} x {one.name}": one.hours for one in found.devices},
-        notes=found.notes,
-    )
+    return replace(known, memory=found.memory.get(config.model.originals, found.memory["device"]), notes=found.notes)
 
 
 def _serve(asked: TextIO, answers: TextIO) -> None:

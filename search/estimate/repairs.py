@@ -10,7 +10,7 @@ from pydantic import computed_field
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
-from moevolve.search.settings.phases import divides_neurons
+from moevolve.search.genomes.contract.phases import divides_neurons
 from moevolve.workers.methods.eep.neuron_pruning import candidate_count, pruning_bytes
 from moevolve.workers.methods.repair.edit import RepairRecipe
 from moevolve.workers.methods.repair.fits import FIT_CACHE_BYTES

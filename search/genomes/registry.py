@@ -20,6 +20,7 @@ from moevolve.search.genomes.contract.base import (
 )
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.outline import GenomeOutline
+from moevolve.search.genomes.contract.phases import START, PhaseConfig, TunePhase
 from moevolve.search.genomes.eep.kind import EEP
 from moevolve.search.genomes.factorllm.kind import FACTORLLM
 from moevolve.search.genomes.nanomoe.kind import NANOMOE
@@ -32,7 +33,6 @@ from moevolve.search.genomes.repaired import (
     repaired_space,
 )
 from moevolve.search.genomes.tomoe.kind import TOMOE
-from moevolve.search.settings.phases import START, PhaseConfig, TunePhase
 from moevolve.workers.contract.facts import ModelFacts
 
 if TYPE_CHECKING:

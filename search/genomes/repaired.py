@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Description, Genome, GenomeSpace, Offspring, SubsetSpace
-from moevolve.search.settings.phases import PhaseConfig, RepairPhase
+from moevolve.search.genomes.contract.phases import PhaseConfig, RepairPhase
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit, IdentityEdit, LayeredEdit, combined
 from moevolve.workers.contract.fitting import FitRows, NeuronRecipe, RowsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe

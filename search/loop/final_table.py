@@ -10,10 +10,10 @@ import numpy as np
 
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.config.run import RunConfig
+from moevolve.search.genomes.contract.phases import START
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.scores import FULL, interval, ranking_of
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.settings.phases import START
 from moevolve.search.strategies.base import rank_key
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, SearchRecord

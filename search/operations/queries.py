@@ -8,6 +8,7 @@ from functools import cache
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.genomes.contract.outline import GenomeOutline
+from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import KINDS, outline_of
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.requests.answers import GenomeView, Pareto, TradeOff, TradeOffs
@@ -24,7 +25,6 @@ from moevolve.search.requests.searches import (
     TradeOffsRequest,
 )
 from moevolve.search.requests.tables import Rows
-from moevolve.search.settings.phases import START
 from moevolve.store.pareto import Size, unbeaten
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import (

@@ -10,11 +10,11 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import changed_loading, parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace
+from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.running.calibration import calibrated_space
 from moevolve.search.running.weights import facts_for, resolved_model_path, stored_facts
-from moevolve.search.settings.phases import START
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, SearchRecord
 from moevolve.store.repository import Store

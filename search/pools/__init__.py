@@ -1,1 +1,1 @@
-"""Where evaluations run: worker actors on Ray, or this process."""
+"""Where evaluations run: worker actors on Ray, or this process; and sending a search to a cluster."""

@@ -1,1 +1,1 @@
-"""Reports: one HTML page about one search."""
+"""What searches are shown with: figures, and the templates and styles of reports and pages."""

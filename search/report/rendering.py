@@ -14,8 +14,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from moevolve.search.genomes.contract.outline import ranges
-from moevolve.search.text import memory_size, parameter_count, percent, points, score_lines, size_lines
+from moevolve.search.text import memory_size, parameter_count, percent, points, ranges, score_lines, size_lines
 from moevolve.store.records import BestRow, SearchRecord
 
 FOLDER = Path(__file__).parent

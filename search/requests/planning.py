@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from moevolve.search.estimate.devices import DEFAULT_GPUS, UTILISATION
 from moevolve.search.requests.parameters import SETTINGS, NewStore, Overrides, RayAddress, RunSettings
 from moevolve.search.requests.record import Flag, Request, about, record
 from moevolve.search.requests.running import RunFile
@@ -19,10 +18,9 @@ if TYPE_CHECKING:  # the answers
 
 @record
 class EstimateRequest(Request["Estimate"]):
-    """Estimate what a search takes before it is launched: memory, evaluations, FLOPs, and about how many hours.
+    """Estimate what a search takes before it is launched: memory, evaluations, and with a pilot about how many hours.
 
-    Nothing but the model's config.json is loaded, unless a pilot is asked for. Hours on GPUs are FLOPs divided by an
-    assumed share of the peak FLOP/s; hours on this machine are measured by the pilot.
+    Nothing but the model's config.json is loaded, unless a pilot is asked for.
 
     Raises:
         UserError: the configuration or the request asks for something that can't be had.
@@ -37,12 +35,6 @@ class EstimateRequest(Request["Estimate"]):
         about("Folder of a config, or name of one that comes with moevolve, to replace the run's model."),
         Flag(metavar="DIR|NAME"),
     ] = None
-    keep: Annotated[float | None, about("Share of experts to retain; sets genome.experts.", gt=0, le=1)] = None
-    gpus: Annotated[
-        str | None,
-        about(f"GPUs to estimate for; {DEFAULT_GPUS} if left out, or none for a run on the CPU."),
-        Flag("--gpu", "NAME,..."),
-    ] = None
     prompt_tokens: Annotated[int | None, about("Length of every prompt, instead of the tasks' data.", ge=1)] = None
     new_tokens: Annotated[
         int | None, about("With prompt_tokens, length of every answer; the task's limit if left out.", ge=1)
@@ -50,7 +42,6 @@ class EstimateRequest(Request["Estimate"]):
     examples: Annotated[
         int | None, about("With prompt_tokens, rows of every split; those of the task's file if left out.", ge=1)
     ] = None
-    utilisation: Annotated[float, about("Share of a GPU's peak FLOP/s that is reached.", gt=0, le=1)] = UTILISATION
     pilot: Annotated[
         int | None,
         about("Evaluate this many individuals on this machine, to measure how long the search takes.", ge=1),

@@ -26,8 +26,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
+from moevolve.search.genomes.contract.phases import Section
 from moevolve.search.loop.final_table import winner_of
-from moevolve.search.settings.phases import Section
 from moevolve.store.errors import LeaseLostError, StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import Event

@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
+from moevolve.search.genomes.contract.phases import Section
 from moevolve.search.running.webhooks import WebhookSection
-from moevolve.search.settings.phases import Section
 
 Scope = Literal["read", "write"]
 SCOPES: tuple[Scope, ...] = ("read", "write")

@@ -62,7 +62,7 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     searches.GenomeRequest: UseCase(f"{_QUERIES}:genome", "/individuals/{individual}/genome"),
     searches.LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),
     searches.PlotRequest: UseCase("moevolve.search.operations.plot:picture", "/searches/{search}/plot"),
-    searches.ReportRequest: UseCase("moevolve.search.report.page:page_of", "/searches/{search}/report"),
+    searches.ReportRequest: UseCase("moevolve.search.analysis.report_page:page_of", "/searches/{search}/report"),
     models.EvaluateRequest: UseCase("moevolve.search.operations.answers:evaluate", writes=True),
     models.AnswersRequest: UseCase("moevolve.search.operations.answers:answers"),
     models.OutcomesRequest: UseCase(

@@ -8,8 +8,8 @@ from collections.abc import Container, Iterator
 from typing import Any, Literal
 
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.phases import START, PhaseConfig, ThresholdParents, TopKParents
 from moevolve.search.genomes.registry import baseline_offspring
-from moevolve.search.settings.phases import START, PhaseConfig, ThresholdParents, TopKParents
 from moevolve.store.records import IndividualRecord
 
 _ROUNDING = 1e-9

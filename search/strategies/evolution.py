@@ -17,7 +17,7 @@ import numpy as np
 
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
-from moevolve.search.settings.phases import MergePhase, PhaseConfig
+from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking, eligible, fixed_offspring, rank_key
 from moevolve.store.records import IndividualRecord
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
-from moevolve.search.settings.phases import NevergradSection, PhaseConfig
+from moevolve.search.genomes.contract.phases import NevergradSection, PhaseConfig
 from moevolve.search.strategies.base import PhaseStrategy, fixed_offspring
 from moevolve.store.records import IndividualRecord
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
+from moevolve.search.genomes.contract.phases import EvolutionSection, NevergradSection, RepairPhase
 from moevolve.search.genomes.repaired import RepairedSpace
-from moevolve.search.settings.phases import EvolutionSection, NevergradSection, RepairPhase
 from moevolve.search.strategies.base import PhaseStrategy, rank_key
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.nevergrad import NevergradPhase

@@ -10,8 +10,8 @@ import numpy as np
 
 from moevolve.search.genomes.contract.base import Genome, Offspring
 from moevolve.search.genomes.contract.operators import generator
+from moevolve.search.genomes.contract.phases import PhaseConfig, RepairPhase, TopKParents
 from moevolve.search.genomes.repaired import RepairedSpace
-from moevolve.search.settings.phases import PhaseConfig, RepairPhase, TopKParents
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy, Ranking, eligible
 from moevolve.store.records import IndividualRecord
 

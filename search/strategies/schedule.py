@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.settings.phases import EvolutionSection
+from moevolve.search.genomes.contract.phases import EvolutionSection
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring, SubsetSpace
 from moevolve.search.genomes.contract.operators import generator
-from moevolve.search.settings.phases import PhaseConfig, SurrogateSection
+from moevolve.search.genomes.contract.phases import PhaseConfig, SurrogateSection
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.store.records import IndividualRecord

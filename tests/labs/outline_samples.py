@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from moevolve.workers.contract.facts import ModelFacts
-from moevolve.workers.profiling.outline import LayerOutline, ModelOutline
+from moevolve.workers.profiling.outline import ModelOutline
 
 VOCABULARY, HIDDEN = 50, 4096
 
 
 def outline_of(facts: ModelFacts) -> ModelOutline:
-    """A model's outline: of dense ones the linear layers by name, of the others experts and routers alone."""
+    """A model's outline, with bytes of activations that are made up."""
     expert = facts.expert_parameters * facts.dtype_bytes
     hidden = facts.dense.hidden if facts.dense else HIDDEN
-    layers = _dense_layers(facts) if facts.dense else _moe_layers(facts)
+    layers = facts.dense.layers if facts.dense else len(facts.moe_layers)
     return ModelOutline(
         facts=facts,
         layers=layers,
-        output_flops=2 * VOCABULARY * hidden,
         weight_bytes=facts.parameters * facts.dtype_bytes,
         expert_bytes=tuple((facts.experts * expert,) for _ in facts.moe_layers),
-        cache_bytes=2 * hidden * facts.dtype_bytes * len(layers),
+        cache_bytes=2 * hidden * facts.dtype_bytes * layers,
         attention_bytes=6 * hidden * facts.dtype_bytes,
         network_bytes=8 * hidden * facts.dtype_bytes,
         repeated_bytes=0,
@@ -30,16 +29,3 @@ def outline_of(facts: ModelFacts) -> ModelOutline:
         intermediate=facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden),
         positions=4096,
     )
-
-
-def _moe_layers(facts: ModelFacts) -> tuple[LayerOutline, ...]:
-    router = 2 * facts.router_parameters_per_expert * facts.experts
-    return tuple(LayerOutline(0, router, 2 * facts.expert_parameters) for _ in facts.moe_layers)
-
-
-def _dense_layers(facts: ModelFacts) -> tuple[LayerOutline, ...]:
-    assert facts.dense is not None
-    flops = [0] * facts.dense.layers
-    for linear in facts.linears:
-        flops[int(linear.name.split(".")[1])] += 2 * linear.outputs * linear.inputs
-    return tuple(LayerOutline(each, 0, 0) for each in flops)

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import settings
 
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
+from moevolve.search.genomes.contract.phases import AllocatePhase, MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
-from moevolve.search.settings.phases import AllocatePhase, MergePhase, PrunePhase, TunePhase
 from moevolve.store.records import IndividualRecord, IndividualStatus
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace

@@ -52,15 +52,6 @@ def model_costs(model: PreTrainedModel, context: int) -> ModelCosts:
     )
 
 
-def matrix_flops(module: nn.Module, config: PretrainedConfig) -> int:
-    """FLOPs per token of a model's module in matrix products with weights.
-
-    Raises:
-        UserError: The module holds matrices that can't be counted.
-    """
-    return 2 * sum(use.products for use in _uses(module, config, type(module).__name__))
-
-
 def _uses(module: nn.Module, config: PretrainedConfig, name: str) -> list[ModuleUse]:
     use = _use_of(module, config, name)
     inner = [pair for pair in module.named_children() if pair[1] in use.inner]

@@ -1,14 +1,10 @@
-"""Predicts a model's memory and FLOPs per token, part by part, from its config alone.
-
-FLOPs are counted by `moevolve.workers.profiling.costs` on the model without weights.
-"""
+"""Predicts the bytes of a model's weights, caches and activations from its config alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -21,38 +17,20 @@ from moevolve.workers.engine.packed_attention import KINDS, packs
 from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.decoder import decoder_of, softmax_attention
 from moevolve.workers.families.layers import find_moe_layers
-from moevolve.workers.families.registry import active_experts, expert_family
 from moevolve.workers.model.describe import describe_config, meta_model
 from moevolve.workers.profiling.activations import attention_widths, dense_width, mixers_bytes, network_bytes
-from moevolve.workers.profiling.costs import matrix_flops
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
-class LayerOutline:
-    """FLOPs per token of one decoder layer in matrix products with weights.
-
-    Attributes:
-        dense: FLOPs of everything but the router and the routed experts.
-        router: FLOPs of the router over all experts; 0 in a dense layer.
-        expert: FLOPs of one routed expert; 0 in a dense layer.
-    """
-
-    dense: int
-    router: int
-    expert: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """Sizes and FLOPs of a model, without its weights.
+    """Sizes of a model, without its weights.
 
     Attributes:
         facts: Facts about the model, without its fingerprint.
-        layers: Decoder layers, in order of depth.
-        output_flops: FLOPs for the logits of one position.
+        layers: Number of decoder layers.
         weight_bytes: Bytes of parameters and buffers as a worker loads them.
         expert_bytes: Bytes of every fused expert tensor, for each MoE layer.
         cache_bytes: Bytes of the KV cache per position, over all layers.
@@ -68,8 +46,7 @@ class ModelOutline:
     """
 
     facts: ModelFacts
-    layers: tuple[LayerOutline, ...] = field(repr=False)
-    output_flops: int
+    layers: int
     weight_bytes: int
     expert_bytes: tuple[tuple[int, ...], ...] = field(repr=False)
     cache_bytes: int
@@ -82,12 +59,6 @@ class ModelOutline:
     vocabulary: int
     intermediate: int
     positions: int
-
-    @property
-    def token_flops(self) -> int:
-        """FLOPs per token in matrix products with weights, including its logits."""
-        active = self.facts.active
-        return sum(each.dense + each.router + active * each.expert for each in self.layers) + self.output_flops
 
     @property
     def experts_bytes(self) -> int:
@@ -105,8 +76,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
     """Outline a checkpoint from its config.json, after checking the headers of its files if they are there.
 
     Raises:
-        UserError: The config can't be read, the files aren't those of its model, or the family isn't supported or has
-            matrices that can't be counted.
+        UserError: The config can't be read, the files aren't those of its model, or the family isn't supported.
     """
     check_weights(config)
     with opening(f"model {config.path}: it can't be described"):
@@ -122,8 +92,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         packed = config.attn_implementation in KINDS and packs(model, cached)
         return ModelOutline(
             facts=facts,
-            layers=tuple(_layer(layer, model.config) for layer in decoder.layers),
-            output_flops=matrix_flops(output, model.config),
+            layers=len(decoder.layers),
             weight_bytes=_weight_bytes(model),
             expert_bytes=tuple(
                 tuple(tensor.nbytes for tensor in layer.expert_tensors().values())
@@ -149,16 +118,6 @@ def _weight_bytes(model: PreTrainedModel) -> int:
         (4 if name.endswith(CORRECTION_BIAS) else each.itemsize) * each.numel() for name, each in model.named_buffers()
     )
     return sum(each.nbytes for each in model.parameters()) + sum(buffers)
-
-
-def _layer(layer: nn.Module, config: Any) -> LayerOutline:
-    total, family = matrix_flops(layer, config), expert_family(config.model_type)
-    block: Any = None if family is None else family.block_of(layer)
-    if family is None or not hasattr(block, "experts"):
-        return LayerOutline(total, 0, 0)
-    experts = matrix_flops(block.experts, config)
-    router = matrix_flops(getattr(block, family.router), config)
-    return LayerOutline(total - experts - router, router, experts // active_experts(config))
 
 
 def _cached_values(model: PreTrainedModel) -> int:

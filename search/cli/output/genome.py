@@ -10,8 +10,8 @@ from moevolve.search.genomes.contract.outline import (
     OutlineRow,
     outline_rows,
     outline_settings,
-    ranges,
 )
+from moevolve.search.text import ranges
 
 if TYPE_CHECKING:
     from moevolve import GenomeView

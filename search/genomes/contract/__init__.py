@@ -1,1 +1,1 @@
-"""What all genome kinds implement and share: contract, costs, operators, random numbers."""
+"""What all genome kinds implement and share: contract, settings of phases, costs, operators, random numbers."""

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.outline import GenomeOutline
-from moevolve.search.settings.phases import PhaseConfig, Section
+from moevolve.search.genomes.contract.phases import PhaseConfig, Section
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit
 from moevolve.workers.contract.facts import ModelFacts
 
 if TYPE_CHECKING:
-    from moevolve.search.figures.style import Figure
+    from moevolve.search.report.style import Figure
     from moevolve.workers.profiling.outline import ModelOutline
 
 MOST_PARTS = 65_536

@@ -1,7 +1,4 @@
-"""The cost of a kind's candidates, known before there are any: FLOPs per token, sizes, memory, and what a repair fits.
-
-All FLOPs of a search are counted here and in the kinds' `kind.py`; a multiplication and an addition count as two.
-"""
+"""The cost of a kind's candidates, known before there are any: sizes, memory, and what a repair fits."""
 
 from __future__ import annotations
 
@@ -15,11 +12,6 @@ if TYPE_CHECKING:
     from moevolve.workers.profiling.outline import ModelOutline
 
 S = TypeVar("S")
-
-
-def network_flops(dense: DenseFacts) -> int:
-    """Return the FLOPs per token of one dense feed-forward network."""
-    return 2 * dense.matrices * dense.hidden * dense.width
 
 
 def down_projection_bytes(outline: ModelOutline, dense: DenseFacts) -> int:
@@ -51,18 +43,6 @@ class GenomeCosts(ABC, Generic[S]):
 
     def __init__(self, space: S, outline: ModelOutline) -> None:
         self.space, self.outline = space, outline
-
-    @property
-    def kept_experts(self) -> int:
-        """Experts of the original size that a candidate has per MoE layer; 0 for a dense model."""
-        return self.outline.facts.experts
-
-    @abstractmethod
-    def token_flops(self, phase: str) -> int:
-        """Return the FLOPs per token of a candidate's matrix products with weights, output head included.
-
-        Attention between positions is not counted.
-        """
 
     @abstractmethod
     def counts(self, phase: str) -> tuple[int, int, int | None, int]:
@@ -101,4 +81,4 @@ class GenomeCosts(ABC, Generic[S]):
             uneven: True if an `allocate` phase divides neurons among the layers, which are then all counted at their
                 largest.
         """
-        return ((),) * len(self.outline.layers)
+        return ((),) * self.outline.layers

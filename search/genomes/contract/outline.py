@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import groupby
+
+from moevolve.search.text import ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def outline_rows(one: GenomeOutline, other: GenomeOutline | None = None) -> list
         else:
             rows.append(([layer], *pair))
     return [
-        OutlineRow(f"{'layer' if len(layers) == 1 else 'layers'} {_span(layers)}", first, second)
+        OutlineRow(f"{'layer' if len(layers) == 1 else 'layers'} {ranges(layers)}", first, second)
         for layers, first, second in rows
     ]
 
@@ -78,17 +78,3 @@ def outline_settings(one: GenomeOutline, other: GenomeOutline | None = None) -> 
     """Labels with the values of one candidate and of the other; `-` where one hasn't the setting."""
     mine, theirs = dict(one.settings), {} if other is None else dict(other.settings)
     return [(label, mine.get(label, "-"), theirs.get(label, "-")) for label in dict.fromkeys([*mine, *theirs])]
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in words: `0-3, 7`; `none` for none."""
-    found = []
-    # Consecutive numbers are equally far from their places in the order.
-    for _, run in groupby(enumerate(sorted(numbers)), key=lambda placed: placed[1] - placed[0]):
-        consecutive = [number for _, number in run]
-        found.append(_span(consecutive))
-    return ", ".join(found) or "none"
-
-
-def _span(numbers: list[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import ArrayGenome, Genome, Offspring, offspring_of
 from moevolve.search.genomes.contract.operators import divided, layer_crossover, rounded
+from moevolve.search.genomes.contract.phases import AllocatePhase
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.settings.phases import AllocatePhase
 from moevolve.workers.methods.eep.edit import EepEdit
 
 if TYPE_CHECKING:

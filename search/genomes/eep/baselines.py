@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Baseline, Offspring
+from moevolve.search.genomes.contract.phases import AllocatePhase, PhaseConfig, PrunePhase, SurrogateSection
 from moevolve.search.genomes.eep.allocation import (
     AllocationGenome,
     coverage_genome,
@@ -44,7 +45,6 @@ from moevolve.search.genomes.eep.allocation import (
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSection, EepSpace, token_limit
 from moevolve.search.genomes.eep.subsets import mean_shares
-from moevolve.search.settings.phases import AllocatePhase, PhaseConfig, PrunePhase, SurrogateSection
 from moevolve.workers.contract.edits import CalibrationRecipe, PerTaskRecipe
 from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe, Until
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.figures.heatmaps import MAX_ROWS, left_out, spread, ticks
-from moevolve.search.figures.style import DIVERGING, drawing, scale_below
 from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.genomes.eep.allocation import AllocationGenome
 from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.report.heatmaps import MAX_ROWS, left_out, spread, ticks
+from moevolve.search.report.style import DIVERGING, drawing, scale_below
 
 if TYPE_CHECKING:
-    from moevolve.search.figures.style import Figure
+    from moevolve.search.report.style import Figure
 
 _MAX_GROUPS = 8
 """Largest number of layer groups side by side on a wide page."""

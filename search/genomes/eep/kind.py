@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import comb
-from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import GenomeKind
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts
+from moevolve.search.genomes.contract.phases import PhaseConfig, divides_neurons
 from moevolve.search.genomes.eep.allocation import ActiveBudget, WidthBudget
 from moevolve.search.genomes.eep.baselines import BASELINES, expert_recipes
 from moevolve.search.genomes.eep.figures import EepFigures
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
-from moevolve.search.settings.phases import PhaseConfig, divides_neurons
 from moevolve.workers.contract.edits import ROW_TOKENS, PerTaskRecipe, combined, recipe_parts
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
-
-if TYPE_CHECKING:
-    from moevolve.workers.profiling.outline import LayerOutline
 
 
 class EepCosts(GenomeCosts[EepSpace]):
@@ -29,21 +25,6 @@ class EepCosts(GenomeCosts[EepSpace]):
     Routers run over all n experts; a continuous mapping is applied to their scores, or, in logits space, folded into
     the router.
     """
-
-    @property
-    def kept_experts(self) -> int:
-        return self.space.retained
-
-    def token_flops(self, phase: str) -> int:
-        # Of equally many neurons, few wide experts have the most that a token uses.
-        space, outline = self.space.keeping(self.space.fewest), self.outline
-        active = ActiveBudget.of(space).mean
-        fewer = outline.facts.active - active
-        if space.saved_neurons:
-            fewer += active * space.saved_neurons / (space.layers * outline.facts.expert_neurons)
-        return outline.token_flops + sum(
-            self._router(each, phase) - int(fewer * each.expert) for each in outline.layers
-        )
 
     def counts(self, phase: str) -> tuple[int, int, int, int]:
         return self.space.retained, self.space.active, *self.space.parameters(one_hot=phase != "merge")
@@ -79,7 +60,8 @@ class EepCosts(GenomeCosts[EepSpace]):
 
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         """The output projections of a layer's experts are fitted together."""
-        return tuple((self._fit(uneven),) if layer.expert else () for layer in self.outline.layers)
+        routed = self.outline.facts.moe_layers
+        return tuple((self._fit(uneven),) if layer in routed else () for layer in range(self.outline.layers))
 
     def _fit(self, uneven: bool) -> FitOutline:
         space, neurons = self.space, self.outline.intermediate
@@ -87,15 +69,6 @@ class EepCosts(GenomeCosts[EepSpace]):
         share, pool = ActiveBudget.of(space).most / space.retained, space.experts * neurons
         dense = self.outline.facts.shared_neurons
         return FitOutline(space.retained * width + dense, space.retained, share, pool, dense)
-
-    def _router(self, layer: LayerOutline, phase: str) -> int:
-        """FLOPs per token of a layer's routing in addition to the unedited model's."""
-        space = self.space
-        if phase != "merge" or not layer.expert:
-            return 0
-        if space.router_space == "logits":
-            return layer.router * space.retained // space.experts - layer.router
-        return 2 * space.retained * space.experts
 
 
 def _space(section: EepSection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> EepSpace:

@@ -33,6 +33,7 @@ from moevolve.search.genomes.contract.operators import (
     normalise_rows,
     select_matrices,
 )
+from moevolve.search.genomes.contract.phases import AllocatePhase, MergePhase, PhaseConfig, PrunePhase
 from moevolve.search.genomes.eep.allocation import MAGIC as ALLOCATION_MAGIC
 from moevolve.search.genomes.eep.allocation import (
     ActiveBudget,
@@ -46,7 +47,6 @@ from moevolve.search.genomes.eep.allocation import (
 )
 from moevolve.search.genomes.eep.genome import HEADER, MAGIC, EepGenome
 from moevolve.search.genomes.eep.subsets import Subsets, mean_shares
-from moevolve.search.settings.phases import AllocatePhase, MergePhase, PhaseConfig, PrunePhase
 from moevolve.workers.contract.edits import ALL_TOKENS, Calibration, CalibrationRecipe
 from moevolve.workers.contract.facts import ModelFacts, parameters_after
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.figures.heatmaps import MAX_ROWS, WIDE, label_edges, left_out, panels, spread, ticks
-from moevolve.search.figures.style import SEQUENTIAL, drawing, scale_below
 from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.search.report.heatmaps import MAX_ROWS, WIDE, label_edges, left_out, panels, spread, ticks
+from moevolve.search.report.style import SEQUENTIAL, drawing, scale_below
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
 if TYPE_CHECKING:
-    from moevolve.search.figures.style import Figure
+    from moevolve.search.report.style import Figure
 
 _IN_COMMON = "neurons in common"
 

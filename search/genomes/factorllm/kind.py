@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
-from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes, network_flops
+from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.factorllm.figures import FactorLlmFigures
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
-from moevolve.search.settings.phases import PhaseConfig
 from moevolve.workers.contract.edits import ROW_TOKENS, CalibrationRecipe, combined, recipe_parts
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
@@ -72,12 +72,6 @@ BASELINES = {
 
 class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
     """Costs of FactorLLM candidates, the same for all."""
-
-    def token_flops(self, phase: str) -> int:
-        space, network = self.space, network_flops(self.space.dense)
-        routers = 2 * space.routers * space.experts * space.dense.hidden
-        change = network * space.active // space.experts - network + routers
-        return self.outline.token_flops + len(self.outline.layers) * change
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
         return down_projection_bytes(self.outline, self.space.dense) if repaired else 0

@@ -20,8 +20,8 @@ from moevolve.search.genomes.contract.base import (
     offspring_of,
 )
 from moevolve.search.genomes.contract.operators import balanced_swaps, gaussian_noise, layer_crossover, select_groups
+from moevolve.search.genomes.contract.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.factorllm.genome import ARRAYS, HEADER, MAGIC, ROUTERS, FactorLlmGenome
-from moevolve.search.settings.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, combined
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
 from moevolve.workers.methods.factorllm.edit import FactorLlmRecipe, Partition

@@ -35,11 +35,6 @@ BASELINES = {"low_rank": _LowRank(low_rank, ("tune",))}
 class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
     """Costs of NanoMoE candidates, the same for all."""
 
-    def token_flops(self, phase: str) -> int:
-        form, layers = self.space.form, self.space.layers
-        changes = (form.flops(each.outputs, each.inputs) - 2 * each.outputs * each.inputs for each in layers)
-        return self.outline.token_flops + sum(changes)
-
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
         """See `GenomeCosts.buffer_bytes`: the factors of all chosen layers."""
         values = sum(self.space.form.rank * (linear.inputs + linear.outputs) for linear in self.space.layers)

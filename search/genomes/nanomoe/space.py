@@ -28,7 +28,7 @@ from moevolve.search.genomes.contract.base import (
     offspring_of,
 )
 from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
-from moevolve.search.settings.phases import PhaseConfig, TunePhase
+from moevolve.search.genomes.contract.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import LinearFacts, ModelFacts, active_parameters
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe

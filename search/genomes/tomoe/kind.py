@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
-from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes, network_flops
+from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
 from moevolve.search.genomes.tomoe.figures import ToMoeFigures
 from moevolve.search.genomes.tomoe.genome import FLUCTUATION, ToMoeGenome
 from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
@@ -75,17 +75,6 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     Value dimensions are counted as in a search's children, whose masks differ between tokens. The start's are the same
     for all tokens and cost less.
     """
-
-    def token_flops(self, phase: str) -> int:
-        space, dense, network = self.space, self.space.dense, network_flops(self.space.dense)
-        total = self.outline.token_flops
-        for width, *heads in space.even_widths.tolist():
-            routed = 2 * space.section.experts * dense.hidden if width < dense.width else 0
-            # Masks on the result of a product save nothing, and the scores behind them cost.
-            scores = 2 * space.section.components * (dense.hidden + dense.head_dim)
-            masked = scores if heads and heads[1] < dense.head_dim else 0
-            total += network * width // dense.width - network + routed + masked
-        return total
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
         """See `GenomeCosts.buffer_bytes`: repaired output projections, also of attention with masked heads."""

@@ -22,9 +22,9 @@ from moevolve.search.genomes.contract.base import (
     offspring_of,
 )
 from moevolve.search.genomes.contract.operators import gaussian_noise, layer_crossover, select_groups
+from moevolve.search.genomes.contract.phases import PhaseConfig, TunePhase
 from moevolve.search.genomes.tomoe.budget import WidthBudget
 from moevolve.search.genomes.tomoe.genome import ARRAYS, FLUCTUATION, HEADER, MAGIC, SEEDS, ToMoeGenome
-from moevolve.search.settings.phases import PhaseConfig, TunePhase
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import DenseFacts, ModelFacts
 from moevolve.workers.families.registry import maskable_types

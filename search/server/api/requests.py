@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
+from moevolve.search.genomes.contract.phases import refuse_flags_as_numbers
 from moevolve.search.requests.record import Request, annotation_of, default_of, fields_of, option_names, path_fields
 from moevolve.search.requests.running import CancelRequest, PauseRequest, StopRequest
 from moevolve.search.requests.searches import ContrastRequest, ParetoRequest, PlotRequest
@@ -20,7 +21,6 @@ from moevolve.search.server.problems import READS, WRITES
 from moevolve.search.server.starting import steer_starting
 from moevolve.search.service.service import LocalService
 from moevolve.search.service.use_cases import USE_CASES, UseCase
-from moevolve.search.settings.phases import refuse_flags_as_numbers
 from moevolve.store.errors import NotFoundError, NotRunningError
 from moevolve.store.records import DesiredState
 

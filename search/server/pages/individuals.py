@@ -12,26 +12,26 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.figures.lineage import lineage_figure, main_line
-from moevolve.search.figures.style import to_svg
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows, outline_settings
+from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import score_of
 from moevolve.search.operations.subject import Subject, find_subject, start_of
+from moevolve.search.report.lineage import lineage_figure, main_line
 from moevolve.search.report.rendering import handle
+from moevolve.search.report.style import to_svg
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.rendering import render, render_part
 from moevolve.search.server.processes import Job
-from moevolve.search.settings.phases import START
 from moevolve.store.errors import NotFoundError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
 
 if TYPE_CHECKING:
-    from moevolve.search.figures.style import Figure
+    from moevolve.search.report.style import Figure
 
 _CHILDREN, _LINE = 25, 40
 """Rows of the tables of children and of the main line of ancestors."""

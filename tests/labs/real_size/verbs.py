@@ -21,7 +21,6 @@ from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
 from moevolve.search.config.files import as_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.devices import Device, find_gpus
 from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.report import Estimate
 from moevolve.search.genomes.contract.base import Genome
@@ -119,7 +118,7 @@ class Session:
         self._exported = model.with_name(f"{model.name}-exported")
         self._logits: Tensor | None = None
         # Several verbs are planned as one and the same search.
-        self._estimates: dict[tuple[str, int], Estimate] = {}
+        self._estimates: dict[str, Estimate] = {}
 
     def rows(self, verbs: tuple[str, ...]) -> Iterator[Row]:
         """Do them in order, and say what each took."""
@@ -352,11 +351,9 @@ class Session:
 
     def estimate(self, config: RunConfig) -> Estimate:
         """What `plan` says of a run on this device."""
-        key = config.canonical_json(), self.device.capacity
+        key = config.canonical_json()
         if key not in self._estimates:
-            (card,) = find_gpus("a100-80g")
-            gpu: Device = replace(card, memory=self.device.capacity)
-            self._estimates[key] = estimate(config, (gpu,))
+            self._estimates[key] = estimate(config)
         return self._estimates[key]
 
 

@@ -38,7 +38,7 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     run = RUNS / "mixtral-boolq.yaml"
-    asked = ("--model", "mixtral-8x7b", "--gpu", "h100,h200", *GIVEN)
+    asked = ("--model", "mixtral-8x7b", *GIVEN)
     done = in_process("plan", run, *asked, "--json", "--set", "workers.count=8", "--set", "window=32")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -48,11 +48,6 @@ def test_a_model_that_is_not_there_is_planned_from_its_config(
     assert {(s["split"], s["examples"], s["source"]) for s in found["splits"]} == {
         (split, 256, "given") for split in ("search", "dev", "test")
     }
-    h100, h200 = found["devices"]
-    assert (h100["name"], h100["workers"], h100["fits"]) == ("h100", 8, {"device": False, "host": True})
-    assert (h200["name"], h200["hours"]) == ("h200", h100["hours"])
-    assert h100["hours"] == pytest.approx(found["total_flops"] / (8 * 0.4 * 989e12) / 3600)
-    assert any("if 40% of its 989 TFLOP/s are got" in note for note in found["notes"])
     warned = "warning: phases.0 (prune) has 7 rounds: 200 evaluations, and window makes 32 individuals"
     assert [note.startswith(warned) for note in found["notes"]].count(True) == 1
     assert found["pilot"] is None
@@ -67,7 +62,7 @@ def test_a_run_on_the_cpu_is_planned_without_hours_unless_a_pilot_measures(
     assert done.returncode == 0, done.stderr
     for part in ("full model", "prune candidate", "original experts", "data, tokenised", "`--pilot 20` evaluates 20"):
         assert part in done.stdout
-    assert "by FLOPs" not in done.stdout
+    assert "by the pilot" not in done.stdout
     done = in_process("plan", run, "--pilot", "4")
     assert "the search takes about " in done.stdout and "pilot: 4 individuals were evaluated" in done.stdout
     assert not (tmp_path / "moevolve.db").exists()
@@ -127,8 +122,7 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     assert [(count.kind, count.individuals) for count in found.phases] == [("allocate", 4), ("allocate", 20)]
     # The full model, the best, and four repaired choices.
     assert (found.ranked, found.tested) == (5, 6)
-    assert not found.devices
-    assert found.evaluation_flops["allocate"] == fed * found.sizes[1].token_flops
+    assert not found.on_gpu
 
 
 def test_without_a_tokenizer_lengths_are_to_be_given(tiny: Any, tmp_path: Path) -> None:
@@ -148,10 +142,8 @@ def refusal(*arguments: str) -> str:
 
 def test_what_is_refused(tiny: Any, tmp_path: Path) -> None:
     run = str(tiny.write_run(tmp_path / "run.yaml", "tiny"))
-    assert refusal(run, "--gpu", "h1000").startswith("--gpu: 'h1000' is unknown; did you mean")
     assert "mixtral-8x7b" in refusal(run, "--model", "mixtral-8x7")
     assert "--prompt-tokens" in refusal(run, "--examples", "9")
-    assert "utilisation: " in refusal(run, "--utilisation", "1.5")
     assert "config.json" in refusal(run, "--model", str(tmp_path))
     assert "genome.experts" in refusal(run, "--set", "genome.experts=40")
     assert "no such file" in refusal(str(tmp_path / "none.yaml"))
@@ -160,11 +152,10 @@ def test_what_is_refused(tiny: Any, tmp_path: Path) -> None:
 
 
 def test_several_models_are_put_side_by_side() -> None:
-    asked = ["--model", "qwen1.5-moe-a2.7b", "--model", "qwen3-30b-a3b", "--keep", "0.25", "--gpu", "h100", *GIVEN]
+    asked = ["--model", "qwen1.5-moe-a2.7b", "--model", "qwen3-30b-a3b", "--set", "genome.experts=15", *GIVEN]
     run = str(RUNS / "mixtral-boolq.yaml")
     done = CliRunner().invoke(app, ["plan", run, *asked], catch_exceptions=False)
-    for part in ("15 of 60", "32 of 128", "14.32 B", "30.53 B", "4 x h100"):
+    for part in ("15 of 60", "15 of 128", "14.32 B", "30.53 B"):
         assert part in done.stdout
     found = json.loads(CliRunner().invoke(app, ["plan", run, *asked, "--json"], catch_exceptions=False).stdout)
-    assert [each["sizes"][1]["experts"] for each in found] == [15, 32]
-    assert "keep: " in refusal(run, "--model", "qwen3-30b-a3b", "--keep", "2", *GIVEN)
+    assert [each["sizes"][1]["experts"] for each in found] == [15, 15]

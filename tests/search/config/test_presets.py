@@ -10,7 +10,7 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, presets
 from moevolve.search.config.run import RunConfig
-from moevolve.search.settings.phases import MergePhase, PrunePhase, ThresholdParents, TopKParents
+from moevolve.search.genomes.contract.phases import MergePhase, PrunePhase, ThresholdParents, TopKParents
 
 RUN = {"name": "one", "model": {"path": "some/model"}, "tasks": ["demo-span"], "genome": {"experts": 4}}
 

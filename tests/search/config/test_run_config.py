@@ -18,9 +18,9 @@ from moevolve.evaluators.tasks.datasets import Table, load_table
 from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import apply_override, load_run_config, parse_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, TaskSection, WorkersSection
+from moevolve.search.genomes.contract.phases import MergePhase
 from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.registry import KINDS
-from moevolve.search.settings.phases import MergePhase
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.repair.edit import NeuronRecipe, RepairRecipe
 

@@ -19,7 +19,6 @@ from tiny_models import WORDS, save_tiny_model
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import find_model, load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.devices import GPUS
 from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.repairs import repair_works
 from moevolve.search.estimate.workload import Prompts
@@ -49,7 +48,7 @@ def planned(repair: dict[str, Any] | None, *more: dict[str, Any], **changes: Any
         "workers": {"count": 4, "num_gpus": 1},
     }
     config = RunConfig.model_validate(data | changes)
-    return estimate(config, (GPUS["h200"],), prompts=Prompts(160, 8, 256))
+    return estimate(config, Prompts(160, 8, 256))
 
 
 def recipe(tokens: int, **changes: Any) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def test_too_little_room_is_planned_and_said() -> None:
 
 
 def test_the_command_prints_and_writes_it(in_process: Any) -> None:
-    asked = ("--model", "mixtral-8x7b", "--gpu", "h200", "--prompt-tokens", "160", "--examples", "256")
+    asked = ("--model", "mixtral-8x7b", "--prompt-tokens", "160", "--examples", "256")
     mended = ("--set", "phases.0.repair={tokens: 16384, memory_mb: 4096}")
     done = in_process("plan", RUNS / "mixtral-boolq.yaml", *asked, *mended)
     assert done.returncode == 0, done.stderr

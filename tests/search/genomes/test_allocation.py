@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from search_samples import ALLOCATE, PRUNE, deepseek, eep_space, many, mixtral
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.phases import RepairPhase
 from moevolve.search.genomes.eep.allocation import (
     REAP_EXPONENTS,
     SUMS,
@@ -33,7 +34,6 @@ from moevolve.search.genomes.eep.allocation import (
 )
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.genomes.registry import make_space
-from moevolve.search.settings.phases import RepairPhase
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.fitting import NeuronRecipe
 from moevolve.workers.methods.repair.edit import RepairRecipe

@@ -20,8 +20,8 @@ from repair_samples import rows_of
 from search_samples import ALLOCATE, MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space
 from tomoe_samples import tomoe_space
 
-from moevolve.search.figures.style import drawing, to_svg
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace, SubsetSpace
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.eep.allocation import SUMS, ActiveBudget, AllocationGenome, even_genome
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
@@ -29,7 +29,7 @@ from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection,
 from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome, base_space, repaired_space
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
-from moevolve.search.settings.phases import PhaseConfig
+from moevolve.search.report.style import drawing, to_svg
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.repair.edit import RepairRecipe
@@ -353,8 +353,6 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
     assert active_parameters == described.active_parameters or (
         parameters is None and active_parameters > described.active_parameters
     )
-    assert 0 < costs.token_flops(phase.kind) <= outline.token_flops + 2 * kind.added
-    assert 0 <= costs.kept_experts <= outline.facts.experts
     phases = [each.kind for each in kind.phases]
     for host, repaired in product((False, True), repeat=2):
         assert 0 <= costs.buffer_bytes(phases, host, repaired) <= (outline.experts_bytes or outline.weight_bytes)

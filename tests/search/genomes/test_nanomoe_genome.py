@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from outline_samples import outline_of
 from search_samples import TUNE, dense_model, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.nanomoe.kind import BASELINES
 from moevolve.search.genomes.nanomoe.space import NanoMoeSection, NanoMoeSpace
-from moevolve.search.genomes.registry import check_baselines, costs_of
+from moevolve.search.genomes.registry import check_baselines
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.contract.fitting import RowsRecipe
@@ -73,10 +72,6 @@ def test_costs_are_exact(variant: Variant, facts: ModelFacts) -> None:
     saved = count * (16 * 24 - (16 + 24) * 4 - mixing)
     assert found.parameters == found.active_parameters == facts.parameters - saved
     assert found.parameters_full == facts.parameters
-    passes = {"low_rank": 0, "I": 1, "III": 3}[variant]
-    replaced = count * 2 * (16 * 24 - (16 + 24) * 4 - passes * 4 * 4)
-    outline = outline_of(facts)
-    assert costs_of(space, outline).token_flops("tune") == outline.token_flops - replaced
     assert f"{count} layers" in found.summary and found.summary.startswith(variant)
 
 

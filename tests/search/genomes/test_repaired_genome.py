@@ -13,6 +13,7 @@ from repair_samples import rows_of
 from search_samples import MERGE, PRUNE, continuous, dense_model, eep_space
 
 from moevolve.search.genomes.contract.base import GenomeSpace, Offspring, SubsetSpace
+from moevolve.search.genomes.contract.phases import RepairPhase
 from moevolve.search.genomes.repaired import (
     RepairedGenome,
     RepairedSpace,
@@ -21,7 +22,6 @@ from moevolve.search.genomes.repaired import (
     repaired_space,
     vary_recipe,
 )
-from moevolve.search.settings.phases import RepairPhase
 from moevolve.workers.contract.edits import Calibration, CombinedRecipe, IdentityEdit
 from moevolve.workers.contract.fitting import NeuronRecipe, RowsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe

@@ -21,10 +21,8 @@ from report_lab import finished
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.devices import GPUS
 from moevolve.search.estimate.estimate import estimate
 from moevolve.search.estimate.workload import Prompts
-from moevolve.search.figures.style import drawing
 from moevolve.search.genomes.contract.base import (
     Baseline,
     Description,
@@ -34,9 +32,10 @@ from moevolve.search.genomes.contract.base import (
     Offspring,
 )
 from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.registry import KINDS
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.settings.phases import PhaseConfig
+from moevolve.search.report.style import drawing
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
@@ -128,9 +127,6 @@ class RunsSpace:
 
 
 class RunsCosts(GenomeCosts[RunsSpace]):
-    def token_flops(self, phase: str) -> int:
-        return self.outline.token_flops
-
     def counts(self, phase: str) -> tuple[int, int, int, int]:
         found = self.space.describe(self.space._genome([0] * len(self.space.facts.moe_layers)))
         return found.experts, found.active, found.parameters, found.active_parameters
@@ -226,7 +222,7 @@ def test_it_is_searched_by_every_strategy_listed_and_drawn(
 
 def test_its_costs_are_estimated_and_its_baselines_its_own(make_run: Callable[..., RunConfig]) -> None:
     config = make_run(phases=[{"kind": "prune", "evaluations": 400, "initial": 4}])
-    found = estimate(config, (GPUS["h100"],), prompts=Prompts(20, 4, 10))
+    found = estimate(config, Prompts(20, 4, 10))
     full, candidate = found.sizes
     assert (candidate.title, candidate.experts, candidate.active) == ("prune", 2, 2)
     assert candidate.parameters is not None and full.parameters is not None

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit, Split
+from moevolve.search.analysis.report_contents import gather
 from moevolve.search.cli.app import app
 from moevolve.search.cli.output.final_table import print_final_table
 from moevolve.search.compare.config import load_comparison
@@ -30,7 +31,6 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import BEST_LABEL, FinalTable, Score
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.report.contents import gather
 from moevolve.search.running import launch as service
 from moevolve.search.text import percent
 from moevolve.store.repository import Store

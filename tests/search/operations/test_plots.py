@@ -12,8 +12,8 @@ from search_samples import HISTORY, continuous, eep_space, history_row
 from tomoe_samples import tomoe_space
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.contract.phases import TunePhase
 from moevolve.search.operations.plot import draw_search
-from moevolve.search.settings.phases import TunePhase
 
 
 def texts(*drawn: Any) -> set[str]:

@@ -20,7 +20,6 @@ from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
 from waiting import until
 
-from moevolve.search.genomes.contract.outline import ranges
 from moevolve.search.loop.scores import interval
 from moevolve.search.operations.answers import outcomes
 from moevolve.search.operations.subject import find_subject
@@ -29,6 +28,7 @@ from moevolve.search.requests.models import OutcomesRequest
 from moevolve.search.server.app import make_app
 from moevolve.search.server.listings import Listings
 from moevolve.search.server.settings import ServerSettings
+from moevolve.search.text import ranges
 from moevolve.store.leases import this_process
 from moevolve.store.records import ExportRecord, Progress
 from moevolve.store.repository import Store

@@ -13,9 +13,9 @@ from store_samples import judged, scored, search, split
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.analysis import effects
+from moevolve.search.analysis import report_page as page
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.operations import plot, queries
-from moevolve.search.report import page
 from moevolve.search.requests.answers import ChoiceEffect, Effects, GeneRow, GenomeView
 from moevolve.search.requests.models import EvaluateRequest, OutcomesRequest
 from moevolve.search.requests.record import Request, one_line_errors

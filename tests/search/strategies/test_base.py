@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_samples import decided, history_row, many
 
-from moevolve.search.settings.phases import ThresholdParents, TopKParents
+from moevolve.search.genomes.contract.phases import ThresholdParents, TopKParents
 from moevolve.search.strategies.base import Ranking, eligible, rank_key
 from moevolve.store.records import IndividualRecord
 

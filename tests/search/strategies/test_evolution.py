@@ -11,9 +11,9 @@ from strategy_lab import Score, asked_and_told, by_hash
 
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.operators import generator
+from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
-from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase, ThresholdParents, TopKParents
 from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.search.strategies.phased import PhasedStrategy

@@ -12,7 +12,7 @@ from strategy_lab import Score, asked_and_told
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
-from moevolve.search.settings.phases import MergePhase, NevergradSection
+from moevolve.search.genomes.contract.phases import MergePhase, NevergradSection
 from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.nevergrad import NevergradPhase
 from moevolve.search.strategies.phased import make_strategy

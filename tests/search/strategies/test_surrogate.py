@@ -13,9 +13,9 @@ from search_samples import decided, deepseek, eep_space, history_row
 from strategy_lab import Score, asked_and_told
 
 from moevolve.search.genomes.contract.base import GenomeSpace
+from moevolve.search.genomes.contract.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection
 from moevolve.search.genomes.eep.space import EepSpace
 from moevolve.search.loop.search_loop import individual_record
-from moevolve.search.settings.phases import MergePhase, PhaseConfig, PrunePhase, SurrogateSection
 from moevolve.search.strategies.base import rank_key
 from moevolve.search.strategies.phased import PhasedStrategy
 from moevolve.search.strategies.schedule import Schedule

@@ -49,7 +49,7 @@ from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
 from moevolve.workers.methods.eep.edit import ExpertsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
-from moevolve.workers.profiling.costs import matrix_flops
+from moevolve.workers.profiling.costs import _uses
 from moevolve.workers.profiling.outline import outline_model
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def test_what_mixes_residual_streams_is_counted(resident: Residents) -> None:
     for part in (model.model.layers[0].attn_hc, model.model.hc_head):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             part(streams)
-        assert matrix_flops(part, model.config) == counter.get_total_flops() > 0
+        assert 2 * sum(use.products for use in _uses(part, model.config, "")) == counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("family", OWN_MIXERS)

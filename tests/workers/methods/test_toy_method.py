@@ -24,7 +24,7 @@ from moevolve.workers.contract.methods import Blueprint, Method, ModelParts, Mod
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.export.export import export_model
 from moevolve.workers.methods.registry import METHODS
-from moevolve.workers.profiling.costs import matrix_flops
+from moevolve.workers.profiling.costs import _uses
 from moevolve.workers.worker import EvaluationWorker
 
 SPLIT = PreparedSplit(
@@ -170,4 +170,4 @@ def test_what_it_offers_is_used(
     assert [layer.layer for layer in found.routed] == [90, 91, 92]
     strange = type("Strange", (nn.Module,), {})()
     strange.matrix = nn.Parameter(torch.ones(2, 2))
-    assert matrix_flops(strange, dense.resident.model.config) == 14
+    assert [use.products for use in _uses(strange, dense.resident.model.config, "")] == [7]

@@ -1,4 +1,4 @@
-"""Outlines of models from their configs against the loaded models: bytes, FLOPs and cached values."""
+"""Outlines of models from their configs against the loaded models: bytes and cached values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from edit_checks import Residents
-from torch import Tensor, nn
+from torch import Tensor
 
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.model.describe import describe_model
-from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.outline import ModelOutline, outline_model
 
 FAMILIES = ["mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss"]
@@ -43,7 +42,7 @@ def held(model: Any) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES + DENSE)
 @torch.no_grad()
-def test_bytes_operations_and_caches_are_those_of_the_loaded_model(
+def test_bytes_and_caches_are_those_of_the_loaded_model(
     outline: Callable[..., ModelOutline], resident: Residents, tokens: Tensor, family: str
 ) -> None:
     found, loaded = outline(family), resident(family)
@@ -52,7 +51,6 @@ def test_bytes_operations_and_caches_are_those_of_the_loaded_model(
     assert found.expert_bytes == tuple(tuple(tensor.nbytes for tensor in each.values()) for each in originals)
     assert bool(found.experts_bytes) == (family in FAMILIES)
     assert found.pinned_bytes >= found.experts_bytes
-    assert found.token_flops == model_costs(loaded.model, 5).linear_flops
     assert found.caches == (family != "gpt_oss"), "a sliding window has no cache to go on from"
     if found.caches:
         cache = loaded.model(input_ids=tokens, use_cache=True).past_key_values
@@ -91,13 +89,8 @@ def test_models_with_recurrent_layers_are_outlined(
     assert found.weight_bytes == held(model)
     cache = model(input_ids=tokens, use_cache=True).past_key_values
     cached = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
-    assert 0 < len(cached) < len(found.layers), "recurrent layers cache no keys"
+    assert 0 < len(cached) < found.layers, "recurrent layers cache no keys"
     assert sum(each.keys.nbytes + each.values.nbytes for each in cached) == found.cache_bytes * tokens.numel()
-    # A token is multiplied once with every matrix and convolution outside the experts.
-    outer = [
-        module.weight.numel() for module in model.get_decoder().modules() if isinstance(module, nn.Linear | nn.Conv1d)
-    ]
-    assert sum(each.dense for each in found.layers) >= 2 * sum(outer) > 0
     assert found.attention_bytes > 0
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from search_samples import HISTORY, history_row
 
-from moevolve.search.figures import fitness, heatmaps, lineage, usage
-from moevolve.search.figures.style import BLUE, INK, to_svg
+from moevolve.search.report import fitness, heatmaps, lineage, usage
+from moevolve.search.report.style import BLUE, INK, to_svg
 from moevolve.store.records import LineageGraph, LineageNode
 from moevolve.workers.contract.usage import RoutedLayer, Usage
 

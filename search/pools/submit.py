@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cluster.ray_jobs import LIMIT_BYTES, JobLabel, JobServer, is_loopback
-from moevolve.search.cluster.shipping import RUN, pack
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
+from moevolve.search.pools.ray_jobs import LIMIT_BYTES, JobLabel, JobServer, is_loopback
+from moevolve.search.pools.shipping import RUN, pack
 from moevolve.store.errors import StoreError
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.types import SCORED
 from moevolve.search.analysis.analyse import figures_of
-from moevolve.search.figures.fitness import fitness_figure, size_figure
-from moevolve.search.figures.lineage import lineage_figure
-from moevolve.search.figures.style import to_svg
+from moevolve.search.analysis.report_contents import ReportContents, gather
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
-from moevolve.search.report.contents import ReportContents, gather
+from moevolve.search.report.fitness import fitness_figure, size_figure
+from moevolve.search.report.lineage import lineage_figure
 from moevolve.search.report.rendering import FOLDER, environment
+from moevolve.search.report.style import to_svg
 from moevolve.search.requests.searches import ReportRequest
 from moevolve.search.text import percent
 from moevolve.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    from moevolve.search.figures.style import Figure
+    from moevolve.search.report.style import Figure
 
 _LINE = 12
 """Number of ancestors listed from the main line: the oldest one and the latest ones."""

@@ -16,16 +16,16 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.analysis.effects import effects
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.figures.lineage import main_line
 from moevolve.search.genomes.contract.base import Genome
+from moevolve.search.genomes.contract.phases import PhaseConfig, StrategySection
 from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import set_aside_note
 from moevolve.search.operations.subject import Subject, find_subject, start_of
+from moevolve.search.report.lineage import main_line
 from moevolve.search.requests.answers import Analysis, Effects
 from moevolve.search.requests.searches import EffectsRequest
 from moevolve.search.running.calibration import calibration_notes, stored_calibration
-from moevolve.search.settings.phases import PhaseConfig, StrategySection
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.figures.style import DIVERGING, SEQUENTIAL, drawing, scale_below
+from moevolve.search.report.style import DIVERGING, SEQUENTIAL, drawing, scale_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,9 +15,9 @@ import yaml
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.search.cluster.shipping import RUN, pack
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
+from moevolve.search.pools.shipping import RUN, pack
 
 ROOM = 1 << 20
 

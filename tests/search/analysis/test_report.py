@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.analysis.analyse import analyse
+from moevolve.search.analysis.report_contents import ReportContents, gather, group_failures
+from moevolve.search.analysis.report_page import render_page
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
@@ -27,8 +29,6 @@ from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.answers import evaluate_subject
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.report.contents import ReportContents, gather, group_failures
-from moevolve.search.report.page import render_page
 from moevolve.search.requests.models import AnalyseRequest, ImportEepRequest
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new

@@ -17,11 +17,11 @@ from store_samples import search
 
 import moevolve
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cluster import ray_jobs
-from moevolve.search.cluster import submit as service
-from moevolve.search.cluster.ray_jobs import ClusterJob, JobLabel, JobServer
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
+from moevolve.search.pools import ray_jobs
+from moevolve.search.pools import submit as service
+from moevolve.search.pools.ray_jobs import ClusterJob, JobLabel, JobServer
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.store.repository import Store
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.figures.heatmaps import blocks_figure, spread
-from moevolve.search.figures.style import BLUE, GREY, ORANGE, SEQUENTIAL, drawing, scale_below
+from moevolve.search.report.heatmaps import blocks_figure, spread
+from moevolve.search.report.style import BLUE, GREY, ORANGE, SEQUENTIAL, drawing, scale_below
 from moevolve.workers.contract.usage import MixedLayer, RoutedLayer, Usage
 
 if TYPE_CHECKING:

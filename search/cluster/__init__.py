@@ -1,1 +1,0 @@
-"""Searches sent to a Ray cluster as jobs, with the files that they need."""

@@ -1,1 +1,0 @@
-"""Matplotlib figures of searches, narrow enough to be read on a phone."""
