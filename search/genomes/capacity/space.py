@@ -1,0 +1,283 @@
+"""The settings of capacity searches and the space of their genomes for one model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import SAME_ACTIVE
+from moevolve.search.genomes.capacity.budget import Budget, active_budget, width_budget
+from moevolve.search.genomes.capacity.genome import GRID, HEADER, MAGIC, SUMS, CapacityGenome
+from moevolve.search.genomes.contract.base import MOST_PARTS, Description, Offspring, offspring_of
+from moevolve.search.genomes.contract.operators import layer_crossover
+from moevolve.search.genomes.experts.space import ExpertsSection, ExpertsSpace, token_limit
+from moevolve.search.settings.phases import CapacityPhase, PhaseConfig
+from moevolve.workers.contract.edits import PerTaskRecipe, combined
+from moevolve.workers.contract.facts import ModelFacts, parameters_after
+from moevolve.workers.methods.eep.edit import ExpertsRecipe
+
+
+class CapacitySection(ExpertsSection):
+    """The capacity of every layer: how many experts are kept, how wide they are, and how many are active.
+
+    Attributes:
+        experts: See `ExpertsSection`. None searches it, with `neuron_share`: from all n by halves down to the fewest
+            that hold the share as wide as original experts.
+        mean_active: Mean number of active experts of a layer, instead of `active`: how many each layer has is searched,
+            with the same total.
+        neuron_share: Share of the model's expert neurons that all kept experts have together; None is n' / n, so that
+            kept experts are as wide as original ones on average.
+    """
+
+    random_title: ClassVar[str] = "random capacities"
+    kind: Literal["capacity"] = "capacity"
+    mean_active: float | None = Field(None, ge=1, le=MOST_PARTS)
+    neuron_share: float | None = Field(None, gt=0, le=1)
+
+    @property
+    def most_active(self) -> tuple[str, int | None]:
+        return super().most_active if self.mean_active is None else ("mean_active", math.ceil(self.mean_active))
+
+    @model_validator(mode="after")
+    def _something_is_reduced(self) -> Self:
+        if self.experts is None and self.neuron_share is None:
+            raise ValueError(
+                "experts: give the number of experts to keep per layer, or neuron_share to search that number, too"
+            )
+        if self.active is not None and self.mean_active is not None:
+            raise ValueError("active, mean_active: give active for the same number in all layers, or mean_active")
+        if self.dynamic_skipping and self.mean_active is not None:
+            raise ValueError(
+                "mean_active: dynamic_skipping is defined for 2 active experts in all layers; use active: 2"
+            )
+        return self
+
+
+_KEPT_SCALE = 3.0
+"""Divisor of `log2_kept`, so that the usual step of a number often changes how many experts are kept."""
+_MOST_EXPONENTS = np.array([GRID[-1], GRID[-1], 1.0])
+_LOG_SPREAD = 0.5
+"""Standard deviation of a random candidate's logarithms of widths."""
+_SUMMARY_ACTIVE, _SUMMARY_WIDTHS, _SUMMARY_TASKS = 36, 8, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacitySpace(ExpertsSpace):
+    """All capacity genomes for one model.
+
+    Attributes:
+        mean_active, neuron_share: See `CapacitySection`.
+        counts: Numbers of retained experts to choose from, the largest first; () if their number isn't searched.
+    """
+
+    kind: ClassVar[str] = "capacity"
+    phase_kinds: ClassVar[tuple[str, ...]] = ("capacity",)
+    mean_active: float | None = None
+    neuron_share: float | None = None
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, section: CapacitySection, facts: ModelFacts) -> CapacitySpace:
+        """Make the space of a model.
+
+        Raises:
+            UserError: The model doesn't support the settings; the message names the field.
+        """
+        space = cls.checked(section, facts, mean_active=section.mean_active, neuron_share=section.neuron_share)
+        if section.mean_active is not None:
+            problem = facts.rule.active_fault(space.retained, 1)
+            if problem is not None:
+                raise UserError(f"genome.mean_active: 1 active experts of a {facts.family} model {problem}")
+            if facts.rule.has_tables:
+                raise UserError(f"genome.mean_active ({facts.family} model): {SAME_ACTIVE}")
+        if section.experts is None:
+            counts = _searched_counts(space, section)
+            space = replace(space.keeping(counts[0]), counts=counts)
+        elif not space.fits:
+            raise UserError(
+                f"genome.neuron_share: {section.neuron_share} of the neurons are less than {space.widths.step} for "
+                f"each of {space.retained} kept experts per layer; give a larger share, or keep fewer experts"
+            )
+        tokens = token_limit(section.calibration_tokens)
+        importance = PerTaskRecipe(ExpertsRecipe(("importance",), None, tokens, section.until(space.fewest)))
+        return replace(space, recipe=combined(importance, space.recipe))
+
+    def keeping(self, retained: int) -> CapacitySpace:
+        """Return the space of candidates that retain so many experts; a token uses no more than it can choose from."""
+        reach = self.facts.rule.groups.reach(retained)
+        return replace(self, retained=retained, active=min(self.active, reach))
+
+    @property
+    def share(self) -> float:
+        """Share of the model's expert neurons that candidates keep."""
+        return self.retained / self.experts if self.neuron_share is None else self.neuron_share
+
+    @property
+    def fewest(self) -> int:
+        """Smallest number of experts that a candidate retains."""
+        return min(self.counts, default=self.retained)
+
+    @property
+    def widths(self) -> Budget:
+        """The widths that layers can have."""
+        return width_budget(self.share, self.retained, self.facts)
+
+    @property
+    def actives(self) -> Budget:
+        """The numbers of active experts that layers can have: all the same one if they aren't searched."""
+        if self.mean_active is None:
+            return Budget(self.layers, self.layers * self.active, 1, self.active)
+        return active_budget(self.mean_active, self.retained, self.facts)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the share of neurons is at least one step for every kept expert."""
+        return self.widths.total >= self.layers
+
+    @property
+    def saved_neurons(self) -> int:
+        """How many neurons narrower than original experts the kept ones are, summed over layers; 0 without a share."""
+        whole = self.layers * self.facts.expert_neurons
+        return 0 if self.neuron_share is None else whole - self.widths.step * self.widths.total
+
+    @property
+    def searched_active(self) -> int:
+        """How many numbers of a genome divide the active experts."""
+        return 0 if self.mean_active is None else self.layers
+
+    @property
+    def searched_counts(self) -> int:
+        """How many numbers of a genome give the number of kept experts: 1 if it is searched, else 0."""
+        return 1 if len(self.counts) > 1 else 0
+
+    @property
+    def searched_tasks(self) -> int:
+        """How many numbers of a genome weight tasks: none if there is only one."""
+        tasks = len(self.statistics[SUMS])
+        return tasks if tasks > 1 else 0
+
+    def log2_kept(self, count: int) -> float:
+        """Return `CapacityGenome.log2_kept` of a number of kept experts."""
+        return math.log2(self.experts / count) / _KEPT_SCALE
+
+    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[CapacityGenome]:
+        """Draw logarithms and weights of tasks from a normal distribution; n' and exponents uniformly."""
+        by_layer = rng.normal(0, _LOG_SPREAD, self._searched_widths(phase) + self.searched_active)
+        tasks = rng.normal(0, _LOG_SPREAD, self.searched_tasks)
+        kept = [self.log2_kept(int(rng.choice(self.counts))) for _ in range(self.searched_counts)]
+        vector = np.concatenate([by_layer, kept, tasks, rng.uniform(0, _MOST_EXPONENTS)])
+        return Offspring(self.unflatten(vector, phase), "random", ())
+
+    def breed(
+        self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[CapacityGenome, ...]
+    ) -> Offspring[CapacityGenome]:
+        """Cross two parents number by number, then change numbers by Gaussian steps; at least one changes.
+
+        Since widths and active experts have fixed totals, a layer that gains takes from all others.
+        """
+        assert isinstance(phase, CapacityPhase)
+        first, last = (self.flatten(parent, phase) for parent in (parents[0], parents[-1]))
+        vector = np.where(layer_crossover(rng, len(first)), last, first)
+        hit = rng.random(len(vector)) < phase.entry_rate
+        hit[rng.integers(len(vector))] |= not hit.any()
+        vector = vector + hit * rng.normal(0, phase.sigma, len(vector))
+        return offspring_of(self.unflatten(vector, phase), parents)
+
+    def genome(self, vector: NDArray[np.floating], widths: int) -> CapacityGenome:
+        """Invert `CapacityGenome.vector`, which begins with so many logarithms of widths; numbers are clipped."""
+        values = vector.astype(np.float32)
+        sizes = widths, self.searched_active, self.searched_counts
+        by_layer, active, kept, tasks = np.split(values[:-3], np.cumsum(sizes))
+        kept = np.clip(kept, self.log2_kept(self.retained), self.log2_kept(self.fewest))
+        return CapacityGenome(self, by_layer, active, kept, tasks, np.clip(values[-3:], 0, _MOST_EXPONENTS))
+
+    def from_bytes(self, data: bytes) -> CapacityGenome:
+        magic, *sizes = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0, 0, 0, 0)
+        widths, tasks, retained, experts = sizes
+        fits = (magic, retained, experts) == (MAGIC, self.retained, self.experts) and widths in (0, self.layers)
+        known = self.calibration is None or tasks == self.searched_tasks
+        numbers = widths + self.searched_active + self.searched_counts + tasks + 3
+        if not fits or not known or len(data) != HEADER.size + 4 * numbers:
+            raise ValueError("these bytes are no capacity genome of this space")
+        return self.genome(np.frombuffer(data, dtype="<f4", offset=HEADER.size), widths)
+
+    def flatten(self, genome: CapacityGenome, phase: PhaseConfig) -> NDArray[np.float64]:
+        """Return all numbers, with equal widths for a candidate of a phase that doesn't search them, or the other way.
+
+        See `CapacityGenome.vector`.
+        """
+        widths = self._searched_widths(phase)
+        same = len(genome.log_widths) == widths
+        return genome.vector if same else np.concatenate([np.zeros(widths), genome.vector[len(genome.log_widths) :]])
+
+    def unflatten(self, vector: NDArray[np.floating], phase: PhaseConfig) -> CapacityGenome:
+        return self.genome(vector, self._searched_widths(phase))
+
+    def _searched_widths(self, phase: PhaseConfig) -> int:
+        assert isinstance(phase, CapacityPhase)
+        return self.layers if phase.widths == "searched" else 0
+
+    def describe(self, genome: CapacityGenome) -> Description:
+        space = self.keeping(genome.retained)
+        parameters, _ = space.parameters(space.unchanged)
+        return Description(
+            experts=space.retained,
+            active=space.active,
+            parameters=parameters,
+            active_parameters=parameters - genome.idle_parameters,
+            parameters_full=self.facts.parameters,
+            summary=self._summary(genome),
+        )
+
+    def parameters(self, identity: bool = False) -> tuple[int, int]:
+        """Return the parameters of a candidate's model, and those that a token uses in layers of the mean capacity."""
+        facts, saved = self.facts, self.saved_neurons * self.facts.neuron_parameters
+        native = self.native(one_hot=True) and not identity
+        parameters = parameters_after(facts, self.retained, native) - self.retained * saved
+        idle = self.retained - self.actives.mean
+        return parameters, parameters - round(idle * (self.layers * facts.expert_parameters - saved))
+
+    def _summary(self, genome: CapacityGenome) -> str:
+        """Widths, exponents of importance, and relative weights of the tasks, as far as they are searched and few."""
+        parts = [f"keep {genome.retained} of {self.experts}"]
+        if len(genome.log_widths):
+            parts.append(f"widths {_listed(genome.widths, _SUMMARY_WIDTHS)}")
+        if len(genome.log_active):
+            parts.append(f"active {_listed(genome.active, _SUMMARY_ACTIVE)}")
+        parts.append("importance " + "/".join(f"{each:.2g}" for each in genome.exponents))
+        if 0 < len(genome.tasks) <= _SUMMARY_TASKS:
+            parts.append("tasks " + "/".join(f"{each:.2g}" for each in genome.task_weights / genome.task_weights.max()))
+        return ", ".join(parts)
+
+
+def _listed(numbers: Sequence[int], most: int) -> str:
+    """All numbers of layers if there are at most `most`, or else their range."""
+    return " ".join(map(str, numbers)) if len(numbers) <= most else f"{min(numbers)} to {max(numbers)}"
+
+
+def _searched_counts(space: CapacitySpace, section: CapacitySection) -> tuple[int, ...]:
+    """Halve n as long as the kept experts hold the share of neurons, and each has one step of width at least.
+
+    Raises:
+        UserError: The model's family can't route to any of these numbers of experts.
+    """
+    rule, least = space.facts.rule, max(1.0, space.share * space.experts)
+    halves = (space.experts >> times for times in range(space.experts.bit_length()))
+    routable = [space.keeping(each) for each in halves if each >= least and not rule.groups.fault(each)]
+    _, asked = section.most_active
+    counts = tuple(
+        each.retained for each in routable if not rule.active_fault(each.retained, asked or each.active) and each.fits
+    )
+    if not counts:
+        raise UserError(
+            f"genome.neuron_share: {space.share} of the neurons can't be divided among {space.experts} experts, nor "
+            "among half as many, and so on; give a larger share, or the number of kept experts (genome.experts)"
+        )
+    return counts
