@@ -270,7 +270,9 @@ def preset(name: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = kind_of(data) or next(iter(by_kind))
     if kind not in by_kind:
         having = ", ".join(by_kind)
-        raise UserError(f"{where}: {PRESET}: {name} is for genome kind {having}, not {kind}; write its phases")
+        raise UserError(
+            f"{where}: {PRESET}: {name} is for genome kind {having}, not {kind}; set genome.kind, or write phases"
+        )
     return filled({"genome": {"kind": kind}}, by_kind[kind])
 
 

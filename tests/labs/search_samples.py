@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import settings
 
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.search.genomes.capacity.genome import SUMS
-from moevolve.search.genomes.capacity.space import CapacitySection, CapacitySpace
+from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.settings.phases import CapacityPhase, MergePhase, PrunePhase, TunePhase

@@ -8,7 +8,7 @@ import numpy as np
 
 from moevolve.search.figures.heatmaps import ticks
 from moevolve.search.figures.style import SEQUENTIAL, drawing, scale_below
-from moevolve.search.genomes.capacity.genome import CapacityGenome
+from moevolve.search.genomes.capacity.space import CapacityGenome
 from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 

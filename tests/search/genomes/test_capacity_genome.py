@@ -16,10 +16,9 @@ from pydantic import ValidationError
 from search_samples import CAPACITY, capacity_space, deepseek, many, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.genomes.capacity.baselines import REAP_EXPONENTS, coverage, even, fewest, line
 from moevolve.search.genomes.capacity.budget import evenly_divided
-from moevolve.search.genomes.capacity.genome import SUMS, expert_importance
-from moevolve.search.genomes.capacity.space import CapacitySection, CapacitySpace
+from moevolve.search.genomes.capacity.kind import REAP_EXPONENTS, coverage, even, fewest, line
+from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace, expert_importance
 from moevolve.search.genomes.registry import make_space
 from moevolve.search.settings.phases import RepairPhase
 from moevolve.workers.contract.edits import Calibration

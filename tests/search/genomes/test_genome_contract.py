@@ -21,8 +21,8 @@ from search_samples import CAPACITY, MERGE, PRUNE, TUNE, capacity_space, continu
 from tomoe_samples import tomoe_space
 
 from moevolve.search.figures.style import drawing, to_svg
-from moevolve.search.genomes.capacity.baselines import even
-from moevolve.search.genomes.capacity.genome import CapacityGenome
+from moevolve.search.genomes.capacity.kind import even
+from moevolve.search.genomes.capacity.space import CapacityGenome
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace, SubsetSpace
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
