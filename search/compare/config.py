@@ -142,6 +142,7 @@ def _cells(section: ComparisonSection, path: Path) -> Iterator[Cell]:
             data["tasks"] = copy.deepcopy(sections)
         where = f"{path}: {' / '.join(label for label in (task, budget, method) if label)}"
         baseline, kind = own.get(BASELINE), _kind(own, shared, data)
+        set_path(data, "genome.kind", kind, where)
         # An unknown kind is reported below, with all other settings.
         one_shot: Overrides = {}
         if baseline is not None and kind in KINDS:

@@ -18,7 +18,6 @@ from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import Section
-from moevolve.search.genomes.registry import DEFAULT
 from moevolve.store.lineage import suggestion
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
@@ -254,25 +253,33 @@ def with_preset(data: dict[str, Any], where: str) -> dict[str, Any]:
     own = {key: value for key, value in data.items() if key != PRESET}
     if PRESET in data:
         return filled(own, preset(data[PRESET], own, where))
-    # A genome kind may lack this preset; then validation reports the missing phases with all other faults.
-    return own if "phases" in own else filled(own, read_yaml(presets()[BEST]).get(kind_of(own), {}))
+    # Other kinds lack this preset; then validation reports the missing phases with all other faults.
+    lacks = kind_of(own) not in (None, *read_yaml(presets()[BEST]))
+    return own if "phases" in own or lacks else filled(own, preset(BEST, own, where))
 
 
 def preset(name: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The settings of a preset for the kind of genome of some configuration data; see `with_preset`."""
+    """The settings of a preset for the kind of genome of some configuration data, or of its first kind.
+
+    See `with_preset`.
+    """
     known = presets()
     if name not in known:
         raise UserError(f"{where}: {PRESET}: {name} is unknown; there are {', '.join(known)}")
-    settings: dict[str, Any] | None = read_yaml(known[name]).get(kind_of(data))
-    if settings is None:
-        raise UserError(f"{where}: {PRESET}: {name} has nothing for genome kind {kind_of(data)}; write its phases")
-    return settings
+    by_kind: dict[str, dict[str, Any]] = read_yaml(known[name])
+    kind = kind_of(data) or next(iter(by_kind))
+    if kind not in by_kind:
+        having = ", ".join(by_kind)
+        raise UserError(
+            f"{where}: {PRESET}: {name} is for genome kind {having}, not {kind}; set genome.kind, or write phases"
+        )
+    return filled({"genome": {"kind": kind}}, by_kind[kind])
 
 
-def kind_of(data: Mapping[str, Any]) -> str:
-    """The genome kind of plain configuration data, or the default kind."""
+def kind_of(data: Mapping[str, Any]) -> str | None:
+    """The genome kind that plain configuration data names; None if it names none."""
     genome = data.get("genome")
-    return str(genome.get("kind", DEFAULT)) if isinstance(genome, Mapping) else DEFAULT
+    return genome.get("kind") if isinstance(genome, Mapping) else None
 
 
 def filled(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

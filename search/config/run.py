@@ -263,8 +263,6 @@ class RunConfig(Section):
         kinds = [phase.kind for phase in self.phases]
         if kinds[:1] == ["repair"] or "repair" in kinds[:-1]:
             raise ValueError("phases: a repair phase repairs what others found, so it is the last of several")
-        if "allocate" in kinds and {"prune", "merge"} & set(kinds[kinds.index("allocate") :]):
-            raise ValueError("phases: a prune or merge phase can't follow an allocate phase, which has no matrices")
         if "merge" in kinds and "prune" in kinds[kinds.index("merge") :]:
             raise ValueError("phases: a prune phase can't follow a merge phase, merged experts have no retained ones")
         return self

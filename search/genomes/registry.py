@@ -10,6 +10,7 @@ from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticKnownError
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.capacity.kind import CAPACITY
 from moevolve.search.genomes.contract.base import (
     Genome,
     GenomeFigures,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, GenomeKind] = {
     "eep": EEP,
+    "capacity": CAPACITY,
     "factorllm": FACTORLLM,
     "tomoe": TOMOE,
     "nanomoe": NANOMOE,

@@ -110,7 +110,7 @@ def _recipe(store: StoreReader, subject: Subject) -> Recipe:
     assert detail is not None
     base = underlying(edit)
     if not isinstance(base, EepEdit):
-        raise UserError(f"{detail.ref}: only individuals of kind eep that leave experts out or merge them have recipes")
+        raise UserError(f"{detail.ref}: only individuals of kinds eep and capacity that change the model have recipes")
     repaired = edit if isinstance(edit, RepairedEdit) else None
     retained = abs(base.expert_merging).argmax(axis=2).tolist()
     prunes = bool(base.one_hot_mapping.all()) and bool((base.router_mapping == base.expert_merging).all())

@@ -26,7 +26,7 @@ from moevolve.search.config.files import (
     with_preset,
 )
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.eep.allocation import evenly_divided
+from moevolve.search.genomes.capacity.budget import evenly_divided
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
@@ -178,7 +178,7 @@ def _settings(
         section.task()  # a wrong name is said before the model is looked at
     sizes: Sizes = first.call(sizes_of, config, request.stock)
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
-    genome: dict[str, Any] = {"kind": "eep", "router_space": stock_space(sizes.rule)}
+    genome: dict[str, Any] = {"router_space": stock_space(sizes.rule)}  # its kind is that of the preset
     budget = budget_of(request)
     if request.neurons is not None or isinstance(budget, SpeedBudget):
         _check_narrowing(request, sizes, repaired)
@@ -254,7 +254,7 @@ def _base(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> d
         "seed": request.seed,
         "model": {"path": request.model},
         "tasks": _weighted(request, tasks),
-        "genome": {"kind": "eep", "experts": 1},  # until the model's number is known
+        "genome": {"experts": 1},  # until the model's number is known
         "window": _WINDOW,
     }
     resolve_paths(data, Path.cwd())

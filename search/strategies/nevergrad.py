@@ -135,7 +135,7 @@ class NevergradPhase(PhaseStrategy):
             raise UserError(f"strategy {self._name}: {what} failed: {type(error).__name__}: {error}") from error
 
 
-_SIGMA = {"prune": 1.0, "merge": 0.1, "allocate": 0.3, "tune": 0.1}
+_SIGMA = {"prune": 1.0, "merge": 0.1, "capacity": 0.3, "tune": 0.1}
 """Standard deviation of the first steps per kind of phase. Experts are flattened to scores of 0 and 1 for pruning."""
 
 

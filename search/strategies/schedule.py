@@ -103,7 +103,7 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     """Return a warning for users for each phase with fewer than `FEWEST_ROUNDS` rounds.
 
     A round is the number of individuals that are made before the first of them can be a parent: a window or a
-    generation. Phases without children have no rounds. `repair` and `allocate` phases need few, since they start from
+    generation. Phases without children have no rounds. `repair` and `capacity` phases need few, since they start from
     good candidates and formulas.
     """
     schedule = make_schedule(config)
@@ -112,7 +112,7 @@ def rounds_notes(config: RunConfig) -> tuple[str, ...]:
     for span in schedule.spans:
         evaluations = span.stop - span.start
         rounds, most = -(-evaluations // size), (evaluations - 1) // (FEWEST_ROUNDS - 1)
-        if span.kind in {"repair", "allocate"} or span.initial == evaluations or most == 0 or rounds >= FEWEST_ROUNDS:
+        if span.kind in {"repair", "capacity"} or span.initial == evaluations or most == 0 or rounds >= FEWEST_ROUNDS:
             continue
         found.append(
             f"warning: phases.{span.position} ({span.kind}) has {rounds} rounds: {evaluations} evaluations, and "

@@ -40,7 +40,7 @@ from timed_search import TimedSearch, run_timed
 
 from moevolve.search.config.files import load_run_config, preset
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.capacity.space import CapacitySpace
 from moevolve.search.genomes.repaired import RepairedSpace
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.running.launch import set_up_new
@@ -102,13 +102,11 @@ def parse() -> argparse.Namespace:
 
 def authors_settings(base: RunConfig) -> dict[str, Any]:
     """Their search of what a run file searches; its final scores are taken as the run file says."""
-    data = base.model_dump(mode="json")
-    found = preset("authors", data, "bench_search")
-    genome = data["genome"] | found["genome"]
-    if genome["experts"] is None:  # they keep whole experts: as many as have the neurons of the run's share
-        space = set_up_new(base).space
-        assert isinstance(space, RepairedSpace) and isinstance(space.inner, EepSpace)
-        genome |= {"experts": space.inner.fewest, "neuron_share": None}
+    found = preset("authors", {}, "bench_search")
+    space = set_up_new(base).space
+    assert isinstance(space, RepairedSpace) and isinstance(space.inner, CapacitySpace)
+    # They keep whole experts: as many as have the neurons of the run's share.
+    genome = found["genome"] | {"experts": space.inner.fewest, "router_space": space.inner.router_space}
     settings = {"strategy": {"kind": "evolution"}, "genome": genome, "stop_at_recovery": None}
     return {key: found[key] for key in ("tie_break", "phases")} | settings
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from hypothesis import settings
 
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.search.genomes.contract.phases import AllocatePhase, MergePhase, PrunePhase, TunePhase
+from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace
+from moevolve.search.genomes.contract.phases import CapacityPhase, MergePhase, PrunePhase, TunePhase
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.store.records import IndividualRecord, IndividualStatus
+from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import DenseFacts, LinearFacts, ModelFacts
 from moevolve.workers.methods.eep.edit import RouterSpace
 
@@ -21,7 +23,7 @@ few = settings(max_examples=8, deadline=None)
 many = settings(max_examples=150, deadline=None)
 PRUNE = PrunePhase(evaluations=40)
 MERGE = MergePhase(evaluations=160)
-ALLOCATE = AllocatePhase(evaluations=60)
+CAPACITY = CapacityPhase(evaluations=60)
 TUNE = TunePhase(evaluations=100)
 
 
@@ -95,29 +97,35 @@ def dense_model(
 
 
 def eep_space(
-    retained: int | None = 4,
+    retained: int = 4,
     groups: int | Literal["per_layer"] = 4,
     *,
     layers: int = 32,
     experts: int = 8,
     active: int | None = None,
-    mean_active: float | None = None,
     router_space: RouterSpace = "probs",
     facts: ModelFacts | None = None,
     dynamic_skipping: bool = False,
-    neuron_share: float | None = None,
 ) -> EepSpace:
     """A space for `facts`, or else for a Mixtral of that many layers and experts."""
     section = EepSection(
         experts=retained,
         active=active,
-        mean_active=mean_active,
         groups=groups,
-        neuron_share=neuron_share,
         router_space=router_space,
         dynamic_skipping=dynamic_skipping,
     )
     return EepSpace.of(section, facts or mixtral(layers, experts))
+
+
+def capacity_space(
+    retained: int | None = 4, layers: int = 32, experts: int = 8, *, facts: ModelFacts | None = None, **settings: Any
+) -> CapacitySpace:
+    """A space for `facts`, or else for a Mixtral of that many layers and experts, measured on one task."""
+    facts = facts or mixtral(layers, experts)
+    shape = (1, len(facts.moe_layers), facts.experts, 3, 3)
+    sums = np.random.default_rng(0).uniform(0.1, 9, shape).astype(np.float32)
+    return CapacitySpace.of(CapacitySection(experts=retained, **settings), facts).calibrated(Calibration({SUMS: sums}))
 
 
 def continuous(space: EepSpace, seed: int = 0) -> EepGenome:

@@ -62,7 +62,7 @@ class Description:
     """A genome's size and cost, for people and for the store.
 
     Attributes:
-        experts: Experts per layer: retained experts n' (eep), experts N of a split network, or blocks K of a mixed
+        experts: Experts per layer: retained experts n', experts N of a split network, or blocks K of a mixed
             linear layer.
         active: Experts per token.
         parameters: Parameters of the edited model, of which a token uses `active_parameters`.

@@ -78,7 +78,7 @@ class GenomeCosts(ABC, Generic[S]):
         """Return the linear maps that a repair fits in every decoder layer, in the order of fitting.
 
         Args:
-            uneven: True if an `allocate` phase divides neurons among the layers, which are then all counted at their
+            uneven: True if a `capacity` phase divides neurons among the layers, which are then all counted at their
                 largest.
         """
         return ((),) * self.outline.layers

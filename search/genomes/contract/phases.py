@@ -252,7 +252,7 @@ class TunePhase(PhaseBase):
     swap_rate: float = Field(0.02, ge=0, le=1)
 
 
-class AllocatePhase(PhaseBase):
+class CapacityPhase(PhaseBase):
     """A search of how wide each layer's kept experts are, under one total, and of how their importance is computed.
 
     With searched widths every candidate is repaired, and its kept experts are filled with neurons of all experts of
@@ -266,7 +266,7 @@ class AllocatePhase(PhaseBase):
         sigma: Standard deviation of the change.
     """
 
-    kind: Literal["allocate"] = "allocate"
+    kind: Literal["capacity"] = "capacity"
     initial: int = Field(8, ge=0, le=MOST_EVALUATIONS)
     init: tuple[str, ...] = Field(("even", "line", "random"), min_length=1)
     widths: Literal["searched", "even"] = "searched"
@@ -283,8 +283,7 @@ class AllocatePhase(PhaseBase):
     def _has_neurons(self) -> Self:
         if self.widths == "searched" and (self.repair is None or self.repair.neurons is None):
             raise ValueError(
-                "repair.neurons: searched widths of an allocate phase take neurons of all experts; set it, or {}, or "
-                "set widths: even"
+                "repair.neurons: searched widths take neurons of all experts; set it, or {}, or set widths: even"
             )
         uneven = [name for name in self.init if name in ("line", "coverage")]
         if self.widths == "even" and uneven:
@@ -315,10 +314,10 @@ class RepairPhase(PhaseBase):
         return self
 
 
-PhaseConfig = PrunePhase | MergePhase | AllocatePhase | TunePhase | RepairPhase
+PhaseConfig = PrunePhase | MergePhase | CapacityPhase | TunePhase | RepairPhase
 Phase = Annotated[PhaseConfig, Field(discriminator="kind")]
 
 
 def divides_neurons(phase: PhaseConfig) -> bool:
     """Say whether layers of a phase's candidates may differ in width."""
-    return isinstance(phase, AllocatePhase) and phase.widths == "searched"
+    return isinstance(phase, CapacityPhase) and phase.widths == "searched"

@@ -13,9 +13,6 @@
   the other weights. Such sums need n x n numbers per layer however many tokens there are.
 - `hc_smoe` merges experts with similar mean outputs (arXiv 2410.08589).
 - `identity` keeps all experts.
-- `even`, `line` and `coverage` begin an allocate phase: REAP's choice of experts, with equal widths, widths that rise
-  with depth, or widths by how many experts of a layer hold the same share of its importance. Where the number of kept
-  experts is searched, these keep the largest one, and `few` and `few_line` are `even` and `line` with the smallest one.
 
 Layers of a group keep the same experts. Scores are then averaged after each layer's are divided by their sum, and
 squared errors are added after each layer's are divided by its squared output. One layer per group is the papers'
@@ -34,19 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import Baseline, Offspring
-from moevolve.search.genomes.contract.phases import AllocatePhase, PhaseConfig, PrunePhase, SurrogateSection
-from moevolve.search.genomes.eep.allocation import (
-    AllocationGenome,
-    coverage_genome,
-    even_genome,
-    fewest,
-    line_genome,
-)
+from moevolve.search.genomes.contract.phases import PhaseConfig, PrunePhase, SurrogateSection
 from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.space import EepSection, EepSpace, token_limit
-from moevolve.search.genomes.eep.subsets import mean_shares
-from moevolve.workers.contract.edits import CalibrationRecipe, PerTaskRecipe
-from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe, Until
+from moevolve.search.genomes.eep.space import EepSection, EepSpace
+from moevolve.search.genomes.experts.space import token_limit
+from moevolve.search.genomes.experts.subsets import mean_shares
+from moevolve.workers.contract.edits import CalibrationRecipe
+from moevolve.workers.methods.eep.edit import ExpertsRecipe, Statistic, SubsetRecipe
 
 _EXHAUSTIVE = 5000
 """Largest number of subsets that are all tried."""
@@ -183,10 +174,6 @@ def _identity(space: EepSpace) -> Offspring[EepGenome]:
     return Offspring(space.from_kept(every), "identity", ())
 
 
-def _allocated(operator: str, make: Callable[[EepSpace], AllocationGenome]) -> EepBaseline:
-    return EepBaseline(lambda space: Offspring(make(space), operator, ()), ("allocate",))
-
-
 _PRUNING = ("prune", "merge")
 
 
@@ -210,31 +197,24 @@ BASELINES: dict[str, EepBaseline] = {
     "hope": EepBaseline(_hope, _PRUNING, ("pairs",), per_routing_group=False),
     "hc_smoe": EepBaseline(_hc_smoe, ("merge",), ("mean_outputs", "usage"), per_routing_group=False),
     "identity": EepBaseline(_identity, _PRUNING, keeps_all=True),
-    "even": _allocated("even", even_genome),
-    "few": _allocated("few", lambda space: fewest(even_genome(space))),
-    "few_line": _allocated("few_line", lambda space: fewest(line_genome(space))),
-    "line": _allocated("line", line_genome),
-    "coverage": _allocated("coverage", coverage_genome),
 }
 
 
 def expert_recipes(
     space: EepSpace, section: EepSection, phases: Sequence[PhaseConfig]
 ) -> tuple[CalibrationRecipe | None, ...]:
-    """Return the measurements for allocate phases, for baselines and surrogates, and for baselines that aren't scores.
+    """Return the measurements for baselines and surrogates, and for baselines that aren't scores.
 
     None stands for what isn't needed.
     """
     tokens = token_limit(section.calibration_tokens)
-    until = Until(space.fewest, section.calibration_loss, token_limit(section.calibration_most))
-    allocates = any(isinstance(phase, AllocatePhase) for phase in phases)
-    importance = PerTaskRecipe(ExpertsRecipe(("importance",), None, tokens, until)) if allocates else None
     needed = [BASELINES[name] for phase in phases for name in phase.baselines if name in BASELINES]
     statistics: set[Statistic] = {name for baseline in needed for name in baseline.statistics}
     if any(isinstance(phase, PrunePhase) and isinstance(phase.strategy, SurrogateSection) for phase in phases):
         statistics |= {"usage", "importance", "pairs"}  # for `EepSpace.importance`
     # Errors are those of `importance`, whatever is measured with it.
-    scores = ExpertsRecipe(tuple(sorted({"importance", *statistics} - {"mean_outputs"})), None, tokens, until)
+    measured = tuple(sorted({"importance", *statistics} - {"mean_outputs"}))
+    scores = ExpertsRecipe(measured, None, tokens, section.until(space.retained))
     compared = SubsetRecipe(
         retained=space.retained,
         active=space.active,
@@ -245,11 +225,7 @@ def expert_recipes(
     )
     subsets = compared if any(baseline.compares_subsets for baseline in needed) else None
     others = ExpertsRecipe(("mean_outputs",) if "mean_outputs" in statistics else (), subsets, tokens)
-    return (
-        importance,
-        scores if statistics else None,
-        others if others.statistics or subsets is not None else None,
-    )
+    return scores if statistics else None, others if others.statistics or subsets is not None else None
 
 
 def average_linkage(distances: NDArray[np.float64], clusters: int) -> list[list[int]]:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.base import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.genomes.eep.allocation import AllocationGenome
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.report.heatmaps import MAX_ROWS, left_out, spread, ticks
 from moevolve.search.report.style import DIVERGING, drawing, scale_below
@@ -27,15 +26,14 @@ _GROUP_WIDTH = 2.0
 _NAMES = ("router mapping", "expert merging")
 
 
-class EepFigures(GenomeFigures[Any]):
-    """Router mapping and expert merging, group by group; of an `allocate` phase's candidate, the experts it keeps."""
+class EepFigures(GenomeFigures[EepGenome]):
+    """Router mapping and expert merging, group by group."""
 
     subject = "matrices"
     weights = "routing weights"
 
-    def page(self, genome: Any, start: Any) -> tuple[Figure, str]:
+    def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
         """See `GenomeFigures.page`: one row per group of layers, router mapping left of expert merging."""
-        genome = _matrices_of(genome)
         picked = spread(genome.space.groups, MAX_ROWS)
         share = min(1.0, genome.space.retained / genome.space.experts)
         with drawing(0.9 + len(picked) * (0.55 + 1.55 * share)) as figure:
@@ -51,9 +49,8 @@ class EepFigures(GenomeFigures[Any]):
         caption = "Rows are new experts: how much of each original expert's routing weight and weights they take."
         return figure, caption + left_out(genome.space.groups, MAX_ROWS, "groups of layers")
 
-    def draw(self, figure: Any, genome: Any, start: Any, label: str) -> None:
+    def draw(self, figure: Any, genome: EepGenome, start: EepGenome | None, label: str) -> None:
         """See `GenomeFigures.draw`: router mapping above, expert merging below, one column per group of layers."""
-        genome = _matrices_of(genome)
         picked = spread(genome.space.groups, _MAX_GROUPS)
         some = f" ({len(picked)} of {genome.space.groups} groups)" if len(picked) < genome.space.groups else ""
         figure.suptitle(f"{self.subject} of {label}{some}", fontsize="medium")
@@ -67,11 +64,10 @@ class EepFigures(GenomeFigures[Any]):
             axes.set_xlabel("original expert", fontsize="small")
         figure.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8, label="coefficient")
 
-    def width(self, genome: Any) -> float:
-        return _GROUP_WIDTH * min(_matrices_of(genome).space.groups, _MAX_GROUPS)
+    def width(self, genome: EepGenome) -> float:
+        return _GROUP_WIDTH * min(genome.space.groups, _MAX_GROUPS)
 
-    def matrices(self, genome: Any) -> dict[str, NDArray[np.float32]]:
-        genome = _matrices_of(genome)
+    def matrices(self, genome: EepGenome) -> dict[str, NDArray[np.float32]]:
         named = tuple(zip(_NAMES, genome.canonical, strict=True))
         return {
             f"{name}, {_layers(genome, group)}": matrices[group]
@@ -79,42 +75,18 @@ class EepFigures(GenomeFigures[Any]):
             for name, matrices in named
         }
 
-    def outline(self, genome: Any) -> GenomeOutline:
-        matrices, space = _matrices_of(genome), genome.space
-        settings = [("kept experts", f"{matrices.space.retained} of {space.experts}")]
-        columns: list[tuple[str, int, tuple[int, ...]]] = []
-        if isinstance(genome, AllocationGenome):
-            names = ("routing weights", "output norms", "numbers of tokens")
-            settings.extend(
-                (f"exponent of {name}", f"{each:.2g}") for name, each in zip(names, genome.exponents, strict=True)
-            )
-            if len(genome.tasks):
-                shares = genome.task_weights / genome.task_weights.max()
-                settings.extend(
-                    (f"weight of task {place}", f"{share:.2g}") for place, share in enumerate(shares.tolist(), start=1)
-                )
-            columns.append(("neurons per expert", space.facts.expert_neurons, genome.widths))
-            if len(genome.activity):
-                columns.append(("active experts", space.facts.active, genome.active))
-        elif not genome.one_hot:
-            settings.append(("experts are", "merged"))
-        used: NDArray[np.bool_] = np.any(np.abs(matrices.expert_merging) > _MIN_COEFFICIENT, axis=1)
-        groups = matrices.space.layer_groups
+    def outline(self, genome: EepGenome) -> GenomeOutline:
+        space = genome.space
+        kept = ("kept experts", f"{space.retained} of {space.experts}")
+        used: NDArray[np.bool_] = np.any(np.abs(genome.expert_merging) > _MIN_COEFFICIENT, axis=1)
         return GenomeOutline(
-            tuple(settings),
+            (kept,) if genome.one_hot else (kept, ("experts are", "merged")),
             space.experts,
-            tuple((label, whole) for label, whole, _ in columns),
-            tuple(
-                LayerOutline(
-                    layer, tuple(np.flatnonzero(used[group]).tolist()), tuple(sizes[place] for *_, sizes in columns)
-                )
-                for place, (layer, group) in enumerate(zip(space.facts.moe_layers, groups, strict=True))
+            layers=tuple(
+                LayerOutline(layer, tuple(np.flatnonzero(used[group]).tolist()))
+                for layer, group in zip(space.facts.moe_layers, space.layer_groups, strict=True)
             ),
         )
-
-
-def _matrices_of(genome: EepGenome | AllocationGenome) -> EepGenome:
-    return genome.pruned if isinstance(genome, AllocationGenome) else genome
 
 
 def _draw_matrices(grid: Any, genome: EepGenome, picked: Iterable[Any]) -> Any:

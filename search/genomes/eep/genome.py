@@ -82,9 +82,7 @@ class EepGenome(ArrayGenome):
     @cached_property
     def is_identity(self) -> bool:
         """Whether the candidate is the unedited model."""
-        space = self.space
-        whole = space.retained == space.experts and space.active == space.facts.active
-        return whole and not space.dynamic_skipping and self.one_hot
+        return self.space.unchanged and self.one_hot
 
     @cached_property
     def _edit(self) -> EepEdit | IdentityEdit:

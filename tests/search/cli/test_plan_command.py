@@ -119,7 +119,7 @@ def test_the_estimate_for_the_demo_counts_what_its_files_hold() -> None:
     # The last token of an answer is predicted, not read.
     fed = sum(len(words.encode(one.prompt)) + len(words.encode(one.references[0])) - 1 for one in examples)
     assert found.splits[0].tokens == fed
-    assert [(count.kind, count.individuals) for count in found.phases] == [("allocate", 4), ("allocate", 20)]
+    assert [(count.kind, count.individuals) for count in found.phases] == [("capacity", 4), ("capacity", 20)]
     # The full model, the best, and four repaired choices.
     assert (found.ranked, found.tested) == (5, 6)
     assert not found.on_gpu

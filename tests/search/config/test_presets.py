@@ -28,13 +28,13 @@ def kinds(config: RunConfig) -> list[str]:
 def test_a_run_without_phases_gets_the_best_preset(tmp_path: Path) -> None:
     config = load_run_config(written(tmp_path))
     assert config == load_run_config(written(tmp_path, preset="best"))
-    assert kinds(config) == ["allocate", "allocate"]
+    assert kinds(config) == ["capacity", "capacity"] and config.genome.kind == "capacity"
     assert config.genome.model_dump()["experts"] == 4
 
 
 def test_what_the_file_says_stays(tmp_path: Path) -> None:
     phases = [{"kind": "prune", "evaluations": 7, "initial": 3}]
-    config = load_run_config(written(tmp_path, preset="best", phases=phases, genome={"experts": 4, "groups": 2}))
+    config = load_run_config(written(tmp_path, preset="paper", phases=phases, genome={"experts": 4, "groups": 2}))
     assert kinds(config) == ["prune"] and config.phases[0].evaluations == 7
     assert config.genome.model_dump()["groups"] == 2
     assert load_run_config(written(tmp_path, phases=phases)).phases[0].strategy is None
@@ -92,5 +92,5 @@ def test_the_authors_preset_has_their_released_settings(tmp_path: Path) -> None:
 def test_presets_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="preset: nope is unknown; there are authors, best, even, paper"):
         load_run_config(written(tmp_path, preset="nope"))
-    with pytest.raises(UserError, match="paper has nothing for genome kind tomoe"):
+    with pytest.raises(UserError, match="paper is for genome kind eep, not tomoe"):
         load_run_config(written(tmp_path, preset="paper", genome={"kind": "tomoe", "experts": 4}))

@@ -34,7 +34,7 @@ PLAIN: dict[str, Any] = {
 
 PRUNING: dict[str, Any] = {"kind": "prune", "evaluations": 8, "initial": 4}
 MENDING: dict[str, Any] = {"kind": "repair", "evaluations": 8}
-ALLOCATING: dict[str, Any] = {"kind": "allocate", "evaluations": 8}
+WIDENING: dict[str, Any] = {"kind": "capacity", "evaluations": 8}
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -56,7 +56,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"genome": {"experts": 2, "active": 4}}, "genome: active 4 is more than the 2 retained experts"),
     ({"tasks": "rte"}, "tasks: expected a list, for example [a, b]"),
     ({"model": {"path": "m", "originals": "host", "device_map": "auto"}}, "model: originals: host and device_map"),
-    ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, factorllm, tomoe, nanomoe"),
+    ({"genome": {"kind": "moe"}}, "genome: moe is unknown; there are eep, capacity, factorllm, tomoe, nanomoe"),
     ({"strategy": "luck"}, "strategy: luck is unknown; there are evolution, nevergrad, surrogate"),
     ({"tasks": ["rte", "rte"]}, "tasks: a task is named twice in rte, rte"),
     (
@@ -66,9 +66,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"phases": [{"kind": "prune", "evaluations": 3}]}, "phases.0: initial 31 is more than evaluations 3"),
     ({"phases": [{"kind": "merge", "evaluations": 3, "row_rate": 0.1}]}, "phases.0.row_rate: unknown key"),
     ({"phases": PLAIN["phases"][::-1]}, "phases: a prune phase can't follow a merge phase"),
-    ({"phases": [ALLOCATING, PRUNING]}, "phases: a prune or merge phase can't follow an allocate phase"),
-    ({"phases": [ALLOCATING | {"widths": "even", "init": ["line"]}]}, "phases.0: init: line gives layers different"),
-    ({"phases": [ALLOCATING | {"repair": {}}]}, "phases.0: repair.neurons: searched widths of an allocate phase"),
+    ({"phases": [WIDENING | {"widths": "even", "init": ["line"]}]}, "phases.0: init: line gives layers different"),
+    ({"phases": [WIDENING | {"repair": {}}]}, "phases.0: repair.neurons: searched widths take"),
     ({"engine": {"max_prompt_tokens": 60}}, "engine: tail_tokens 64 must be below max_prompt_tokens 60"),
     ({"phases": [PRUNING, MENDING | {"init": ["reap"]}]}, "phases.1: a repair phase has no `init`, `strategy` or"),
     ({"phases": [PRUNING | {"repair": {"strength": "none"}}]}, "phases.0.repair: a repair of strength none does"),

@@ -68,17 +68,18 @@ def test_a_whole_mixtral_by_hand() -> None:
     assert work.fault is None
 
 
-def test_allocated_widths_are_planned_for_the_widest_layer() -> None:
+def test_searched_widths_are_planned_for_the_widest_layer() -> None:
     neurons = recipe(4096, neurons={"candidates": 1})
-    allocate = {"kind": "allocate", "evaluations": 4, "initial": 2, "repair": neurons}
-    plan = planned(neurons, allocate, {"kind": "repair", "evaluations": 4, "repair": neurons})
-    even, allocated, after = plan.repairs
-    assert [each.kind for each in plan.repairs] == ["prune", "allocate", "repair"]
-    assert [each.title for each in plan.sizes] == ["full model", "prune", "allocate", "repair"]
-    assert plan.sizes[2].parameters == plan.sizes[3].parameters, "a repair's candidates are like those before it"
+    searched = {"kind": "capacity", "evaluations": 4, "initial": 2, "repair": neurons}
+    phases = [searched | {"widths": "even"}, searched, {"kind": "repair", "evaluations": 4, "repair": neurons}]
+    plan = planned(None, genome={"kind": "capacity", "experts": 4}, phases=phases)
+    even, widened, after = plan.repairs
+    assert [each.kind for each in plan.repairs] == ["capacity", "capacity", "repair"]
+    assert [each.title for each in plan.sizes] == ["full model", "capacity", "repair"]
+    assert plan.sizes[1].parameters == plan.sizes[2].parameters, "a repair's candidates are like those before it"
     # Of 8 experts 4 are kept, so that no layer can have more than twice the mean.
-    assert (even.width, allocated.width, after.width) == (KEPT * NEURONS, 2 * KEPT * NEURONS, 2 * KEPT * NEURONS)
-    assert even.taken < allocated.taken == after.taken
+    assert (even.width, widened.width, after.width) == (KEPT * NEURONS, 2 * KEPT * NEURONS, 2 * KEPT * NEURONS)
+    assert even.taken < widened.taken == after.taken
 
 
 def test_repaired_pruning_has_weights_of_its_own() -> None:

@@ -13,7 +13,7 @@ from search_samples import MERGE, PRUNE, continuous, deepseek, eep_space, gpt_os
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.eep.space import EepSection, EepSpace
-from moevolve.search.genomes.eep.subsets import Subsets
+from moevolve.search.genomes.experts.subsets import Subsets
 from moevolve.workers.methods.eep.edit import EepEdit
 
 

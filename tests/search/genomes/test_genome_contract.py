@@ -17,12 +17,13 @@ from factorllm_samples import factorllm_space, with_baselines
 from numpy.typing import NDArray
 from outline_samples import outline_of
 from repair_samples import rows_of
-from search_samples import ALLOCATE, MERGE, PRUNE, TUNE, continuous, deepseek, dense_model, eep_space
+from search_samples import CAPACITY, MERGE, PRUNE, TUNE, capacity_space, continuous, deepseek, dense_model, eep_space
 from tomoe_samples import tomoe_space
 
+from moevolve.search.genomes.capacity.kind import even
+from moevolve.search.genomes.capacity.space import CapacityGenome
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace, SubsetSpace
 from moevolve.search.genomes.contract.phases import PhaseConfig
-from moevolve.search.genomes.eep.allocation import SUMS, ActiveBudget, AllocationGenome, even_genome
 from moevolve.search.genomes.eep.genome import EepGenome
 from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
@@ -30,7 +31,6 @@ from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome, base_space, repaired_space
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
 from moevolve.search.report.style import drawing, to_svg
-from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.repair.edit import RepairRecipe
 
@@ -94,27 +94,24 @@ def _eep(retained: int, groups: Any, **model: Any) -> Sample:
     )
 
 
-def _check_allocation(genome: AllocationGenome, phase: PhaseConfig) -> None:
+def _check_capacity(genome: CapacityGenome, phase: PhaseConfig) -> None:
     space, edit = genome.space.keeping(genome.retained), genome.express()
     assert edit.expert_merging.shape[1] == genome.space.describe(genome).experts == genome.retained
     assert sum(genome.widths) == space.layers * space.facts.expert_neurons - space.saved_neurons
-    total = ActiveBudget.of(space).total
-    assert sum(edit.active_by_layer) == total and genome.active == edit.active_by_layer
+    assert sum(edit.active_by_layer) == space.actives.total and genome.active == edit.active_by_layer
     original = set(genome.widths) == {space.facts.expert_neurons}
     assert edit.widths == (None if original else genome.widths)
     assert edit.one_hot_mapping.all() and np.array_equal(edit.router_mapping, edit.expert_merging)
     assert (edit.expert_merging.sum(axis=1) <= 1).all(), "an expert is retained twice"
 
 
-def _allocated_eep(retained: int | None, layers: int, experts: int, **settings: float) -> Sample:
-    space = eep_space(retained, 3, layers=layers, experts=experts, **settings)  # type: ignore[arg-type]
-    sums = np.random.default_rng(1).uniform(0.1, 1, (layers, experts, 3, 3)).astype(np.float32)
+def _capacity(retained: int | None, layers: int, experts: int, **settings: float) -> Sample:
     return Sample(
-        space.calibrated(Calibration({SUMS: sums[None]})),
-        (ALLOCATE,),
-        lambda genome: (genome.capacities, genome.activity, genome.halvings, genome.exponents),
+        capacity_space(retained, layers, experts, **settings),
+        (CAPACITY,),
+        lambda genome: (genome.log_widths, genome.log_active, genome.log2_kept, genome.exponents),
         lambda genome, rng: genome,
-        _check_allocation,
+        _check_capacity,
     )
 
 
@@ -215,8 +212,8 @@ SAMPLES = {
     "eep-one-expert": _eep(1, 2, layers=4, experts=8),
     "eep-tuning": _eep(8, "per_layer", layers=3, active=1),
     "eep-logits": _eep(3, 3, layers=7, experts=4, router_space="logits"),
-    "eep-allocated": _allocated_eep(4, 6, 8),
-    "eep-allocated-any-number-active": _allocated_eep(None, 5, 16, neuron_share=0.125, mean_active=3),
+    "capacity": _capacity(4, 6, 8),
+    "capacity-any-number-active": _capacity(None, 5, 16, neuron_share=0.125, mean_active=3),
     "eep-routing-groups": _eep(8, 3, facts=deepseek()),
     "eep-many": _eep(30, 2, layers=5, experts=60),
     "nanomoe-I": _nanomoe(variant="I", blocks=4, rank=3),
@@ -345,7 +342,7 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
     costs, genome = costs_of(kind.space, outline), start_of(kind) or grown(kind, phase, 1, steps=6)
     # The largest number of experts where that is searched, and the same number of active ones in all layers.
     if getattr(kind.space, "counts", ()) or getattr(kind.space, "mean_active", None):
-        genome = even_genome(kind.space)  # type: ignore[arg-type]
+        genome = even(kind.space)  # type: ignore[arg-type]
     described = kind.space.describe(genome)
     experts, active, parameters, active_parameters = costs.counts(phase.kind)
     assert (experts, active) == (described.experts, described.active)
@@ -359,7 +356,7 @@ def test_costs_agree_with_descriptions(kind: Sample, phase: PhaseConfig) -> None
 
 
 DRAWN = (
-    *("eep-many-merge", "eep-repaired-merge", "eep-allocated-any-number-active-allocate"),
+    *("eep-many-merge", "eep-repaired-merge", "capacity-any-number-active-capacity"),
     *("nanomoe-low-rank-tune", "nanomoe-III-tune", "factorllm-plain-tune", "tomoe-tune"),
 )
 """Samples that look different; figures take long."""

@@ -24,9 +24,9 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
         "name": "timed",
         "model": {"path": str(DEMO), "device": "cpu"},
         "tasks": [{"name": "demo-count"}],
-        "genome": {"kind": "eep", "experts": 2},
+        "genome": {"kind": "capacity", "experts": 2},
         "phases": [
-            {"kind": "allocate", "evaluations": 3, "initial": 3, "init": ["even", "line", "coverage"]},
+            {"kind": "capacity", "evaluations": 3, "initial": 3, "init": ["even", "line", "coverage"]},
             {"kind": "repair", "evaluations": 24, "initial": 3, "repair": {"neurons": {}}},
         ],
         "final": {"rerank": 5},
@@ -36,7 +36,7 @@ def test_a_time_allows_as_many_candidates_as_fit_besides_everything_else() -> No
     tokens = count_tokens(config, prepared)
     planned = {each.split: each.tokens for each in estimate(config).splits}
     assert {name: tokens[name] for name in planned} == planned
-    found = Measured(5, 2, {"allocate": 6.0, "repair": 3.0}, other_seconds=10.0)
+    found = Measured(5, 2, {"capacity": 6.0, "repair": 3.0}, other_seconds=10.0)
     # On dev 5 candidates, three rounds of two workers, which is fewer tokens than `search` has; on test the full model,
     # the best, and three one-shot choices.
     assert tokens["dev"] < tokens["search"] < tokens["test"]

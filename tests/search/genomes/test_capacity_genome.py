@@ -1,4 +1,4 @@
-"""Genomes of an `allocate` phase: widths under one total, importance by exponents, and their operators."""
+"""Genomes of kind `capacity`: widths under one total, importance by exponents, and their operators."""
 
 from __future__ import annotations
 
@@ -13,26 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from search_samples import ALLOCATE, PRUNE, deepseek, eep_space, many, mixtral
+from search_samples import CAPACITY, capacity_space, deepseek, many, mixtral
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.capacity.budget import evenly_divided
+from moevolve.search.genomes.capacity.kind import REAP_EXPONENTS, coverage, even, fewest, line
+from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace, expert_importance
 from moevolve.search.genomes.contract.phases import RepairPhase
-from moevolve.search.genomes.eep.allocation import (
-    REAP_EXPONENTS,
-    SUMS,
-    ActiveBudget,
-    AllocationGenome,
-    WidthBudget,
-    breed_allocation,
-    coverage_genome,
-    even_genome,
-    evenly_divided,
-    expert_importance,
-    fewest,
-    from_vector,
-    line_genome,
-)
-from moevolve.search.genomes.eep.space import EepSection, EepSpace
 from moevolve.search.genomes.registry import make_space
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.fitting import NeuronRecipe
@@ -46,14 +33,11 @@ def space_of(
     width: int = 128,
     layers: int = LAYERS,
     experts: int = EXPERTS,
-    seed: int = 0,
     share: float | None = None,
     active: float | None = None,
-) -> EepSpace:
+) -> CapacitySpace:
     facts = replace(mixtral(layers, experts), expert_neurons=width)
-    sums = np.random.default_rng(seed).uniform(0.1, 9, (layers, experts, 3, 3)).astype(np.float32)
-    space = eep_space(retained, layers, facts=facts, neuron_share=share, mean_active=active)
-    return space.calibrated(Calibration({SUMS: sums[None]}))
+    return capacity_space(retained, facts=facts, neuron_share=share, mean_active=active)
 
 
 @many
@@ -66,14 +50,14 @@ def space_of(
 def test_a_share_that_is_evenly_divided_is_so_for_any_number_of_experts(
     layers: int, halvings: int, width: int, share: float
 ) -> None:
-    experts, even = 2**halvings, evenly_divided(share, width)
-    assert share * 0.88 - 8 / width < even <= share + 1e-9
-    if not even:
+    experts, whole = 2**halvings, evenly_divided(share, width)
+    assert share * 0.88 - 8 / width < whole <= share + 1e-9
+    if not whole:
         return
     for retained in (experts >> each for each in range(halvings + 1)):
-        if even * experts <= retained:
-            space = space_of(retained, width, layers, experts, share=even)
-            assert set(WidthBudget.of(space).widths(np.zeros(layers))) == {round(even * experts / retained * width)}
+        if whole * experts <= retained:
+            space = space_of(retained, width, layers, experts, share=whole)
+            assert set(space.widths.sizes(np.zeros(layers))) == {round(whole * experts / retained * width)}
 
 
 @many
@@ -91,17 +75,17 @@ def test_widths_add_up_follow_capacities_and_use_a_share_up_to_one_step(
     if share is not None and share * experts * width < 8.001 * retained:
         return  # there may be too little for a step
     space = space_of(retained, width, layers, experts, share=share)
-    budget, whole = WidthBudget.of(space), experts * width
+    budget, whole = space.widths, experts * width
     capacities = np.array(data.draw(st.lists(st.floats(-20, 20), min_size=layers, max_size=layers)))
-    widths, step = budget.widths(capacities), budget.step
-    assert sum(widths) == budget.neurons and all(each % step == 0 for each in widths)
-    assert all(budget.least * step <= each <= budget.widest and retained * each <= whole for each in widths)
+    widths, step = budget.sizes(capacities), budget.step
+    assert sum(widths) == budget.total * step and all(each % step == 0 for each in widths)
+    assert all(budget.least * step <= each <= budget.largest and retained * each <= whole for each in widths)
     order = np.argsort(capacities, kind="stable")
     assert (np.diff(np.array(widths)[order]) >= -step).all(), "a larger capacity has no smaller width, but for rounding"
-    assert budget.widths(capacities + 0.5) == widths or np.abs(capacities).max() > 9
+    assert budget.sizes(capacities + 0.5) == widths or np.abs(capacities).max() > 9
     wanted = layers * width if share is None else share * layers * whole / retained
     # There may be no room for the last neurons of a layer, which are less than a step for each kept expert.
-    assert -1e-6 <= wanted - budget.neurons <= (0 if share is None else layers * step)
+    assert -1e-6 <= wanted - budget.total * step <= (0 if share is None else layers * step)
 
 
 @many
@@ -109,33 +93,32 @@ def test_widths_add_up_follow_capacities_and_use_a_share_up_to_one_step(
 def test_active_experts_add_up_and_follow_activity(data: st.DataObject, layers: int, experts: int) -> None:
     retained = data.draw(st.integers(1, experts))
     mean = data.draw(st.floats(1, retained))
-    budget = ActiveBudget.of(space_of(retained, layers=layers, experts=experts, active=mean))
+    budget = space_of(retained, layers=layers, experts=experts, active=mean).actives
     assert -1e-6 <= layers * mean - budget.total < 1 + 1e-6 and budget.most <= min(retained, max(2, mean + 1))
     activity = np.array(data.draw(st.lists(st.floats(-20, 20), min_size=layers, max_size=layers)))
-    numbers = budget.numbers(activity)
+    numbers = budget.sizes(activity)
     assert sum(numbers) == budget.total and all(1 <= each <= budget.most for each in numbers)
     order = np.argsort(activity, kind="stable")
     assert (np.diff(np.array(numbers)[order]) >= -1).all(), "more activity has no fewer experts, but for rounding"
-    assert set(budget.numbers(np.zeros(layers))) <= {int(mean), int(mean) + 1}
+    assert set(budget.sizes(np.zeros(layers))) <= {int(mean), int(mean) + 1}
 
 
 def test_parameters_of_a_token_are_those_of_the_layers_active_experts() -> None:
     four = replace(mixtral(LAYERS, EXPERTS), expert_neurons=128, active=4)
-    sums = space_of(4).statistics
-    space = eep_space(4, LAYERS, facts=four, mean_active=2).calibrated(Calibration(sums))
+    space = capacity_space(4, facts=four, mean_active=2)
     size, neuron = space.facts.expert_parameters, space.facts.neuron_parameters
     widths, activity = np.log([1, 2, 1, 3, 1]), np.log([1, 4, 1, 1, 3])
-    genome = from_vector(space, np.array([*widths, *activity, *REAP_EXPONENTS]), ALLOCATE)
+    genome = space.unflatten(np.array([*widths, *activity, *REAP_EXPONENTS]), CAPACITY)
     assert genome.active == (1, 4, 1, 1, 3) and genome.widths == (80, 160, 80, 240, 80)
     idle = sum((4 - k) * (size - (128 - width) * neuron) for k, width in zip(genome.active, genome.widths, strict=True))
     found = space.describe(genome)
     assert found.active == 2 and found.parameters - found.active_parameters == idle
-    assert found.parameters == space.parameters(True)[0]
+    assert found.parameters == space.parameters()[0]
     assert "widths 80 160 80 240 80, active 1 4 1 1 3" in found.summary
     assert genome.express().active == (1, 4, 1, 1, 3)
-    even, usual = even_genome(space), even_genome(space_of(4))
-    assert even.express().phenotype_hash == usual.express().phenotype_hash, "the model has two active experts"
-    assert space.describe(even).active_parameters == space_of(4).describe(usual).active_parameters
+    equal, usual = even(space), even(space_of(4))
+    assert equal.express().phenotype_hash == usual.express().phenotype_hash, "the model has two active experts"
+    assert space.describe(equal).active_parameters == space_of(4).describe(usual).active_parameters
 
 
 @pytest.mark.parametrize(
@@ -153,29 +136,29 @@ def test_searched_numbers_of_experts_are_halves_that_hold_the_share(
 ) -> None:
     space = space_of(None, width, share=share)
     assert space.counts == counts and (space.retained, space.fewest) == (counts[0], counts[-1])
-    for make in (even_genome, line_genome, coverage_genome):
+    for make in (even, line, coverage):
         assert make(space).retained == counts[0] and fewest(make(space)).retained == counts[-1]
     neurons = share * EXPERTS * width * LAYERS
     for count in counts:
-        widths = WidthBudget.of(space.keeping(count))
-        assert neurons - 8 * count < count * widths.neurons <= neurons + 1e-6, "all have the share, but for one step"
+        kept = count * LAYERS * space.keeping(count).widths.mean
+        assert neurons - 8 * count < kept <= neurons + 1e-6, "all have the share, but for one step"
 
 
 def test_routing_groups_and_active_experts_limit_searched_numbers() -> None:
     facts = replace(deepseek(3, 16, 4, 2), expert_neurons=128)
-    section = EepSection(neuron_share=0.125, groups="per_layer")
-    assert EepSpace.of(section, facts).counts == (16, 8), "each of four groups is ranked by its two best experts"
-    four = EepSection(neuron_share=0.125, active=4)
-    assert EepSpace.of(four, replace(mixtral(5, 8), expert_neurons=128)).counts == (8, 4)
+    section = CapacitySection(neuron_share=0.125)
+    assert CapacitySpace.of(section, facts).counts == (16, 8), "each of four groups is ranked by its two best experts"
+    four = CapacitySection(neuron_share=0.125, active=4)
+    assert CapacitySpace.of(four, replace(mixtral(5, 8), expert_neurons=128)).counts == (8, 4)
 
 
 def test_a_search_of_the_number_of_experts_meets_all_of_them() -> None:
     space = space_of(None, share=0.125)
-    drawn = Counter(space.sample(np.random.default_rng(seed), ALLOCATE).genome.retained for seed in range(200))
+    drawn = Counter(space.sample(np.random.default_rng(seed), CAPACITY).genome.retained for seed in range(200))
     assert all(drawn[count] == pytest.approx(50, abs=25) for count in (8, 4, 2, 1))
-    genome, met = even_genome(space), set()
+    genome, met = even(space), set()
     for seed in range(40):
-        genome = breed_allocation(np.random.default_rng(seed), ALLOCATE, (genome,)).genome
+        genome = space.breed(np.random.default_rng(seed), CAPACITY, (genome,)).genome
         met.add(genome.retained)
         assert genome.express().active == min(2, genome.retained)
     assert met == {8, 4, 2, 1}
@@ -185,40 +168,41 @@ def test_coverage_is_the_same_in_all_layers() -> None:
     # One layer's importance is in one expert, another's evenly in all of them.
     values = np.array([[1.0, 0, 0, 0], [0.25, 0.25, 0.25, 0.25]])
     sums = np.ones((2, 4, 3, 3)) * values[:, :, None, None]
-    space = eep_space(1, 2, facts=replace(mixtral(2, 4), expert_neurons=128)).calibrated(
+    space = capacity_space(1, facts=replace(mixtral(2, 4), expert_neurons=128)).calibrated(
         Calibration({SUMS: sums[None].astype(np.float32)})
     )
     # A share x of the importance is in x experts of the first layer and in 4x of the second: 5x is 2, two layers of 1.
-    np.testing.assert_allclose(np.exp(coverage_genome(space).capacities), [0.4, 1.6], rtol=1e-5)
+    np.testing.assert_allclose(np.exp(coverage(space).log_widths), [0.4, 1.6], rtol=1e-5)
     alike = space_of(2)
     flat = alike.calibrated(Calibration({SUMS: np.ones((1, LAYERS, EXPERTS, 3, 3), np.float32)}))
-    assert coverage_genome(flat).widths == even_genome(flat).widths
+    assert coverage(flat).widths == even(flat).widths
 
 
 def test_equal_capacities_are_equal_widths_and_a_line_rises() -> None:
-    assert even_genome(space_of()).widths == (128,) * LAYERS
-    assert line_genome(space_of()).widths == (64, 96, 128, 160, 192)
-    assert line_genome(space_of(8, 14336, layers=3)).widths == (14336,) * 3, "there are no more neurons than that"
+    assert even(space_of()).widths == (128,) * LAYERS
+    assert line(space_of()).widths == (64, 96, 128, 160, 192)
+    assert line(space_of(8, 14336, layers=3)).widths == (14336,) * 3, "there are no more neurons than that"
     for width, step in ((14336, 64), (1408, 64), (128, 16), (48, 8), (100, 4), (7, 1)):
-        assert WidthBudget.of(space_of(width=width)).step == step
+        assert space_of(width=width).widths.step == step
 
 
-def test_settings_that_allocation_cannot_meet_are_refused() -> None:
+def test_settings_that_cannot_be_met_are_refused() -> None:
     narrow = replace(mixtral(5, 8), expert_neurons=128)
-    share, searched = EepSection(experts=2, neuron_share=0.125), EepSection(experts=4, mean_active=2)
+    share, whole = CapacitySection(experts=2, neuron_share=0.125), CapacitySection(experts=2)
     filling = RepairPhase(evaluations=4, repair=RepairRecipe(neurons=NeuronRecipe()))
-    make_space(share, mixtral(5, 8), (ALLOCATE, filling))
-    mends = (ALLOCATE, RepairPhase(evaluations=4))
+    make_space(share, mixtral(5, 8), (CAPACITY, filling))
+    mends = (CAPACITY, RepairPhase(evaluations=4))
     refused: list[tuple[str, Callable[[], Any]]] = [
-        (r"genome\.mean_active: only allocate phases", lambda: make_space(searched, mixtral(5, 8), (PRUNE, ALLOCATE))),
-        (r"genome\.neuron_share: only allocate phases", lambda: make_space(share, mixtral(5, 8), (PRUNE, ALLOCATE))),
-        (r"genome\.neuron_share: 0\.01 of the", lambda: eep_space(4, 1, facts=narrow, neuron_share=0.01)),
+        (r"genome\.neuron_share: 0\.01 of the", lambda: capacity_space(4, facts=narrow, neuron_share=0.01)),
         (r"genome\.neuron_share: 0\.01 of the neurons can't be divided", lambda: space_of(None, 24, share=0.01)),
-        (r"phases\.1\.repair\.neurons: kept experts", lambda: make_space(EepSection(experts=2), mixtral(5, 8), mends)),
+        (
+            r"phases\.1\.repair\.neurons: kept experts",
+            lambda: make_space(whole, mixtral(5, 8), mends),
+        ),
         (r"phases\.1\.repair\.neurons: kept experts", lambda: make_space(share, mixtral(5, 8), mends)),
-        ("mean_active 2.5 is more than the 2", lambda: EepSection(experts=2, mean_active=2.5)),
-        ("active, mean_active: give active", lambda: EepSection(experts=4, mean_active=2, active=2)),
-        ("mean_active: dynamic_skipping", lambda: EepSection(experts=4, mean_active=2, dynamic_skipping=True)),
+        ("mean_active 2.5 is more than the 2", lambda: CapacitySection(experts=2, mean_active=2.5)),
+        ("active, mean_active: give active", lambda: CapacitySection(experts=4, mean_active=2, active=2)),
+        ("mean_active: dynamic_skipping", lambda: CapacitySection(experts=4, mean_active=2, dynamic_skipping=True)),
     ]
     for message, make in refused:
         with pytest.raises((UserError, ValidationError), match=message):
@@ -246,7 +230,7 @@ def test_importance_between_measured_exponents_is_exact_for_equal_tokens() -> No
 
 def test_the_most_important_experts_are_kept() -> None:
     space = space_of(3)
-    genome = from_vector(space, np.array([*np.zeros(LAYERS), 1, 1, 1]), ALLOCATE)
+    genome = space.unflatten(np.array([*np.zeros(LAYERS), 1, 1, 1]), CAPACITY)
     sums = space.statistics[SUMS][0].astype(np.float64)
     reap = sums[:, :, 1, 1] / sums[:, :, 0, 0]
     kept = np.sort(np.argsort(-reap, axis=1)[:, :3], axis=1)
@@ -254,7 +238,7 @@ def test_the_most_important_experts_are_kept() -> None:
     assert np.array_equal(np.sort(edit.expert_merging.argmax(axis=2), axis=1), kept)
     assert np.array_equal(edit.router_mapping, edit.expert_merging)
     assert edit.widths is None and genome.widths == (128,) * LAYERS, "widths of original experts are no edit"
-    assert genome.content_hash == even_genome(space).content_hash and tuple(genome.exponents) == REAP_EXPONENTS
+    assert genome.content_hash == even(space).content_hash and tuple(genome.exponents) == REAP_EXPONENTS
 
 
 def test_weights_of_tasks_decide_which_experts_are_kept() -> None:
@@ -265,50 +249,49 @@ def test_weights_of_tasks_decide_which_experts_are_kept() -> None:
     space = space_of(2).calibrated(Calibration({SUMS: sums}))
 
     def kept(*tasks: float) -> list[int]:
-        genome = from_vector(space, np.array([*np.zeros(LAYERS), *tasks, 1, 1, 0]), ALLOCATE)
+        genome = space.unflatten(np.array([*np.zeros(LAYERS), *tasks, 1, 1, 0]), CAPACITY)
         return sorted(genome.express().expert_merging[0].argmax(axis=1).tolist())
 
     assert kept(1, -1) == [2, 3] and kept(-1, 1) == [6, 7] and kept(0, 0) == [3, 7]
-    genome = from_vector(space, np.array([*np.zeros(LAYERS), 0.5, -0.5, 1, 1, 0]), ALLOCATE)
+    genome = space.unflatten(np.array([*np.zeros(LAYERS), 0.5, -0.5, 1, 1, 0]), CAPACITY)
     np.testing.assert_allclose(genome.task_weights, np.exp([1.5, -1.5]))
     assert space.from_bytes(genome.to_bytes()) == genome
-    with pytest.raises(ValueError, match="no EEP genome"):
+    with pytest.raises(ValueError, match="no capacity genome"):
         space_of(2).from_bytes(genome.to_bytes())  # which has one task
 
 
 def test_even_widths_leave_importance_to_search() -> None:
-    space, even = space_of(3), ALLOCATE.model_copy(update={"widths": "even"})
-    genomes = [space.sample(np.random.default_rng(seed), even).genome for seed in range(8)]
+    space, equal = space_of(3), CAPACITY.model_copy(update={"widths": "even"})
+    genomes = [space.sample(np.random.default_rng(seed), equal).genome for seed in range(8)]
     assert {genome.widths for genome in genomes} == {(128,) * LAYERS}
     assert {genome.express().widths for genome in genomes} == {None}
     assert len({genome.content_hash for genome in genomes}) > 4
-    assert all(len(space.flatten(genome, even)) == 3 for genome in genomes), "the three exponents"
+    assert all(len(space.flatten(genome, equal)) == 3 for genome in genomes), "the three exponents"
     assert space.from_bytes(genomes[0].to_bytes()) == genomes[0]
     # A phase that searches widths takes them up with equal ones, and the other way round.
-    assert np.array_equal(space.flatten(genomes[0], ALLOCATE)[:LAYERS], np.zeros(LAYERS))
-    assert np.array_equal(space.flatten(line_genome(space), even), [1, 1, 1])
-    pruned = space.from_kept(np.tile([0, 1, 2], (LAYERS, 1)))
-    child = space.breed(np.random.default_rng(0), ALLOCATE, (pruned,))
-    assert isinstance(child.genome, AllocationGenome) and child.operator == "mutation"
+    assert np.array_equal(space.flatten(genomes[0], CAPACITY)[:LAYERS], np.zeros(LAYERS))
+    assert np.array_equal(space.flatten(line(space), equal), [1, 1, 1])
+    child = space.breed(np.random.default_rng(0), CAPACITY, (genomes[0],))
+    assert len(child.genome.log_widths) == LAYERS and child.operator == "mutation"
 
 
 def test_a_child_mixes_its_parents_and_changes_something() -> None:
     space = space_of()
-    first = from_vector(space, np.array([*np.full(LAYERS, -1.0), 0, 0, 0]), ALLOCATE)
-    second = from_vector(space, np.array([*np.full(LAYERS, 1.0), 2, 2, 1]), ALLOCATE)
-    still = ALLOCATE.model_copy(update={"sigma": 1e-9, "entry_rate": 0.0})
-    child = breed_allocation(np.random.default_rng(0), still, (first, second)).genome.vector
+    first = space.unflatten(np.array([*np.full(LAYERS, -1.0), 0, 0, 0]), CAPACITY)
+    second = space.unflatten(np.array([*np.full(LAYERS, 1.0), 2, 2, 1]), CAPACITY)
+    still = CAPACITY.model_copy(update={"sigma": 1e-9, "entry_rate": 0.0})
+    child = space.breed(np.random.default_rng(0), still, (first, second)).genome.vector
     either = np.stack([first.vector, second.vector])
     assert (np.abs(child - either).min(axis=0) < 1e-6).all()
-    moved = breed_allocation(np.random.default_rng(0), ALLOCATE, (first,)).genome
+    moved = space.breed(np.random.default_rng(0), CAPACITY, (first,)).genome
     assert not np.array_equal(moved.vector, first.vector)
 
 
 def test_numbers_are_changed_as_often_and_as_far_as_settings_say() -> None:
     space, changed, steps = space_of(), Counter[int](), []
-    start = from_vector(space, np.array([*np.zeros(LAYERS), 1, 1, 0.5]), ALLOCATE)
+    start = space.unflatten(np.array([*np.zeros(LAYERS), 1, 1, 0.5]), CAPACITY)
     for seed in range(1500):
-        child = breed_allocation(np.random.default_rng(seed), ALLOCATE, (start,)).genome
+        child = space.breed(np.random.default_rng(seed), CAPACITY, (start,)).genome
         difference = child.vector - start.vector
         changed.update(np.flatnonzero(difference).tolist())
         steps.extend(difference[:LAYERS][difference[:LAYERS] != 0].tolist())

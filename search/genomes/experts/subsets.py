@@ -1,4 +1,4 @@
-"""Subsets of retained experts, and their operators in the prune phase.
+"""Subsets of retained experts, and their operators.
 
 Families that limit a token's choice to groups of experts (`moevolve.kernels.routing_rule`) keep n' / R experts in each
 of their R routing groups, so that the limit keeps its meaning: new group r holds the kept experts of old group r. Each

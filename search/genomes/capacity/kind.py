@@ -1,0 +1,116 @@
+"""The genome kind `capacity`: its one-shot candidates, and what candidates cost.
+
+One-shot candidates have REAP's choice of experts. Where the number of kept experts is searched, `even`, `line` and
+`coverage` keep the largest one; `few` and `few_line` are `even` and `line` with the smallest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from moevolve.evaluators.errors import UserError
+from moevolve.search.genomes.capacity.figures import CapacityFigures
+from moevolve.search.genomes.capacity.space import (
+    SUMS,
+    CapacityGenome,
+    CapacitySection,
+    CapacitySpace,
+    expert_importance,
+)
+from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
+from moevolve.search.genomes.contract.phases import PhaseConfig, divides_neurons
+from moevolve.search.genomes.experts.costs import ExpertsCosts
+from moevolve.workers.contract.facts import ModelFacts
+
+REAP_EXPONENTS = (1.0, 1.0, 1.0)
+"""With these, importance is REAP's: the mean over an expert's tokens of routing weight times output norm."""
+_BISECTIONS = 60
+
+
+def even(space: CapacitySpace) -> CapacityGenome:
+    """The same width in all layers, and as many active experts, as far as these divide."""
+    most = np.full(space.searched_counts, space.log2_kept(space.retained))
+    zeros = np.zeros(space.layers + space.searched_active), most, np.zeros(space.searched_tasks), REAP_EXPONENTS
+    return space.genome(np.concatenate(zeros), space.layers)
+
+
+def fewest(genome: CapacityGenome) -> CapacityGenome:
+    """The same candidate with as few experts as the search may keep, which are as wide as original ones on average."""
+    space = genome.space
+    return replace(genome, log2_kept=np.full(space.searched_counts, space.log2_kept(space.fewest), np.float32))
+
+
+def line(space: CapacitySpace) -> CapacityGenome:
+    """Widths that rise linearly with depth, from half to one and a half of the mean."""
+    widths = np.linspace(0.5, 1.5, space.layers) if space.layers > 1 else np.ones(1)
+    return replace(even(space), log_widths=np.log(widths).astype(np.float32))
+
+
+def coverage(space: CapacitySpace) -> CapacityGenome:
+    """Widths by how many experts of a layer hold the same share of its importance.
+
+    The share is found by bisection, so that the experts counted in all layers together have as many neurons as are
+    kept. Importance is the sum over tokens of routing weight times output norm; experts are counted from the most
+    important one on, with a fraction of the last.
+    """
+    sums = space.statistics[SUMS].astype(np.float64).sum(axis=0)
+    values = -np.sort(-expert_importance(sums, np.array([1.0, 1.0, 0.0])), axis=1)
+    held = np.pad(np.cumsum(values, axis=1) / values.sum(axis=1, keepdims=True), ((0, 0), (1, 0)))
+    places = np.arange(space.experts + 1)
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        share = (low + high) / 2
+        counts = np.array([np.interp(share, layer, places) for layer in held])
+        low, high = (share, high) if counts.sum() <= space.layers * space.share * space.experts else (low, share)
+    return replace(even(space), log_widths=np.log(counts).astype(np.float32))
+
+
+def _made(operator: str, make: Callable[[CapacitySpace], CapacityGenome]) -> Baseline:
+    return Baseline(lambda space: Offspring(make(space), operator, ()), ("capacity",))
+
+
+BASELINES = {
+    "even": _made("even", even),
+    "few": _made("few", lambda space: fewest(even(space))),
+    "few_line": _made("few_line", lambda space: fewest(line(space))),
+    "line": _made("line", line),
+    "coverage": _made("coverage", coverage),
+}
+
+
+class CapacityCosts(ExpertsCosts[CapacitySpace]):
+    """Costs of candidates with the mean capacity in all layers."""
+
+    def counts(self, phase: str) -> tuple[int, int, int, int]:
+        return self.space.retained, self.space.active, *self.space.parameters()
+
+    def largest_layer(self, uneven: bool) -> tuple[int, int]:
+        resized = uneven or self.space.neuron_share is not None
+        return self.space.widths.largest if resized else self.outline.intermediate, self.space.actives.most
+
+
+def _space(section: CapacitySection, facts: ModelFacts, phases: Sequence[PhaseConfig]) -> CapacitySpace:
+    """Make a space for phases that fill experts of other widths than the original ones."""
+    divided = any(map(divides_neurons, phases))
+    for position, phase in enumerate(phases):
+        filled = phase.repair is not None and phase.repair.neurons is not None
+        if not filled and (section.neuron_share is not None or (divided and phase.kind == "repair")):
+            raise UserError(
+                f"phases.{position}.repair.neurons: kept experts have other widths (genome.neuron_share, or searched "
+                "widths), which only neurons of all experts fill; set it, or {}"
+            )
+    return CapacitySpace.of(section, facts)
+
+
+CAPACITY = GenomeKind(
+    section=CapacitySection,
+    make_space=_space,
+    costs=CapacityCosts,
+    figures=CapacityFigures(),
+    baselines=BASELINES,
+    repairable=True,
+    recombinable=True,
+)

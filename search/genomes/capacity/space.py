@@ -1,0 +1,416 @@
+"""The settings of capacity searches, and candidates as a few numbers with the space of these for one model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from moevolve.evaluators.errors import UserError
+from moevolve.kernels.routing_rule import SAME_ACTIVE
+from moevolve.search.genomes.capacity.budget import Budget, active_budget, width_budget
+from moevolve.search.genomes.contract.base import MOST_PARTS, ArrayGenome, Description, Offspring, offspring_of
+from moevolve.search.genomes.contract.operators import layer_crossover
+from moevolve.search.genomes.contract.phases import CapacityPhase, PhaseConfig
+from moevolve.search.genomes.experts.space import ExpertsSection, ExpertsSpace, token_limit
+from moevolve.workers.contract.edits import PerTaskRecipe, combined
+from moevolve.workers.contract.facts import ModelFacts, parameters_after
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
+
+
+class CapacitySection(ExpertsSection):
+    """The capacity of every layer: how many experts are kept, how wide they are, and how many are active.
+
+    Attributes:
+        experts: See `ExpertsSection`. None searches it, with `neuron_share`: from all n by halves down to the fewest
+            that hold the share as wide as original experts.
+        mean_active: Mean number of active experts of a layer, instead of `active`: how many each layer has is searched,
+            with the same total.
+        neuron_share: Share of the model's expert neurons that all kept experts have together; None is n' / n, so that
+            kept experts are as wide as original ones on average.
+    """
+
+    random_title: ClassVar[str] = "random capacities"
+    kind: Literal["capacity"] = "capacity"
+    mean_active: float | None = Field(None, ge=1, le=MOST_PARTS)
+    neuron_share: float | None = Field(None, gt=0, le=1)
+
+    @property
+    def most_active(self) -> tuple[str, int | None]:
+        return super().most_active if self.mean_active is None else ("mean_active", math.ceil(self.mean_active))
+
+    @model_validator(mode="after")
+    def _something_is_reduced(self) -> Self:
+        if self.experts is None and self.neuron_share is None:
+            raise ValueError(
+                "experts: give the number of experts to keep per layer, or neuron_share to search that number, too"
+            )
+        if self.active is not None and self.mean_active is not None:
+            raise ValueError("active, mean_active: give active for the same number in all layers, or mean_active")
+        if self.dynamic_skipping and self.mean_active is not None:
+            raise ValueError(
+                "mean_active: dynamic_skipping is defined for 2 active experts in all layers; use active: 2"
+            )
+        return self
+
+
+_HEADER = struct.Struct("<4sHHHH")
+_MAGIC = b"CAP1"
+SUMS = "per_task_importance_sums"
+"""Name of the calibration's sums of importance, float32 [tasks, layers, n, 3, 3]."""
+GRID = (0.0, 1.0, 2.0)
+"""Exponents for which the sums of importance are measured."""
+_TASK_SCALE = 3.0
+"""Factor on `tasks` before the exponential. A step that changes a width by a third changes a task's weight 2.5 times:
+a subset of experts is less sensitive than a width."""
+_KEPT_SCALE = 3.0
+"""Divisor of `log2_kept`, so that the usual step of a number often changes how many experts are kept."""
+_MOST_EXPONENTS = np.array([GRID[-1], GRID[-1], 1.0])
+_LOG_SPREAD = 0.5
+"""Standard deviation of a random candidate's logarithms of widths."""
+_SUMMARY_ACTIVE, _SUMMARY_WIDTHS, _SUMMARY_TASKS = 36, 8, 4
+
+
+@dataclass(frozen=True, eq=False)
+class CapacityGenome(ArrayGenome):
+    """One candidate.
+
+    Attributes:
+        space: Space of the genome.
+        log_widths: Logarithms of the layers' relative widths, float32 [layers], read-only; a common offset has no
+            effect. [0] for equal widths.
+        log_active: Logarithms of the layers' relative numbers of active experts, float32 [layers], read-only; a common
+            offset has no effect. [0] unless `CapacitySpace.mean_active` is given.
+        log2_kept: A third of the logarithm to base 2 of n / n', rounded to the nearest of `CapacitySpace.counts`;
+            float32 [1], read-only. [0] if the number n' of kept experts is fixed.
+        tasks: A third of the logarithms of the weights of the tasks' calibration tokens in the sums of importance,
+            float32 [tasks], read-only; [0] with one task. At 0 all tokens count alike.
+        exponents: Exponents of routing weight and output norm, and of the number of tokens by whose power sums are
+            divided, float32 [3], read-only.
+    """
+
+    space: CapacitySpace = field(repr=False, compare=False)
+    log_widths: NDArray[np.float32]
+    log_active: NDArray[np.float32]
+    log2_kept: NDArray[np.float32]
+    tasks: NDArray[np.float32]
+    exponents: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        for name in ("log_widths", "log_active", "log2_kept", "tasks", "exponents"):
+            array = np.array(getattr(self, name), dtype=np.float32)
+            self._set_array(name, array, array.shape)
+
+    def to_bytes(self) -> bytes:
+        """Return a header and the arrays as little-endian float32.
+
+        The header has the magic number, and as uint16 the numbers of widths, tasks, kept experts (the largest one if
+        it is searched) and experts.
+        """
+        sizes = len(self.log_widths), len(self.tasks), self.space.retained, self.space.experts
+        return _HEADER.pack(_MAGIC, *sizes) + self.vector.astype("<f4").tobytes()
+
+    @cached_property
+    def vector(self) -> NDArray[np.float64]:
+        """All numbers: float64 [widths + active + kept + tasks + 3]."""
+        parts = [self.log_widths, self.log_active, self.log2_kept, self.tasks, self.exponents]
+        return np.concatenate(parts).astype(np.float64)
+
+    @property
+    def task_weights(self) -> NDArray[np.float64]:
+        """Weights of the tasks' calibration tokens, float64 [tasks]; [0] with one task."""
+        return np.exp(_TASK_SCALE * np.clip(self.tasks.astype(np.float64), -3, 3))
+
+    @cached_property
+    def retained(self) -> int:
+        """Number n' of kept experts per layer."""
+        if not len(self.log2_kept):
+            return self.space.retained
+        return min(self.space.counts, key=lambda count: abs(self.space.log2_kept(count) - float(self.log2_kept[0])))
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Neurons of a kept expert of each layer."""
+        log_widths = self.log_widths if len(self.log_widths) else np.zeros(self.space.layers)
+        return self.space.keeping(self.retained).widths.sizes(log_widths)
+
+    @cached_property
+    def active(self) -> tuple[int, ...]:
+        """Active experts per token of each layer."""
+        space = self.space.keeping(self.retained)
+        return space.actives.sizes(self.log_active) if len(self.log_active) else (space.active,) * space.layers
+
+    @property
+    def idle_parameters(self) -> int:
+        """Parameters of the kept experts that a token doesn't use, in all layers."""
+        facts, retained = self.space.facts, self.retained
+        layers = zip(self.widths, self.active, strict=True)
+        narrower = ((retained - active, facts.expert_neurons - width) for width, active in layers)
+        return sum(idle * (facts.expert_parameters - missing * facts.neuron_parameters) for idle, missing in narrower)
+
+    @cached_property
+    def kept(self) -> NDArray[np.int64]:
+        """The kept experts of every layer, int64 [layers, n'], sorted."""
+        sums = self.space.statistics[SUMS].astype(np.float64)
+        weights = self.task_weights if len(self.tasks) else np.ones(1)
+        importance = expert_importance(np.tensordot(weights, sums, axes=1), self.exponents)
+        return self.space.keeping(self.retained).subsets.best(importance)
+
+    @cached_property
+    def content_hash(self) -> str:
+        # Different numbers can choose the same experts and widths, so the hash is the edit's.
+        return hashlib.sha256(_MAGIC + self._edit.phenotype_hash.encode()).hexdigest()
+
+    def express(self) -> EepEdit:
+        """Return the edit that keeps the most important experts, with the layers' widths and active experts."""
+        return self._edit
+
+    @cached_property
+    def _edit(self) -> EepEdit:
+        space, one_hot = self.space, np.eye(self.space.experts, dtype=np.float32)[self.kept]
+        original = set(self.widths) == {space.facts.expert_neurons}
+        widths = None if original else self.widths
+        return EepEdit(one_hot, one_hot, self.active, space.router_space, space.skip_rows, widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacitySpace(ExpertsSpace):
+    """All capacity genomes for one model.
+
+    Attributes:
+        mean_active, neuron_share: See `CapacitySection`.
+        counts: Numbers of retained experts to choose from, the largest first; () if their number isn't searched.
+    """
+
+    kind: ClassVar[str] = "capacity"
+    phase_kinds: ClassVar[tuple[str, ...]] = ("capacity",)
+    mean_active: float | None = None
+    neuron_share: float | None = None
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, section: CapacitySection, facts: ModelFacts) -> CapacitySpace:
+        """Make the space of a model.
+
+        Raises:
+            UserError: The model doesn't support the settings; the message names the field.
+        """
+        space = cls.checked(section, facts, mean_active=section.mean_active, neuron_share=section.neuron_share)
+        if section.mean_active is not None:
+            problem = facts.rule.active_fault(space.retained, 1)
+            if problem is not None:
+                raise UserError(f"genome.mean_active: 1 active experts of a {facts.family} model {problem}")
+            if facts.rule.has_tables:
+                raise UserError(f"genome.mean_active ({facts.family} model): {SAME_ACTIVE}")
+        if section.experts is None:
+            counts = _searched_counts(space, section)
+            space = replace(space.keeping(counts[0]), counts=counts)
+        elif not space.fits:
+            raise UserError(
+                f"genome.neuron_share: {section.neuron_share} of the neurons are less than {space.widths.step} for "
+                f"each of {space.retained} kept experts per layer; give a larger share, or keep fewer experts"
+            )
+        tokens = token_limit(section.calibration_tokens)
+        importance = PerTaskRecipe(ExpertsRecipe(("importance",), None, tokens, section.until(space.fewest)))
+        return replace(space, recipe=combined(importance, space.recipe))
+
+    def keeping(self, retained: int) -> CapacitySpace:
+        """Return the space of candidates that retain so many experts; a token uses no more than it can choose from."""
+        reach = self.facts.rule.groups.reach(retained)
+        return replace(self, retained=retained, active=min(self.active, reach))
+
+    @property
+    def share(self) -> float:
+        """Share of the model's expert neurons that candidates keep."""
+        return self.retained / self.experts if self.neuron_share is None else self.neuron_share
+
+    @property
+    def fewest(self) -> int:
+        """Smallest number of experts that a candidate retains."""
+        return min(self.counts, default=self.retained)
+
+    @property
+    def widths(self) -> Budget:
+        """The widths that layers can have."""
+        return width_budget(self.share, self.retained, self.facts)
+
+    @property
+    def actives(self) -> Budget:
+        """The numbers of active experts that layers can have: all the same one if they aren't searched."""
+        if self.mean_active is None:
+            return Budget(self.layers, self.layers * self.active, 1, self.active)
+        return active_budget(self.mean_active, self.retained, self.facts)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the share of neurons is at least one step for every kept expert."""
+        return self.widths.total >= self.layers
+
+    @property
+    def saved_neurons(self) -> int:
+        """How many neurons narrower than original experts the kept ones are, summed over layers; 0 without a share."""
+        whole = self.layers * self.facts.expert_neurons
+        return 0 if self.neuron_share is None else whole - self.widths.step * self.widths.total
+
+    @property
+    def searched_active(self) -> int:
+        """How many numbers of a genome divide the active experts."""
+        return 0 if self.mean_active is None else self.layers
+
+    @property
+    def searched_counts(self) -> int:
+        """How many numbers of a genome give the number of kept experts: 1 if it is searched, else 0."""
+        return 1 if len(self.counts) > 1 else 0
+
+    @property
+    def searched_tasks(self) -> int:
+        """How many numbers of a genome weight tasks: none if there is only one."""
+        tasks = len(self.statistics[SUMS])
+        return tasks if tasks > 1 else 0
+
+    def log2_kept(self, count: int) -> float:
+        """Return `CapacityGenome.log2_kept` of a number of kept experts."""
+        return math.log2(self.experts / count) / _KEPT_SCALE
+
+    def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[CapacityGenome]:
+        """Draw logarithms and weights of tasks from a normal distribution; n' and exponents uniformly."""
+        by_layer = rng.normal(0, _LOG_SPREAD, self._searched_widths(phase) + self.searched_active)
+        tasks = rng.normal(0, _LOG_SPREAD, self.searched_tasks)
+        kept = [self.log2_kept(int(rng.choice(self.counts))) for _ in range(self.searched_counts)]
+        vector = np.concatenate([by_layer, kept, tasks, rng.uniform(0, _MOST_EXPONENTS)])
+        return Offspring(self.unflatten(vector, phase), "random", ())
+
+    def breed(
+        self, rng: np.random.Generator, phase: PhaseConfig, parents: tuple[CapacityGenome, ...]
+    ) -> Offspring[CapacityGenome]:
+        """Cross two parents number by number, then change numbers by Gaussian steps; at least one changes.
+
+        Since widths and active experts have fixed totals, a layer that gains takes from all others.
+        """
+        assert isinstance(phase, CapacityPhase)
+        first, last = (self.flatten(parent, phase) for parent in (parents[0], parents[-1]))
+        vector = np.where(layer_crossover(rng, len(first)), last, first)
+        hit = rng.random(len(vector)) < phase.entry_rate
+        hit[rng.integers(len(vector))] |= not hit.any()
+        vector = vector + hit * rng.normal(0, phase.sigma, len(vector))
+        return offspring_of(self.unflatten(vector, phase), parents)
+
+    def genome(self, vector: NDArray[np.floating], widths: int) -> CapacityGenome:
+        """Invert `CapacityGenome.vector`, which begins with so many logarithms of widths; numbers are clipped."""
+        values = vector.astype(np.float32)
+        sizes = widths, self.searched_active, self.searched_counts
+        by_layer, active, kept, tasks = np.split(values[:-3], np.cumsum(sizes))
+        kept = np.clip(kept, self.log2_kept(self.retained), self.log2_kept(self.fewest))
+        return CapacityGenome(self, by_layer, active, kept, tasks, np.clip(values[-3:], 0, _MOST_EXPONENTS))
+
+    def from_bytes(self, data: bytes) -> CapacityGenome:
+        magic, *sizes = _HEADER.unpack_from(data) if len(data) >= _HEADER.size else (b"", 0, 0, 0, 0)
+        widths, tasks, retained, experts = sizes
+        fits = (magic, retained, experts) == (_MAGIC, self.retained, self.experts) and widths in (0, self.layers)
+        known = self.calibration is None or tasks == self.searched_tasks
+        numbers = widths + self.searched_active + self.searched_counts + tasks + 3
+        if not fits or not known or len(data) != _HEADER.size + 4 * numbers:
+            raise ValueError("these bytes are no capacity genome of this space")
+        return self.genome(np.frombuffer(data, dtype="<f4", offset=_HEADER.size), widths)
+
+    def flatten(self, genome: CapacityGenome, phase: PhaseConfig) -> NDArray[np.float64]:
+        """Return all numbers, with equal widths for a candidate of a phase that doesn't search them, or the other way.
+
+        See `CapacityGenome.vector`.
+        """
+        widths = self._searched_widths(phase)
+        same = len(genome.log_widths) == widths
+        return genome.vector if same else np.concatenate([np.zeros(widths), genome.vector[len(genome.log_widths) :]])
+
+    def unflatten(self, vector: NDArray[np.floating], phase: PhaseConfig) -> CapacityGenome:
+        return self.genome(vector, self._searched_widths(phase))
+
+    def _searched_widths(self, phase: PhaseConfig) -> int:
+        assert isinstance(phase, CapacityPhase)
+        return self.layers if phase.widths == "searched" else 0
+
+    def describe(self, genome: CapacityGenome) -> Description:
+        space = self.keeping(genome.retained)
+        parameters, _ = space.parameters(space.unchanged)
+        return Description(
+            experts=space.retained,
+            active=space.active,
+            parameters=parameters,
+            active_parameters=parameters - genome.idle_parameters,
+            parameters_full=self.facts.parameters,
+            summary=self._summary(genome),
+        )
+
+    def parameters(self, identity: bool = False) -> tuple[int, int]:
+        """Return the parameters of a candidate's model, and those that a token uses in layers of the mean capacity."""
+        facts, saved = self.facts, self.saved_neurons * self.facts.neuron_parameters
+        native = self.native(one_hot=True) and not identity
+        parameters = parameters_after(facts, self.retained, native) - self.retained * saved
+        idle = self.retained - self.actives.mean
+        return parameters, parameters - round(idle * (self.layers * facts.expert_parameters - saved))
+
+    def _summary(self, genome: CapacityGenome) -> str:
+        """Widths, exponents of importance, and relative weights of the tasks, as far as they are searched and few."""
+        parts = [f"keep {genome.retained} of {self.experts}"]
+        if len(genome.log_widths):
+            parts.append(f"widths {_listed(genome.widths, _SUMMARY_WIDTHS)}")
+        if len(genome.log_active):
+            parts.append(f"active {_listed(genome.active, _SUMMARY_ACTIVE)}")
+        parts.append("importance " + "/".join(f"{each:.2g}" for each in genome.exponents))
+        if 0 < len(genome.tasks) <= _SUMMARY_TASKS:
+            parts.append("tasks " + "/".join(f"{each:.2g}" for each in genome.task_weights / genome.task_weights.max()))
+        return ", ".join(parts)
+
+
+def _listed(numbers: Sequence[int], most: int) -> str:
+    """All numbers of layers if there are at most `most`, or else their range."""
+    return " ".join(map(str, numbers)) if len(numbers) <= most else f"{min(numbers)} to {max(numbers)}"
+
+
+def _searched_counts(space: CapacitySpace, section: CapacitySection) -> tuple[int, ...]:
+    """Halve n as long as the kept experts hold the share of neurons, and each has one step of width at least.
+
+    Raises:
+        UserError: The model's family can't route to any of these numbers of experts.
+    """
+    rule, least = space.facts.rule, max(1.0, space.share * space.experts)
+    halves = (space.experts >> times for times in range(space.experts.bit_length()))
+    routable = [space.keeping(each) for each in halves if each >= least and not rule.groups.fault(each)]
+    _, asked = section.most_active
+    counts = tuple(
+        each.retained for each in routable if not rule.active_fault(each.retained, asked or each.active) and each.fits
+    )
+    if not counts:
+        raise UserError(
+            f"genome.neuron_share: {space.share} of the neurons can't be divided among {space.experts} experts, nor "
+            "among half as many, and so on; give a larger share, or the number of kept experts (genome.experts)"
+        )
+    return counts
+
+
+def expert_importance(sums: NDArray[np.floating], exponents: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Compute the importance of experts: `sum over tokens of g^a |f|^b`, divided by `tokens^c`.
+
+    Here g is the routing weight of an expert for a token that chose it, and |f| the norm of the expert's output.
+    Between the exponents of `GRID` the logarithms of sums are interpolated linearly, which is exact if g and |f| are
+    the same for all tokens.
+
+    From sums over tokens [layers, n, a, b] for the exponents of `GRID`, and a, b and c: float64 [layers, n], 0 for
+    experts that no token chose.
+    """
+    a, b, c = (float(each) for each in np.clip(exponents, GRID[0], GRID[-1]))
+    logs = np.log(np.maximum(sums.astype(np.float64), np.finfo(np.float32).tiny))
+    first, second = (min(int(each), len(GRID) - 2) for each in (a, b))
+    across, down = a - first, b - second
+    corners = logs[:, :, first : first + 2, second : second + 2]
+    mixed = (1 - across) * corners[:, :, 0] + across * corners[:, :, 1]
+    values = (1 - down) * mixed[..., 0] + down * mixed[..., 1] - c * logs[:, :, 0, 0]
+    return np.where(sums[:, :, 0, 0] > 0, np.exp(values), 0.0)
