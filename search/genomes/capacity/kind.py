@@ -102,6 +102,8 @@ def _space(section: CapacitySection, facts: ModelFacts, phases: Sequence[PhaseCo
     divided = any(map(divides_neurons, phases))
     for position, phase in enumerate(phases):
         filled = phase.repair is not None and phase.repair.neurons is not None
+        if phase.kind not in (*CapacitySpace.phase_kinds, "repair"):
+            continue  # which is refused with the phases that suit this kind
         if not filled and (section.neuron_share is not None or (divided and phase.kind == "repair")):
             raise UserError(
                 f"phases.{position}.repair.neurons: kept experts have other widths (genome.neuron_share, or searched "
