@@ -71,10 +71,17 @@ def make_space(section: GenomeSection, facts: ModelFacts, phases: Sequence[Phase
     """Return the space of a `genome` section for a model; it has to be calibrated if it has a recipe.
 
     Raises:
-        UserError: The model doesn't support the settings.
+        UserError: The model doesn't support the settings, or a phase doesn't suit the kind.
     """
     kind = KINDS[section.kind]
-    return repaired_space(kind.make_space(section, facts, phases), phases, kind.recombinable)
+    space = repaired_space(kind.make_space(section, facts, phases), phases, kind.recombinable)
+    for position, phase in enumerate(phases):
+        if phase.kind not in space.phase_kinds:
+            raise UserError(
+                f"phases.{position}.kind: a {phase.kind} phase doesn't suit genome kind {section.kind}; "
+                f"use {' or '.join(space.phase_kinds)}"
+            )
+    return space
 
 
 def costs_of(space: GenomeSpace[Any], outline: ModelOutline) -> GenomeCosts[Any]:

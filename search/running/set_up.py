@@ -127,11 +127,6 @@ def pinned(model: ModelConfig) -> ModelConfig:
 def _check_phases(config: RunConfig, space: GenomeSpace[Any], facts: ModelFacts) -> None:
     check_baselines(config.phases, space)
     for position, phase in enumerate(config.phases):
-        if phase.kind not in space.phase_kinds:
-            raise UserError(
-                f"phases.{position}.kind: a {phase.kind} phase doesn't suit genome kind {config.genome.kind}; "
-                f"use {' or '.join(space.phase_kinds)}"
-            )
         if phase.repair is not None:
             _check_repair(phase.repair, f"phases.{position}.repair", space.kind, facts)
 

@@ -32,15 +32,13 @@ _BISECTIONS = 60
 
 def even(space: CapacitySpace) -> CapacityGenome:
     """The same width in all layers, and as many active experts, as far as these divide."""
-    most = np.full(space.searched_counts, space.log2_kept(space.retained))
-    zeros = np.zeros(space.layers + space.searched_active), most, np.zeros(space.searched_tasks), REAP_EXPONENTS
-    return space.genome(np.concatenate(zeros), space.layers)
+    zeros = np.zeros(space.layers + sum(space.searched) + space.searched_tasks)
+    return space.genome(np.concatenate([zeros, REAP_EXPONENTS]), space.layers)
 
 
 def fewest(genome: CapacityGenome) -> CapacityGenome:
     """The same candidate with as few experts as the search may keep, which are as wide as original ones on average."""
-    space = genome.space
-    return replace(genome, log2_kept=np.full(space.searched_counts, space.log2_kept(space.fewest), np.float32))
+    return replace(genome, log2_kept=np.full_like(genome.log2_kept, genome.space.log2_kept(genome.space.fewest)))
 
 
 def line(space: CapacitySpace) -> CapacityGenome:
@@ -97,6 +95,8 @@ def _space(section: CapacitySection, facts: ModelFacts, phases: Sequence[PhaseCo
     divided = any(map(divides_neurons, phases))
     for position, phase in enumerate(phases):
         filled = phase.repair is not None and phase.repair.neurons is not None
+        if phase.kind not in (*CapacitySpace.phase_kinds, "repair"):
+            continue  # which is refused with the phases that suit this kind
         if not filled and (section.neuron_share is not None or (divided and phase.kind == "repair")):
             raise UserError(
                 f"phases.{position}.repair.neurons: kept experts have other widths (genome.neuron_share, or searched "

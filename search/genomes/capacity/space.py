@@ -261,14 +261,9 @@ class CapacitySpace(ExpertsSpace):
         return 0 if self.neuron_share is None else whole - self.widths.step * self.widths.total
 
     @property
-    def searched_active(self) -> int:
-        """How many numbers of a genome divide the active experts."""
-        return 0 if self.mean_active is None else self.layers
-
-    @property
-    def searched_counts(self) -> int:
-        """How many numbers of a genome give the number of kept experts: 1 if it is searched, else 0."""
-        return 1 if len(self.counts) > 1 else 0
+    def searched(self) -> tuple[int, int]:
+        """How many numbers of a genome divide the active experts, and how many give the number of kept ones."""
+        return 0 if self.mean_active is None else self.layers, 1 if len(self.counts) > 1 else 0
 
     @property
     def searched_tasks(self) -> int:
@@ -282,9 +277,10 @@ class CapacitySpace(ExpertsSpace):
 
     def sample(self, rng: np.random.Generator, phase: PhaseConfig) -> Offspring[CapacityGenome]:
         """Draw logarithms and weights of tasks from a normal distribution; n' and exponents uniformly."""
-        by_layer = rng.normal(0, _LOG_SPREAD, self._searched_widths(phase) + self.searched_active)
+        active, counts = self.searched
+        by_layer = rng.normal(0, _LOG_SPREAD, self._searched_widths(phase) + active)
         tasks = rng.normal(0, _LOG_SPREAD, self.searched_tasks)
-        kept = [self.log2_kept(int(rng.choice(self.counts))) for _ in range(self.searched_counts)]
+        kept = [self.log2_kept(int(rng.choice(self.counts))) for _ in range(counts)]
         vector = np.concatenate([by_layer, kept, tasks, rng.uniform(0, _MOST_EXPONENTS)])
         return Offspring(self.unflatten(vector, phase), "random", ())
 
@@ -306,8 +302,7 @@ class CapacitySpace(ExpertsSpace):
     def genome(self, vector: NDArray[np.floating], widths: int) -> CapacityGenome:
         """Invert `CapacityGenome.vector`, which begins with so many logarithms of widths; numbers are clipped."""
         values = vector.astype(np.float32)
-        sizes = widths, self.searched_active, self.searched_counts
-        by_layer, active, kept, tasks = np.split(values[:-3], np.cumsum(sizes))
+        by_layer, active, kept, tasks = np.split(values[:-3], np.cumsum((widths, *self.searched)))
         kept = np.clip(kept, self.log2_kept(self.retained), self.log2_kept(self.fewest))
         return CapacityGenome(self, by_layer, active, kept, tasks, np.clip(values[-3:], 0, _MOST_EXPONENTS))
 
@@ -316,7 +311,7 @@ class CapacitySpace(ExpertsSpace):
         widths, tasks, retained, experts = sizes
         fits = (magic, retained, experts) == (_MAGIC, self.retained, self.experts) and widths in (0, self.layers)
         known = self.calibration is None or tasks == self.searched_tasks
-        numbers = widths + self.searched_active + self.searched_counts + tasks + 3
+        numbers = widths + sum(self.searched) + tasks + 3
         if not fits or not known or len(data) != _HEADER.size + 4 * numbers:
             raise ValueError("these bytes are no capacity genome of this space")
         return self.genome(np.frombuffer(data, dtype="<f4", offset=_HEADER.size), widths)

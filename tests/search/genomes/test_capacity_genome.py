@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from search_samples import CAPACITY, capacity_space, deepseek, many, mixtral
+from search_samples import CAPACITY, PRUNE, capacity_space, deepseek, many, mixtral
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.capacity.budget import evenly_divided
@@ -193,6 +193,7 @@ def test_settings_that_cannot_be_met_are_refused() -> None:
     make_space(share, mixtral(5, 8), (CAPACITY, filling))
     mends = (CAPACITY, RepairPhase(evaluations=4))
     refused: list[tuple[str, Callable[[], Any]]] = [
+        (r"phases\.0\.kind: a prune phase doesn't suit", lambda: make_space(share, mixtral(5, 8), (PRUNE,))),
         (r"genome\.neuron_share: 0\.01 of the", lambda: capacity_space(4, facts=narrow, neuron_share=0.01)),
         (r"genome\.neuron_share: 0\.01 of the neurons can't be divided", lambda: space_of(None, 24, share=0.01)),
         (

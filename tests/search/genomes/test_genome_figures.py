@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from search_samples import PRUNE, continuous, dense_model, eep_space
+from search_samples import PRUNE, capacity_space, continuous, dense_model, eep_space
 
+from moevolve.search.genomes.capacity.figures import CapacityFigures
+from moevolve.search.genomes.capacity.kind import line
 from moevolve.search.genomes.contract.outline import (
     GenomeOutline,
     LayerOutline,
@@ -72,3 +74,16 @@ def test_an_eep_candidate_keeps_experts_of_each_layer() -> None:
         assert layer.experts == tuple(np.flatnonzero(edit.expert_merging[layer.layer].any(axis=0)))
     assert [row.layers for row in outline_rows(outline)][::3] == ["layers 0-7", "layers 24-31"]
     assert ("experts are", "merged") in outline_of(continuous(space)).settings
+
+
+def test_a_capacity_candidate_has_experts_and_sizes_of_each_layer() -> None:
+    genome = line(capacity_space(3, 4, mean_active=2))
+    outline = outline_of(genome)
+    assert outline.settings[:2] == (("kept experts", "3 of 8"), ("exponent of routing weights", "1"))
+    assert [label for label, _ in outline.sizes] == ["neurons per expert", "active experts"]
+    kept = genome.express().expert_merging.any(axis=1)
+    for layer, width, row in zip(outline.layers, genome.widths, kept, strict=True):
+        assert (layer.experts, layer.sizes) == (tuple(np.flatnonzero(row)), (width, 2))
+    figure, _ = CapacityFigures().page(genome, None)
+    drawn = figure.axes[0].images[0].get_array()
+    assert drawn is not None and np.array_equal(drawn, kept * np.array(genome.widths)[:, None])
