@@ -74,7 +74,7 @@ def test_a_call_can_be_ended(tmp_path: Path, limit_s: float | None, reason: str)
 
 
 def test_an_idle_process_ends() -> None:
-    with ChildProcess(environment=HERE, idle_s=0.2) as child:
+    with ChildProcess(environment=HERE, idle_s=1.0) as child:
         process = child.call(functions.process_id)
         until(lambda: has_ended(process))
         assert child.call(functions.process_id) != process
