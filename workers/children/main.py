@@ -5,7 +5,7 @@ standard output when the process started: `{"result": ...}`, or `{"error": messa
 are named, or given by file in an environment without moevolve, for which this one imports the standard library alone.
 """
 
-import importlib.util
+import importlib
 import json
 import os
 import queue
@@ -14,7 +14,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -32,21 +31,15 @@ def reply(request: str) -> str:
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:
-    if module.endswith(".py"):
-        function: Callable[..., Any] = getattr(_module(Path(module)), name)
-        return function
-    from pydantic import validate_call
+    if not module.endswith(".py"):
+        from pydantic import validate_call
 
-    return validate_call(getattr(importlib.import_module(module), name))
-
-
-@cache
-def _module(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        return validate_call(getattr(importlib.import_module(module), name))
+    file = Path(module)
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    function: Callable[..., Any] = getattr(importlib.import_module(file.stem), name)
+    return function
 
 
 def _read(lines: TextIO, requests: queue.SimpleQueue[str]) -> None:

@@ -10,10 +10,9 @@ import select
 import signal
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar, TypeVarTuple, get_type_hints
+from typing import Self, TypeVar, TypeVarTuple, get_type_hints
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
@@ -73,7 +72,7 @@ class ChildProcess:
     def call(self, function: Callable[[*Ts], R], *arguments: *Ts) -> R:
         """Call a function of a module in the process. Arguments and results are plain data or dataclasses.
 
-        Errors of moevolve's own, such as a `UserError`, are raised here as what they are.
+        Errors of moevolve's own, such as a `UserError`, are raised here as what they are, made of their messages.
 
         Raises:
             ChildError: The process ended or was too slow, or the function raised another error.
@@ -92,8 +91,13 @@ class ChildProcess:
 
     def close(self) -> None:
         """End the process, if there is one, whatever it is doing."""
-        if self._process is not None:
-            self._stop()
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(BrokenPipeError), process:
+                process.kill()
+
+    def __del__(self) -> None:
+        self.close()
 
     def _exchange(self, request: bytes) -> bytes:
         """Send a line, and return the one that the process replies with."""
@@ -129,7 +133,6 @@ class ChildProcess:
                     env={**os.environ, **self._environment},
                     start_new_session=True,  # a Ctrl-C is for this process alone, which then ends the child
                 )
-            self._stop: Any = weakref.finalize(self, _stop, self._process)
         return self._process
 
     def _ended(self, code: int) -> ChildError:
@@ -137,12 +140,3 @@ class ChildProcess:
             return ChildError("its process was killed, for want of memory perhaps", killed=True)
         lines = [] if self._log is None else self._log.read_text("utf-8", "replace").strip().splitlines()
         return ChildError(f"its process ended with exit code {code}{f': {lines[-1]}' if lines else ''}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
