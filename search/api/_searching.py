@@ -89,13 +89,13 @@ def launch(asked: _Launch) -> Run:
     settings = _settings(asked, {"store": asked.store, "name": asked.name, "workers.address": asked.address})
 
     # Not sooner: what is wrong in a configuration is said at once, without waiting for torch and Ray.
-    from moevolve.search.pools.ray_actor import FirstWorker
+    from moevolve.search.pools.ray_actor import ModelProbe
     from moevolve.search.running import launch as running
 
     source = "this configuration" if isinstance(asked.config, RunConfig) else str(asked.config)
     given = asked.search_id is not None
-    with FirstWorker() as first:
-        setup = running.set_up_new(settings, asked.search_id, first.call)
+    with ModelProbe() as probe:
+        setup = running.set_up_new(settings, asked.search_id, probe.call)
         with opened_store(settings.store if asked.store is None else asked.store, create=True) as opened:
             table = running.launch(
                 setup,
@@ -104,7 +104,7 @@ def launch(asked: _Launch) -> Run:
                 asked.or_resume or given,
                 source,
                 only_this=given,
-                first=first,
+                probe=probe,
             )
             return Run.of(table, opened.url)
 

@@ -90,7 +90,7 @@ def worker_actor(workers: WorkersSection, worker: Callable[..., Any] | None = No
     return ray.remote(num_cpus=workers.num_cpus, num_gpus=workers.num_gpus)(Actor)
 
 
-class FirstWorker:
+class ModelProbe:
     """A process that describes a search's model, and then is the first worker of the search's pool.
 
     So torch is imported once for both, and not by the driver. On a cluster without room for a worker, the process

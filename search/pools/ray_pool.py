@@ -18,7 +18,7 @@ from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
 from moevolve.search.pools.node_failures import FAILURES, LEFT_OUT_S, NodeFailures
 from moevolve.search.pools.ray_actor import (
-    FirstWorker,
+    ModelProbe,
     has_other_node,
     kill,
     node_alive,
@@ -112,7 +112,7 @@ class RayPool:
         worker: Makes the worker in its actor's process; None makes an `EvaluationWorker` (tests inject faults).
         shortcuts: Lossless shortcuts that the workers take.
         needed: Memory that a worker must find before it loads the model; None skips the check.
-        first: Source of the first worker's actor.
+        probe: Source of the first worker's actor.
         on_left_out: Called with a line for users when a node is left out.
 
     `poll` raises NoRoomError if no worker is ready and every worker that got a node has found too little memory.
@@ -127,7 +127,7 @@ class RayPool:
         worker: Callable[..., Any] | None = None,
         shortcuts: Shortcuts = ALL_SHORTCUTS,
         needed: NeededMemory | None = None,
-        first: FirstWorker | None = None,
+        probe: ModelProbe | None = None,
         on_left_out: Callable[[str], object] = lambda _: None,
     ) -> None:
         start_ray(workers, self)
@@ -135,7 +135,7 @@ class RayPool:
         self._splits: dict[str, Any] = {}
         self.add_splits(splits)
         self._actor_class: Any = worker_actor(workers, worker)
-        self._first = None if first is None else first.take()
+        self._first = None if probe is None else probe.take()
         self._load_args: tuple[Any, ...] = (model, engine, shortcuts, workers.activation_cache_bytes, needed)
         self._queue: deque[EvaluationRequest] = deque()
         # By ticket: workers that died or were replaced during the request, and workers lost with their nodes.
@@ -232,10 +232,10 @@ class RayPool:
                 seat.wait_for(seat.actor.place.remote())
 
     def _new_actor(self) -> Any:
-        first, self._first = self._first, None
+        actor, self._first = self._first, None
         bad = self._nodes.left_out
-        if first is not None or not (bad and has_other_node(self._workers, bad)):
-            return first or self._actor_class.remote()
+        if actor is not None or not (bad and has_other_node(self._workers, bad)):
+            return actor or self._actor_class.remote()
         return self._actor_class.options(label_selector={"ray.io/node-id": f"!in({','.join(sorted(bad))})"}).remote()
 
     def _dispatch(self) -> None:

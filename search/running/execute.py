@@ -14,7 +14,7 @@ from moevolve.search.loop.final_table import FinalTable, build_final_table, eval
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.pools.base import ControlledPool, Pool, StopRequested
-from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.pools.ray_cluster import cluster_name, cluster_nodes
 from moevolve.search.pools.ray_pool import RayPool
 from moevolve.search.pools.shares import contender_of, shares
@@ -41,13 +41,13 @@ PoolFactory = Callable[[SearchSetup], Pool]
 
 
 def ray_pool(
-    setup: SearchSetup, first: FirstWorker | None = None, on_left_out: Callable[[str], object] = lambda _: None
+    setup: SearchSetup, probe: ModelProbe | None = None, on_left_out: Callable[[str], object] = lambda _: None
 ) -> RayPool:
     """The pool of a search's configuration on Ray.
 
     Args:
         setup: The search.
-        first: Source of the first worker, if that is there already.
+        probe: Source of the first worker, if that is there already.
         on_left_out: See `RayPool`.
     """
     config = setup.config
@@ -57,7 +57,7 @@ def ray_pool(
         config.engine,
         setup.all_prepared,
         needed=setup.needed,
-        first=first,
+        probe=probe,
         on_left_out=on_left_out,
     )
 
@@ -110,7 +110,7 @@ def execute(
     store: Store,
     observer: Observer,
     make_pool: PoolFactory | None = None,
-    first: FirstWorker | None = None,
+    probe: ModelProbe | None = None,
 ) -> FinalTable:
     """Run a recorded search from its present state to its end, and record its status.
 
@@ -123,7 +123,7 @@ def execute(
         store: Store of the search.
         observer: Observer of the search.
         make_pool: Makes the pool; None makes a pool on Ray.
-        first: Source of that pool's first worker.
+        probe: Source of that pool's first worker.
 
     Raises:
         CancelledError: The search was cancelled.
@@ -153,7 +153,7 @@ def execute(
             store.set_status(lease, "running")
         try:
             on_left_out = partial(store.note, setup.search_id, "node")
-            make_pool = make_pool or partial(ray_pool, first=first, on_left_out=on_left_out)
+            make_pool = make_pool or partial(ray_pool, probe=probe, on_left_out=on_left_out)
             _run(setup, store, heartbeat, share, observer, make_pool, finished)
         except StopRequested as asked:
             store.set_status(lease, asked.status, "asked for from outside")

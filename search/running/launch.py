@@ -11,7 +11,7 @@ from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.execute import execute
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.resume import set_up_stored
@@ -37,7 +37,7 @@ def launch(
     or_resume: bool = False,
     source: str = "this configuration",
     only_this: bool = False,
-    first: FirstWorker | None = None,
+    probe: ModelProbe | None = None,
 ) -> FinalTable:
     """Record a new search and run it to its end; see `execute`.
 
@@ -48,7 +48,7 @@ def launch(
         or_resume: Continue the search of this name if there is one.
         source: Origin of the configuration, for error messages.
         only_this: Continue that search only if it has the setup's id.
-        first: Process that described the model for the setup; becomes the first worker.
+        probe: Process that described the model for the setup; becomes the first worker.
 
     Raises:
         UserError: The name is taken; with `or_resume`, by a search with other settings.
@@ -57,11 +57,11 @@ def launch(
         try:
             _record(setup, store)
         except NameTakenError:
-            setup = _relaunched(setup, store, source, only_this, call_here if first is None else first.call)
+            setup = _relaunched(setup, store, source, only_this, call_here if probe is None else probe.call)
     else:
         register(setup, store)
     observer.on_begin(setup.config)
-    return execute(setup, store, observer, first=first)
+    return execute(setup, store, observer, probe=probe)
 
 
 def register(setup: SearchSetup, store: Store) -> None:

@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Split
 from moevolve.search.config.run import FinalSection
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.running.execute import PoolFactory, execute, ray_pool
 from moevolve.search.running.launch import register
 from moevolve.search.running.observer import Observer
@@ -68,7 +68,7 @@ def measure(
     setup: SearchSetup,
     individuals: int,
     make_pool: PoolFactory | None = None,
-    first: FirstWorker | None = None,
+    probe: ModelProbe | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Measured:
     """Run a search with fewer individuals; see `execute`. Nothing is scored on `dev` or `test`.
@@ -77,7 +77,7 @@ def measure(
         setup: The search, which isn't recorded.
         individuals: Number of individuals. Every phase gets its share, at least two.
         make_pool: Makes the pool of workers; None makes it as the run configures it.
-        first: Source of that pool's first worker.
+        probe: Source of that pool's first worker.
         on_stage: Called with a line about each stage.
     """
     with tempfile.TemporaryDirectory(prefix="moevolve-pilot-") as folder:
@@ -86,7 +86,7 @@ def measure(
         with Store.open(short.config.store) as store:
             register(short, store)
             observer = Observer(on_stage=lambda stage: on_stage(f"pilot: {stage}"))
-            execute(short, store, observer, make_pool or partial(ray_pool, first=first))
+            execute(short, store, observer, make_pool or partial(ray_pool, probe=probe))
             kept = [
                 (row.phase, store.individual(f"{short.config.name}:{row.index}").evaluations)
                 for row in store.history(short.search_id)

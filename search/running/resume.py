@@ -9,7 +9,7 @@ from moevolve.search.config.files import changed_config, override_lines, parse_s
 from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.requests.running import ResumeRequest, RetryRequest
 from moevolve.search.running.execute import check_not_cancelled, execute, refuse_cancelled
 from moevolve.search.running.lease_heartbeat import brief_lease
@@ -25,10 +25,10 @@ def resume(store: Store, request: ResumeRequest, observer: Observer) -> FinalTab
     """See `ResumeRequest`."""
     if unpause(store, request.search):
         return None
-    with FirstWorker() as first:
-        setup = changed_setup(store, request, first.call)
+    with ModelProbe() as probe:
+        setup = changed_setup(store, request, probe.call)
         observer.on_begin(setup.config)
-        return execute(setup, store, observer, first=first)
+        return execute(setup, store, observer, probe=probe)
 
 
 def changed_setup(store: StoreReader, request: ResumeRequest, call: Call) -> SearchSetup:
@@ -86,15 +86,15 @@ def set_up_stored(
 
 def retry(store: Store, request: RetryRequest, observer: Observer) -> FinalTable | None:
     """See `RetryRequest`."""
-    with FirstWorker() as first:
-        setup = changed_setup(store, request, first.call)
+    with ModelProbe() as probe:
+        setup = changed_setup(store, request, probe.call)
         observer.on_begin(setup.config)
         failures, later = take_back_failures(setup, store)
         if not failures:
             observer.on_note("nothing to retry: no individual failed by fault of a worker or of time")
             return None
         observer.on_note(f"failures to retry: {failures}, later individuals to make again: {later}")
-        return execute(setup, store, observer, first=first)
+        return execute(setup, store, observer, probe=probe)
 
 
 def take_back_failures(setup: SearchSetup, store: Store) -> tuple[int, int]:

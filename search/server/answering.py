@@ -1,19 +1,17 @@
-"""Answers that pages show: `moevolve answers` generates them in a process of its own; they are kept in memory."""
+"""Answers that pages show: a child process generates them, and they are kept in memory."""
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pydantic import TypeAdapter
-
-from moevolve.evaluators.errors import UserError
+from moevolve.search.operations.answers import answers
 from moevolve.search.requests.answers import Answers
 from moevolve.search.requests.models import AnswersRequest
-from moevolve.search.server.processes import BusyError, ProcessRunner
+from moevolve.search.server.processes import BusyError
+from moevolve.store.reader import StoreReader
+from moevolve.workers.children.process import ChildProcess
 
 _KEPT = 64
 """Requests whose answers are kept; the least recently asked for go first."""
@@ -25,14 +23,14 @@ class AnswerRunner:
     """Generates the answers that pages ask for, one request at a time, and keeps them in memory.
 
     Args:
-        processes: What runs commands on the server's store.
+        store: URL of the server's store.
     """
 
-    def __init__(self, processes: ProcessRunner) -> None:
-        self._processes = processes
+    def __init__(self, store: str) -> None:
+        self._store = store
         self._kept: OrderedDict[str, Future[Answers]] = OrderedDict()
         self._threads = ThreadPoolExecutor(1, "answers")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = ChildProcess()
         self._lock = threading.Lock()
 
     def start(self, request: AnswersRequest) -> None:
@@ -62,24 +60,16 @@ class AnswerRunner:
     def close(self) -> None:
         """End what is running, and answer nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
+        self._process.close()
 
     def _run(self, request: AnswersRequest) -> Answers:
-        process = self._processes.command(list(_arguments(request)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        with self._lock:
-            self._process = process
-        with process:
-            printed, said = process.communicate()
-        if process.returncode:
-            lines = said.decode("utf-8", "replace").strip().splitlines()
-            raise UserError(lines[-1] if lines else f"moevolve answers ended with {process.returncode}")
-        return TypeAdapter(Answers).validate_json(printed)
+        try:
+            return self._process.call(answers_from, self._store, request)
+        finally:
+            self._process.close()  # which frees the model's memory
 
 
-def _arguments(request: AnswersRequest) -> Iterator[str]:
-    """A request as arguments of `moevolve`."""
-    yield from ("answers", *request.individuals, "--task", request.task, "--split", request.split, "--json")
-    for row in request.rows:
-        yield from ("--row", str(row))
+def answers_from(store: str, request: AnswersRequest) -> Answers:
+    """Generate answers in this process, which loads torch; see `AnswersRequest`."""
+    with StoreReader.open(store) as reader:
+        return answers(reader, request)

@@ -12,7 +12,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server import metrics
 from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.api import launching, reading
@@ -38,6 +37,13 @@ from moevolve.search.server.processes import ProcessRunner
 from moevolve.search.server.settings import ServerSettings
 from moevolve.search.server.turns import Turns
 from moevolve.store.repository import Store
+from moevolve.workers.children.process import ChildProcess
+
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+_PREVIEW_LIMIT_S = 120.0
+"""Longest time that a preview of a launch may take."""
+_PREVIEW_IDLE_S = 300.0
+"""Time without a preview after which the process that makes them gives its memory back."""
 
 
 def make_app(store: Store, settings: ServerSettings) -> Guard:
@@ -61,11 +67,11 @@ def make_routes(store: Store, settings: ServerSettings) -> FastAPI:
         settings=settings,
         drawings=Turns("drawings"),
         previews=Turns("checks of launches"),
-        preview_process=PreviewProcess(),
+        preview_process=ChildProcess(environment=_OFFLINE, limit_s=_PREVIEW_LIMIT_S, idle_s=_PREVIEW_IDLE_S),
         feed=Feed(store),
         curves=FitnessCurves(store),
         processes=processes,
-        answers=AnswerRunner(processes),
+        answers=AnswerRunner(settings.store),
         listings=Listings(store),
     )
 

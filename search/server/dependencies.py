@@ -12,7 +12,6 @@ from fastapi import Depends, Header, HTTPException, Path, Query, Request
 from fastapi.security import HTTPBearer
 
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.estimate.preview import PreviewProcess
 from moevolve.search.server.answering import AnswerRunner
 from moevolve.search.server.feed import Feed
 from moevolve.search.server.fitness_curves import FitnessCurves
@@ -22,6 +21,7 @@ from moevolve.search.server.settings import ServerSettings
 from moevolve.search.server.turns import Turns
 from moevolve.store.reader import StoreReader
 from moevolve.store.repository import Store
+from moevolve.workers.children.process import ChildProcess
 
 _UNSTORABLE = "the body has a character that can't be stored: an unpaired surrogate or a NUL"
 
@@ -34,7 +34,7 @@ class ServerState:
     settings: ServerSettings
     drawings: Turns
     previews: Turns
-    preview_process: PreviewProcess
+    preview_process: ChildProcess
     feed: Feed
     curves: FitnessCurves
     processes: ProcessRunner

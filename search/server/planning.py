@@ -19,7 +19,7 @@ from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.analysis.report_contents import settings_text
 from moevolve.search.config.files import as_override, load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, SearchName
-from moevolve.search.estimate.preview import Preview
+from moevolve.search.estimate.preview import Preview, preview
 from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.processes import Job
 from moevolve.search.server.settings import ServerSettings
@@ -27,6 +27,7 @@ from moevolve.store.errors import NameTakenError, NotFoundError
 from moevolve.store.lineage import suggestion
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import SearchRecord
+from moevolve.workers.children.process import ChildError, ChildProcess
 
 T = TypeVar("T")
 
@@ -93,8 +94,23 @@ async def plan_launch(asked: RemoteLaunchRequest, server: ServerState) -> Launch
         return config, stored_status(server.store, config)
 
     config, status = await run_in_threadpool(check)
-    takes = await server.previews.run(server.preview_process.preview, config)
+    takes = await server.previews.run(previewed, server.preview_process, config)
     return LaunchPlan(config.name, status, settings_text(config.canonical_json()), takes)
+
+
+def previewed(process: ChildProcess, config: RunConfig) -> Preview:
+    """Preview a run in a child process.
+
+    Raises:
+        UserError: The model is missing or doesn't fit the genome's settings, or counting fails or takes too long.
+    """
+    try:
+        return process.call(preview, config)
+    except ChildError as error:
+        raise UserError(
+            f"search {config.name}: counting what it takes failed: {error}; the server's log may have a reason, and "
+            "`moevolve plan` counts without a limit"
+        ) from None
 
 
 def start_launch(asked: RemoteLaunchRequest, server: ServerState) -> Job:

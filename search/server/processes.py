@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.running.webhooks import WebhookSection, environment_of
@@ -91,6 +90,7 @@ class ProcessRunner:
             BusyError: a process with this name is still running.
             UserError: the log can't be written.
         """
+        inherited = {name: value for name, value in os.environ.items() if name not in _SERVER_VARIABLES}
         with self._lock:
             earlier = self._started.get(name)
             if earlier is not None and earlier.process.poll() is None:
@@ -105,28 +105,20 @@ class ProcessRunner:
                     # Imports take seconds before the command itself says anything.
                     log.write(f"{now:%Y-%m-%d %H:%M:%S} UTC: moevolve {shlex.join(arguments)}\n".encode())
                     log.flush()
-                    process = self.command(arguments, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "moevolve.search.cli", *arguments],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=inherited | self._environment | {ASKER_VARIABLE: asker()},
+                        start_new_session=True,
+                    )
             except OSError as error:
                 raise UserError(f"logs: {self._log_file(name)} can't be written: {error.strerror}") from None
             # Replaced, not changed: other threads may be iterating over it.
             others = {other: started for other, started in self._started.items() if other != name}
             self._started = others | {name: _Started(arguments[0], now, process)}
         return self.job(name)
-
-    def command(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Run `moevolve ARGUMENTS` on the server's store.
-
-        Args:
-            arguments: Command line arguments, the command first.
-            options: Further options of `subprocess.Popen`.
-        """
-        inherited = {name: value for name, value in os.environ.items() if name not in _SERVER_VARIABLES}
-        return subprocess.Popen(
-            [sys.executable, "-m", "moevolve.search.cli", *arguments],
-            stdin=subprocess.DEVNULL,
-            env=inherited | self._environment | {ASKER_VARIABLE: asker()},
-            **options,
-        )
 
     def job(self, name: str) -> Job:
         """The state of the latest process with a name; raises KeyError if this server has started none."""

@@ -47,7 +47,7 @@ from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.eep.edit import stock_space
 
 if TYPE_CHECKING:
-    from moevolve.search.pools.ray_actor import FirstWorker
+    from moevolve.search.pools.ray_actor import ModelProbe
 
 _WINDOW = 4
 """Individuals under evaluation at once, and so the most workers without GPUs: the search depends on it."""
@@ -106,7 +106,7 @@ def files_of(request: ShrinkRequest) -> Path:
 
 def run_file(
     request: ShrinkRequest,
-    first: FirstWorker,
+    probe: ModelProbe,
     on_stage: Callable[[str], None],
     check: Callable[[RunConfig], object] = lambda _: None,
 ) -> Path:
@@ -122,8 +122,8 @@ def run_file(
 
     def render(chats: tuple[Chat, ...]) -> tuple[tuple[str, str | None], ...] | None:
         # There is no task before the chats are rendered.
-        config = _parsed(_base(replace(request, weights=()), ["chats"], first))
-        return first.call(render_chats, config, chats)
+        config = _parsed(_base(replace(request, weights=()), ["chats"], probe))
+        return probe.call(render_chats, config, chats)
 
     domains = read_domains([Path(path) for path in request.data], render)
     folder = files_of(request)
@@ -133,10 +133,10 @@ def run_file(
         if has_run_file(request):
             return path
     names = [*map(str, request.tasks), *(str(task.resolve()) for task in tasks)]
-    data, choices = _settings(request, names, first, on_stage)
+    data, choices = _settings(request, names, probe, on_stage)
     if request.time is not None:
         check(_parsed(data))
-        evaluations, text = plan_time(request, _parsed(data), begun, first, on_stage)
+        evaluations, text = plan_time(request, _parsed(data), begun, probe, on_stage)
         data, choices = _shortened(data, evaluations), [*choices, text]
     head = _mark(request) + "".join(f"{_CHOICE}{text}\n" for text in choices)
     with writing_into(folder):
@@ -169,14 +169,14 @@ def _mark(request: ShrinkRequest) -> str:
 
 
 def _settings(
-    request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker, on_stage: Callable[[str], None]
+    request: ShrinkRequest, tasks: Sequence[str], probe: ModelProbe, on_stage: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """The settings of a request's search as plain data, and sentences about those that were measured."""
-    data, choices = _base(request, tasks, first), list[str]()
+    data, choices = _base(request, tasks, probe), list[str]()
     config = _parsed(data)
     for section in config.tasks:
         section.task()  # a wrong name is said before the model is looked at
-    sizes: Sizes = first.call(sizes_of, config, request.stock)
+    sizes: Sizes = probe.call(sizes_of, config, request.stock)
     repaired = request.repair == "auto" or (request.repair is None and sizes.repairs and not sizes.quantised)
     genome: dict[str, Any] = {"router_space": stock_space(sizes.rule)}  # its kind is that of the preset
     budget = budget_of(request)
@@ -188,7 +188,7 @@ def _settings(
         genome["neuron_share"], preset = _divided(request, kept_share(request.neurons), sizes), shared
     elif isinstance(budget, SpeedBudget):
         on_stage("timing narrower experts")
-        share, text = chosen_share(budget, first.call(seconds_by_share, config, budget))
+        share, text = chosen_share(budget, probe.call(seconds_by_share, config, budget))
         choices.append(text)
         genome |= {"experts": sizes.experts, "neuron_share": share}
         preset = "best"
@@ -207,7 +207,7 @@ def _settings(
     data |= {"genome": genome, "preset": preset}
     data = data if request.evaluations is None else _shortened(data, request.evaluations)
     _override(data, request)
-    data["model"]["originals"], most_workers = first.call(room_for, _parsed(data))
+    data["model"]["originals"], most_workers = probe.call(room_for, _parsed(data))
     if not data["workers"]["num_gpus"]:
         cores = len(os.sched_getaffinity(0))
         count = max(1, min(_WINDOW, cores, most_workers))
@@ -247,7 +247,7 @@ def _check_narrowing(request: ShrinkRequest, sizes: Sizes, repaired: bool) -> No
         )
 
 
-def _base(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> dict[str, Any]:
+def _base(request: ShrinkRequest, tasks: Sequence[str], probe: ModelProbe) -> dict[str, Any]:
     """The settings that don't depend on what the model is like."""
     data: dict[str, Any] = {
         "name": _name(folder_of(request)),
@@ -258,7 +258,7 @@ def _base(request: ShrinkRequest, tasks: Sequence[str], first: FirstWorker) -> d
         "window": _WINDOW,
     }
     resolve_paths(data, Path.cwd())
-    gpus = first.gpus(_parsed(data))
+    gpus = probe.gpus(_parsed(data))
     data["workers"] = {"count": max(1, gpus), "num_gpus": 1 if gpus else 0}
     return _override(data, request)
 

@@ -15,7 +15,7 @@ from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.metrics import score
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import RunConfig
-from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.shrink.guard import free
 from moevolve.search.shrink.page import Answered, FirstLook, RetainedMass, TaskLook
 from moevolve.workers.contract.edits import IdentityEdit
@@ -36,13 +36,13 @@ _ADAPTER = TypeAdapter(tuple[str, FirstLook])
 Measured = tuple[NDArray[np.float64] | None, tuple[TaskLook, ...]]
 
 
-def first_look(config: RunConfig, experts: int | None, first: FirstWorker, path: Path) -> FirstLook:
+def first_look(config: RunConfig, experts: int | None, probe: ModelProbe, path: Path) -> FirstLook:
     """Look at the full model, once for a search: the file at `path` keeps the result.
 
     Args:
         config: The search.
         experts: Experts per layer that are kept, for the routing; None measures none.
-        first: Calls what loads the model.
+        probe: Calls what loads the model.
     """
     found = [section.prepared_splits(("calibration", "search"), calibrating=True) for section in config.tasks]
     asked = tuple(splits["search"].head(_ROWS) for splits in found)
@@ -50,7 +50,7 @@ def first_look(config: RunConfig, experts: int | None, first: FirstWorker, path:
     of = " ".join([config.model.path, str(experts), *(split.fingerprint for split in (*asked, *routed))])
     kept = _ADAPTER.validate_json(path.read_bytes()) if path.is_file() else None
     if kept is None or kept[0] != of:
-        shares, looks = first.call(measured, config, asked, routed)
+        shares, looks = probe.call(measured, config, asked, routed)
         routing: tuple[RetainedMass, ...] = ()
         if experts is not None and shares is not None:
             weights = np.array([section.weight for section in config.tasks])

@@ -14,7 +14,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.operations.opening import opened_store, refuse_server
 from moevolve.search.operations.subject import Subject, bound_subject
-from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.requests.models import ExportRequest
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import launch, set_up_new
@@ -39,13 +39,13 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
     """See `ShrinkRequest`."""
     budget = _checked(request)
     seconds: dict[str, float] = {}
-    with FirstWorker() as first:
+    with ModelProbe() as probe:
 
         def look(config: RunConfig) -> FirstLook:
-            return _first_look(request, config, first, observer)
+            return _first_look(request, config, probe, observer)
 
         with _timed("settings", seconds):
-            path = run_file(request, first, observer.on_stage, look)
+            path = run_file(request, probe, observer.on_stage, look)
         if request.dry_run:
             return ShrinkPlan(path, path.read_text(encoding="utf-8"))
         config = read_run(request, path)
@@ -56,8 +56,8 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
                 for line in looked.lines():
                     observer.on_note(line)
             with _timed("search", seconds):
-                setup = set_up_new(config, None, first.call)
-                table = launch(setup, store, observer, or_resume=True, source=str(path), first=first)
+                setup = set_up_new(config, None, probe.call)
+                table = launch(setup, store, observer, or_resume=True, source=str(path), probe=probe)
             checks, written = _shipped(request, store, table, path, observer, seconds)
             speed = None
             if written is not None and isinstance(budget, SpeedBudget):
@@ -201,13 +201,13 @@ def _with_sampling(written: Written) -> Written:
     return replace(written, changes=(*written.changes, ("sampling", said)))
 
 
-def _first_look(request: ShrinkRequest, config: RunConfig, first: FirstWorker, observer: Observer) -> FirstLook:
+def _first_look(request: ShrinkRequest, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:
     """Look at the full model, and refuse to search for what it can't do itself, unless the request forces that."""
     observer.on_stage("asking the full model")
     experts = config.genome.model_dump()["experts"]
     if request.speed is not None:
         experts = None  # all are kept; where their number is searched, there is none
-    found = first_look(config, experts, first, files_of(request) / "first_look.json")
+    found = first_look(config, experts, probe, files_of(request) / "first_look.json")
     wrong = wrong_task(found)
     if wrong is not None and not request.force:
         for line in found.lines():

@@ -11,7 +11,7 @@ from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import final_evaluations
 from moevolve.search.genomes.contract.phases import PhaseConfig
-from moevolve.search.pools.ray_actor import FirstWorker
+from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.pilot import Measured, measure
@@ -58,7 +58,7 @@ def guard_seconds(request: ShrinkRequest) -> float:
 
 
 def plan_time(
-    request: ShrinkRequest, config: RunConfig, begun: float, first: FirstWorker, on_stage: Callable[[str], None]
+    request: ShrinkRequest, config: RunConfig, begun: float, probe: ModelProbe, on_stage: Callable[[str], None]
 ) -> tuple[int, str]:
     """Measure a few candidates of a search, and choose how many it can try.
 
@@ -66,14 +66,14 @@ def plan_time(
         request: It gives the time of everything from `begun` to the end of the export.
         config: The search.
         begun: When the request was made, in seconds of `time.monotonic`.
-        first, on_stage: See `measure`.
+        probe, on_stage: See `measure`.
 
     Returns:
         The number of candidates in all phases together, and a sentence about it for people.
     """
-    setup = set_up_new(config, None, first.call)
-    tokens = first.call(count_tokens, setup.config, setup.prepared)
-    found = measure(setup, _MEASURED, first=first, on_stage=on_stage)
+    setup = set_up_new(config, None, probe.call)
+    tokens = probe.call(count_tokens, setup.config, setup.prepared)
+    found = measure(setup, _MEASURED, probe=probe, on_stage=on_stage)
     assert request.time is not None
     return chosen(request.time, setup.config, tokens, found, time.monotonic() - begun, guard_seconds(request))
 

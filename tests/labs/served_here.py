@@ -18,8 +18,8 @@ import uvicorn
 from killing import Forked
 from waiting import PATIENT_S
 
-from moevolve.search.estimate.preview import PreviewProcess, preview
-from moevolve.search.server import processes
+from moevolve.search.estimate.preview import preview
+from moevolve.search.server import planning, processes
 from moevolve.search.server.app import make_app
 from moevolve.search.server.connections import BoundedProtocol
 from moevolve.search.server.settings import ServerSettings
@@ -36,7 +36,7 @@ def served_here(settings: ServerSettings, pool: str) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch, Store.open(settings.store) as store:
         popen = partial(forked_command, pool)
         patch.setattr(processes, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen}))
-        patch.setattr(PreviewProcess, "preview", lambda _, config: preview(config))
+        patch.setattr(planning, "previewed", lambda _, config: preview(config))
         app = make_app(store, settings)
         with in_thread(app, http=BoundedProtocol, ws="none", timeout_graceful_shutdown=1) as (port, _):
             yield f"http://127.0.0.1:{port}"

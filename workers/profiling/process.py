@@ -1,13 +1,13 @@
-"""The process that profiles one model. `moevolve.workers.profiling.run` starts it; it ends with its connection."""
+"""What profiles one model in a child process, which `moevolve.workers.profiling.run` starts."""
 
 from __future__ import annotations
 
 import gc
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,37 @@ from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
 _STRIDE, _OFFSET = 7919, 13
+_LOADED: list[ProfiledProcess] = []
+"""The model, once there is one."""
+
+
+def load(checkpoint: ProfiledModel, settings: ProfileSettings) -> LoadReply:
+    """Load the model that this process measures.
+
+    Raises:
+        UserError: The checkpoint can't be loaded or counted, or there is no CUDA device, or no room on it.
+    """
+    with _room():
+        _LOADED.append(ProfiledProcess(checkpoint, settings))
+    return _LOADED[0].loaded
+
+
+def measure(batch_size: int) -> MeasureReply:
+    """Run a batch once with the loaded model.
+
+    Raises:
+        UserError: The GPU has no room for it.
+    """
+    with _room():
+        return _LOADED[0].measure(batch_size)
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise UserError("the GPU has no room for it; use smaller --batch-sizes, or --apart") from None
 
 
 class ProfiledProcess:
@@ -182,30 +213,3 @@ def _process_bytes(field: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
-
-
-def serve(connection: Connection) -> None:
-    """Load the model and measure batches as asked, until the other end of the connection is closed.
-
-    The first message is a checkpoint with its settings, the others are batch sizes. Errors of users are sent back.
-    """
-    process: ProfiledProcess | None = None
-    while True:
-        try:
-            request = connection.recv()
-        except EOFError:
-            return
-        try:
-            if process is None:
-                process = ProfiledProcess(*request)
-                connection.send(process.loaded)
-            else:
-                connection.send(process.measure(request))
-        except UserError as error:
-            connection.send(error)
-        except torch.cuda.OutOfMemoryError:
-            connection.send(UserError("the GPU has no room for it; use smaller --batch-sizes, or --apart"))
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))

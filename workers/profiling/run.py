@@ -7,18 +7,15 @@ speed affect all models. If there isn't ample memory for all models, they are lo
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, Self
+from typing import TypeVar, TypeVarTuple
 
 from moevolve.evaluators.errors import UserError
+from moevolve.workers.children.process import ChildError, ChildProcess
+from moevolve.workers.profiling.process import load, measure
 from moevolve.workers.profiling.report import (
     BatchProfile,
     LoadReply,
@@ -29,6 +26,8 @@ from moevolve.workers.profiling.report import (
     ProfileSettings,
 )
 
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 Stage = Callable[[str], None]
 _ENV = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -38,7 +37,7 @@ _ENV = {
 
 
 class ProfileError(RuntimeError):
-    """The process of a model ended before it replied."""
+    """The process of a model ended, or failed in an unexpected way."""
 
 
 def profile_models(
@@ -63,8 +62,9 @@ def profile_models(
             processes: list[_Process] = []
             while waiting and not (processes and apart):
                 on_stage(f"loading {waiting[0].label}")
-                processes.append(stack.enter_context(_Process(waiting.pop(0), folder)))
-                loaded = processes[-1].load(settings)
+                process = stack.enter_context(_Process(waiting.pop(0), folder))
+                process.loaded = loaded = process.call(load, process.model, settings)
+                processes.append(process)
                 if apart is None:
                     # Whether there is room for the other models, if each takes twice the bytes of this one's weights.
                     apart = 2 * len(waiting) * loaded.weight_bytes > loaded.free_bytes
@@ -78,12 +78,12 @@ def _interleaved(processes: Sequence[_Process], settings: ProfileSettings, on_st
     for size in settings.batch_sizes:
         on_stage(f"batch size {size}: warming up")
         for process in processes:
-            process.measure(size)
+            process.call(measure, size)
         replies: list[list[MeasureReply]] = [[] for _ in processes]
         for repeat, turns in enumerate(settings.turns(len(processes))):
             on_stage(f"batch size {size}: {repeat + 1} of {settings.repeats}")
             for turn in turns:
-                replies[turn].append(processes[turn].measure(size))
+                replies[turn].append(processes[turn].call(measure, size))
         for measured, found in zip(batches, replies, strict=True):
             measured.append(_batch_profile(size, found, settings))
     return [
@@ -104,59 +104,22 @@ def _batch_profile(size: int, replies: Sequence[MeasureReply], settings: Profile
     )
 
 
-class _Process:
-    """The process of one model. It is killed at the end of its `with` block, and ends when this process does."""
+class _Process(ChildProcess):
+    """The child process of one model."""
 
     loaded: LoadReply
     """Reply of `load`."""
 
     def __init__(self, model: ProfiledModel, folder: Path) -> None:
+        log = folder / f"{len(list(folder.glob('*.log')))}.log"
+        super().__init__(environment={**_ENV, "HF_MODULES_CACHE": str(folder / "modules")}, log=log)
         self.model = model
-        self._log = folder / f"{len(list(folder.glob('*.log')))}.log"
-        self._connection, other = Pipe()
-        # `multiprocessing.Process` would import the user's script again, and get its Ctrl-C.
-        with self._log.open("wb") as log, other:
-            self._process = subprocess.Popen(
-                # -P: folders such as `kernels` in the working directory must not be imported.
-                [sys.executable, "-P", "-m", "moevolve.workers.profiling.process", str(other.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(other.fileno(),),
-                env={**os.environ, **_ENV, "HF_MODULES_CACHE": str(folder / "modules")},
-                # Only the parent gets Ctrl-C; it then kills its children.
-                start_new_session=True,
-            )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._connection.close()
-
-    def load(self, settings: ProfileSettings) -> LoadReply:
-        self.loaded = self._ask((self.model, settings))
-        return self.loaded
-
-    def measure(self, batch_size: int) -> MeasureReply:
-        reply: MeasureReply = self._ask(batch_size)
-        return reply
-
-    def _ask(self, request: object) -> Any:
+    def call(self, function: Callable[[*Ts], R], *arguments: *Ts) -> R:
         try:
-            self._connection.send(request)
-            reply = self._connection.recv()
-        except (EOFError, OSError):
-            raise ProfileError(f"{self.model.label}: {self._end()}") from None
-        if isinstance(reply, UserError):
-            raise UserError(f"{self.model.label}: {reply}")
-        return reply
-
-    def _end(self) -> str:
-        code = self._process.wait()
-        if code == -signal.SIGKILL:
-            return "its process was killed, for want of memory perhaps; use smaller --batch-sizes, or --apart"
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f"its process ended with code {code}: {lines[-1] if lines else 'it said nothing'}"
+            return super().call(function, *arguments)
+        except UserError as error:
+            raise UserError(f"{self.model.label}: {error}") from None
+        except ChildError as error:
+            advice = "; use smaller --batch-sizes, or --apart" if error.killed else ""
+            raise ProfileError(f"{self.model.label}: {error}{advice}") from None

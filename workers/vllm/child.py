@@ -1,84 +1,65 @@
-"""Runs vLLM for a worker, as a child process with the Python of the environment that vLLM is installed in.
+"""What runs in the Python environment that vLLM is installed in: one model, and functions that a worker calls.
 
-vLLM and moevolve need different versions of the same libraries, so this file imports nothing of moevolve. Requests are
-lines of JSON on the standard input, `[name, arguments]`; each gets a line of JSON, `{"result": ...}` or
-`{"error": ...}`, on what was the standard output when the process started. The process ends with its input.
+vLLM and moevolve need different versions of the same libraries, so this file imports nothing of moevolve.
 """
 
-import json
 import os
-import queue
-import sys
-import threading
+from collections.abc import Sequence
 from typing import Any
 
-
-class Server:
-    """One model in vLLM; its methods are the requests. See `moevolve.workers.vllm.process.VllmProcess`."""
-
-    def __init__(self) -> None:
-        self._llm: Any = None
-
-    def start(self, folder: str, options: dict[str, Any]) -> None:
-        from vllm import LLM
-
-        self._llm = LLM(model=folder, **options)
-
-    def reload(self, folder: str) -> None:
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
-
-    def forget(self) -> None:
-        # Cached keys and values are those of earlier weights, and what is cached changes how prompts are batched.
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM could not reset its prefix cache")
-
-    def generate(
-        self, prompts: list[list[int]], limits: list[int], stop: list[str], ends: list[int]
-    ) -> list[list[int]]:
-        from vllm import SamplingParams
-
-        params = [SamplingParams(temperature=0, max_tokens=limit, stop=stop, stop_token_ids=ends) for limit in limits]
-        return [list(output.outputs[0].token_ids) for output in self._run(prompts, params)]
-
-    def logprobs(self, texts: list[list[int]], counts: list[int]) -> list[list[float]]:
-        from vllm import SamplingParams
-
-        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        found = []
-        for text, count, output in zip(texts, counts, self._run(texts, params), strict=True):
-            last = list(zip(text, output.prompt_logprobs, strict=True))[len(text) - count :]
-            found.append([float(entry[token].logprob) for token, entry in last])
-        return found
-
-    def _run(self, prompts: list[list[int]], params: Any) -> Any:
-        if not prompts:
-            return []
-        return self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+_LOADED: list[Any] = []
+"""The model, once there is one."""
 
 
-def _read(requests: queue.SimpleQueue[str]) -> None:
-    for line in sys.stdin:
-        requests.put(line)
-    os._exit(0)  # the worker is gone; whatever runs is for nobody
-
-
-def main() -> None:
-    """Answer requests until the input ends."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # vLLM logs to the standard output
+def start(folder: str, options: dict[str, Any]) -> None:
+    """Load a checkpoint."""
     # Scheduling is deterministic only in one process (https://docs.vllm.ai/en/latest/usage/reproducibility/).
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    server = Server()
-    while True:
-        name, arguments = json.loads(requests.get())
-        try:
-            reply = {"result": getattr(server, name)(*arguments)}
-        except Exception as error:  # noqa: BLE001 - the worker decides what an error means
-            reply = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(reply), file=replies, flush=True)
+    from vllm import LLM
+
+    _LOADED.append(LLM(model=folder, **options))
 
 
-if __name__ == "__main__":
-    main()
+def reload(folder: str) -> None:
+    """Load other weights of the same shapes in place."""
+    _LOADED[0].collective_rpc("reload_weights", kwargs={"weights_path": folder})
+
+
+def forget() -> None:
+    """Drop cached keys and values, which are those of earlier weights and change how prompts are batched."""
+    if not _LOADED[0].reset_prefix_cache():
+        raise RuntimeError("vLLM could not reset its prefix cache")
+
+
+def generate(
+    prompts: Sequence[Sequence[int]], limits: Sequence[int], stop: Sequence[str], ends: Sequence[int]
+) -> list[list[int]]:
+    """Decode greedy answers up to an end token, a stop string or as many tokens as `limits` say.
+
+    End tokens are part of an answer, as is the token that completes a stop string.
+    """
+    from vllm import SamplingParams
+
+    params = [SamplingParams(temperature=0, max_tokens=limit, stop=stop, stop_token_ids=ends) for limit in limits]
+    return [list(output.outputs[0].token_ids) for output in _run(prompts, params)]
+
+
+def logprobs(texts: Sequence[Sequence[int]], counts: Sequence[int]) -> list[list[float]]:
+    """Return the log-probabilities, in nats, of the last `counts` tokens of texts.
+
+    Counts are at least 1, and less than the number of a text's tokens.
+    """
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    found = []
+    for text, count, output in zip(texts, counts, _run(texts, params), strict=True):
+        last = list(zip(text, output.prompt_logprobs, strict=True))[len(text) - count :]
+        found.append([float(entry[token].logprob) for token, entry in last])
+    return found
+
+
+def _run(prompts: Sequence[Sequence[int]], params: Any) -> Any:
+    if not prompts:
+        return []
+    return _LOADED[0].generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)

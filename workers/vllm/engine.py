@@ -22,6 +22,7 @@ from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.engine.reuse import LayerReuse
 from moevolve.workers.export.export import write_stock
 from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.vllm import child
 from moevolve.workers.vllm.process import VllmProcess, check_python
 
 _LOG = logging.getLogger(__name__)
@@ -74,14 +75,14 @@ class VllmEngine(GenerationEngine):
         """Answers and log-probabilities are those of `GenerationEngine`, up to the last digits of vLLM's numbers."""
         tokenized = self.tokens_of(split)
         vllm = self._serve(tokenized.prompts[:_PROBES])
-        vllm.forget()
+        vllm.call(child.forget)
         limit, stop = split.max_new_tokens, _safe_stops(split)
         answers = Answers(len(tokenized.prompts), limit, self._ends, decided, self._text)
         # A stop string may end a part of an answer that `decided` doesn't take for its end; such an answer goes on.
         while unfinished := [i for i, finished in enumerate(answers.finished) if not finished]:
             prompts = [(*tokenized.prompts[i], *answers.tokens[i]) for i in unfinished]
             limits = [limit - len(answers.tokens[i]) for i in unfinished]
-            parts = vllm.generate(prompts, limits, stop, sorted(self._ends))
+            parts = vllm.call(child.generate, prompts, limits, stop, sorted(self._ends))
             for i, part in zip(unfinished, parts, strict=True):
                 answers.take(i, tuple(part), part)
         return Generation(answers.texts(), self._gold_logprobs(vllm, tokenized.prompts, tokenized.golds))
@@ -125,8 +126,8 @@ class VllmEngine(GenerationEngine):
         if self._vllm is None or not self._reloads:
             return False
         try:
-            self._vllm.reload(folder)
-            self._vllm.forget()
+            self._vllm.call(child.reload, str(folder))
+            self._vllm.call(child.forget)
             problem = self._difference(self._vllm, texts, ours)
         except WorkerFault as fault:
             problem = str(fault)

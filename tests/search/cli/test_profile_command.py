@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from canned_profilee import CannedProfilees
@@ -25,8 +26,8 @@ from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
-from moevolve.workers.profiling.process import ProfiledProcess
-from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
+from moevolve.workers.profiling.process import ProfiledProcess, load
+from moevolve.workers.profiling.run import _Process
 
 QUICK = ("--batch-sizes", "2,1", "--repeats", "2", "--prompt-tokens", "8", "--new-tokens", "2", "--threads", "1")
 
@@ -62,24 +63,14 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "scratch"
 
 
-class ProcessHere:
+class ProcessHere(_Process):
     """In the place of a model's process: the same in this one, without the seconds that imports take."""
 
-    def __init__(self, model: ProfiledModel, _: Path) -> None:
-        self.model = model
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def load(self, settings: ProfileSettings) -> LoadReply:
-        self._process = ProfiledProcess(self.model, settings)
-        self.loaded = self._process.loaded
-        return self.loaded
-
-    def measure(self, batch_size: int) -> MeasureReply:
-        return self._process.measure(batch_size)
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if function is load:
+            self._here = ProfiledProcess(*arguments)
+            return self._here.loaded
+        return self._here.measure(*arguments)
 
 
 def test_an_individual_beside_its_full_model(

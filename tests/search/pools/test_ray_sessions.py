@@ -16,7 +16,7 @@ from search_lab import run_config
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig, WorkersSection
 from moevolve.search.pools.base import PoolError
-from moevolve.search.pools.ray_actor import FirstWorker, worker_actor
+from moevolve.search.pools.ray_actor import ModelProbe, worker_actor
 from moevolve.search.pools.ray_cluster import cluster_name, leave_ray, start_ray
 
 pytestmark = pytest.mark.slow
@@ -110,7 +110,7 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_models_describer_is_the_first_worker_where_there_is_room(ray_address: str, without_torch: None) -> None:
     config = run_config(workers={"num_cpus": 3, "address": ray_address})
-    with FirstWorker() as first:
+    with ModelProbe() as first:
         pids = [first.call(process_of, config) for _ in range(2)]
         worker: Any = first.take()
         assert ray.get(worker.call.remote(process_of, config)) == pids[0] == pids[1] != os.getpid()
@@ -126,13 +126,13 @@ def test_a_models_describer_is_the_first_worker_where_there_is_room(ray_address:
 
 def test_a_wrong_path_is_said_before_ray_starts(without_torch: None) -> None:
     config = run_config(model={"path": "/nowhere/model"})
-    with FirstWorker() as first, pytest.raises(UserError, match="/nowhere/model: no such directory"):
+    with ModelProbe() as first, pytest.raises(UserError, match="/nowhere/model: no such directory"):
         first.call(process_of, config)
     assert not ray.is_initialized()
 
 
 def test_the_driver_describes_the_model_where_no_cluster_answers(without_torch: None) -> None:
     """So that a search is recorded all the same."""
-    with FirstWorker() as first:
+    with ModelProbe() as first:
         assert first.call(process_of, run_config(workers={"address": "127.0.0.1:1"})) == os.getpid()
         assert first.take() is None

@@ -22,7 +22,7 @@ import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.preview import PreviewProcess, preview
+from moevolve.search.estimate.preview import preview
 from moevolve.search.running.webhooks import VARIABLE, WebhookSection, targets_of_environment
 from moevolve.search.server.app import make_app
 from moevolve.search.server.processes import Job, ProcessRunner
@@ -81,7 +81,7 @@ def bare(store: Store, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
 @pytest.fixture(autouse=True)
 def preview_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Previews in this process, which has torch; `test_light_server` has a server start its own."""
-    monkeypatch.setattr(PreviewProcess, "preview", lambda _, config: preview(config))
+    monkeypatch.setattr("moevolve.search.server.planning.previewed", lambda _, config: preview(config))
 
 
 @pytest.fixture

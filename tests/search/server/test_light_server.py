@@ -77,4 +77,4 @@ def test_no_request_loads_a_model_stack(lab_store: Store, tiny: Any, tmp_path: P
     assert takes["memory"]["device"] > takes["weight_bytes"] > 0
     assert found["grown"] < 20, "in a process of its own"
     wrong, lost = found["refused"]
-    assert found["children"] == 1 and "99 is more than the model's 4 experts" in wrong and "it ended" in lost
+    assert found["children"] == 1 and "99 is more than the model's 4 experts" in wrong and "process was killed" in lost

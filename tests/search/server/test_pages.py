@@ -7,9 +7,9 @@ import io
 import json
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
@@ -18,7 +18,7 @@ from page_checks import check, page_of
 from search_lab import reranked_search
 from server_tokens import READ, WRITE
 from starlette.testclient import TestClient
-from waiting import until
+from waiting import PATIENT_S, until
 
 from moevolve.search.loop.scores import interval
 from moevolve.search.operations.answers import outcomes
@@ -32,6 +32,8 @@ from moevolve.search.text import ranges
 from moevolve.store.leases import this_process
 from moevolve.store.records import ExportRecord, Progress
 from moevolve.store.repository import Store
+from moevolve.workers.children import main
+from moevolve.workers.children.process import ChildProcess
 
 KINDS = ("eep", "factorllm", "tomoe", "nanomoe")
 EVIL = "<script>alert('x')</script>\"'&"
@@ -110,16 +112,19 @@ def test_all_links_work_and_all_pages_are_valid(client: TestClient) -> None:
 
 
 def test_answers_are_shown_row_by_row_and_generated_on_request(
-    client: TestClient, store: Store, in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that generates them is a script, which notes how it was called and prints what it is given."""
-    asked, given, script = tmp_path / "asked", tmp_path / "given", tmp_path / "script"
-    script.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" >{asked}.new; mv {asked}.new {asked}\n'
-        f"while [ ! -e {given} ]; do sleep 0.05; done; cat {given}\n"
-    )
-    script.chmod(0o700)
-    monkeypatch.setattr("sys.executable", str(script))
+    """What the child process would be asked is done in this one, once the page has shown that it waits."""
+    waits = threading.Event()
+
+    replies: list[str] = []
+
+    def reply(_: ChildProcess, request: bytes) -> str:
+        assert waits.wait(PATIENT_S)
+        replies.append(main.reply(request.decode()))
+        return replies[-1]
+
+    monkeypatch.setattr(ChildProcess, "_exchange", reply)
     task = "pick"
     found = outcomes(store, OutcomesRequest("eep:20", task=task, split="search", only="wrong", limit=3))
     path = f"/individuals/eep:20/answers?task={task}&split=search&only=wrong&limit=3"
@@ -131,13 +136,10 @@ def test_answers_are_shown_row_by_row_and_generated_on_request(
     assert "no stored outcomes" in page_of(client, path.replace("search&", "test&against=eep:0&")).text
     started = client.post(f"{path}&part=1", headers={"x-moevolve": "1"})
     assert started.status_code == 202 and "generating answers" in started.text
-    until(asked.exists)
-    module, *command = asked.read_text().split()[1:]
-    assert module == "moevolve.search.cli"
-    (tmp_path / "printed").write_text(in_process(*command, "--store", store.url).stdout)
-    (tmp_path / "printed").rename(given)
+    waits.set()
     until(lambda: "generating answers" not in client.get(path).text)
-    generated, printed = page_of(client, path).text, json.loads(given.read_text())
+    generated = page_of(client, path).text
+    (printed,) = (json.loads(each)["result"] for each in replies)
     rows = printed["rows"]
     assert printed["split"] == "search" and [row["row"] for row in rows] == [row.row for row in found.rows]
     for row in rows:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from canned_profilee import CannedProfilees
 
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.profiling.checkpoints import check_folder
-from moevolve.workers.profiling.process import ProfiledProcess, serve
+from moevolve.workers.profiling.process import ProfiledProcess
 from moevolve.workers.profiling.report import BatchProfile, ProfiledModel, ProfileSettings, TaskPrompts
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
@@ -100,15 +98,10 @@ def test_a_killed_process_is_named(canned: CannedProfilees, tmp_path: Path) -> N
         profile_models([ProfiledModel("mine", "to be killed")], SETTINGS, tmp_path)
 
 
-def test_a_process_answers_with_the_error_of_a_model_that_does_not_load(tmp_path: Path) -> None:
-    asking, answering = Pipe()
-    with asking, answering, ThreadPoolExecutor(1) as thread:
-        ended = thread.submit(serve, answering)
-        asking.send((ProfiledModel("gone", str(tmp_path / "gone")), SETTINGS))
-        error = asking.recv()
-        assert isinstance(error, UserError) and str(error).startswith("it doesn't load: ") and "\n" not in str(error)
-        asking.close()
-        ended.result()
+def test_a_model_that_does_not_load_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^mine: it doesn't load: ") as caught:
+        profile_models([ProfiledModel("mine", str(tmp_path / "gone"))], SETTINGS, tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_folders_that_are_no_checkpoints(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

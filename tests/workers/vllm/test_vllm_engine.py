@@ -25,13 +25,15 @@ from tiny_models import save_tiny_model
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
+from moevolve.workers.children.process import _MAIN
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest, WorkerFault
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig, VllmConfig, engine_fingerprint
 from moevolve.workers.engine.engine import GenerationEngine
 from moevolve.workers.model.resident import ResidentModel
+from moevolve.workers.vllm import child
 from moevolve.workers.vllm.engine import VllmEngine
-from moevolve.workers.vllm.process import _CHILD, VllmProcess
+from moevolve.workers.vllm.process import VllmProcess
 from moevolve.workers.worker import EvaluationWorker
 
 WORDS = [f"w{i}" for i in range(4, 97)]
@@ -86,20 +88,20 @@ def fake(tmp_path: Path) -> Callable[[str], str]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the requests to vLLM that load weights."""
     names: list[str] = []
-    ask = VllmProcess._ask
+    call = VllmProcess.call
 
-    def note(process: VllmProcess, name: str, *arguments: Any) -> Any:
-        if name in ("start", "reload"):
-            names.append(name)
-        return ask(process, name, *arguments)
+    def note(process: VllmProcess, function: Callable[..., Any], *arguments: Any) -> Any:
+        if function in (child.start, child.reload):
+            names.append(function.__name__)
+        return call(process, function, *arguments)
 
-    monkeypatch.setattr(VllmProcess, "_ask", note)
+    monkeypatch.setattr(VllmProcess, "call", note)
     return names
 
 
 def running() -> set[int]:
     """Processes of this one that run vLLM."""
-    return {child.pid for child in psutil.Process().children() if str(_CHILD) in child.cmdline()}
+    return {each.pid for each in psutil.Process().children() if _MAIN in each.cmdline()}
 
 
 def engine_of(resident: ResidentModel, python: str, **settings: Any) -> VllmEngine:
