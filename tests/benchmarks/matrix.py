@@ -114,7 +114,7 @@ def main() -> int:
         *(IN_FAMILIES / name for name in ("test_recent_families.py", "test_family_edits.py", "test_family_loading.py")),
     ]
     wanted = " or ".join([*FORMATS, *OF_FAMILIES])
-    code = pytest.main(["-q", "--no-header", "-k", wanted, *map(str, files)], plugins=[collector])
+    code = pytest.main(["-q", "--no-header", "-m", "", "-k", wanted, *map(str, files)], plugins=[collector])
     print_table("format", collector.formats, (READ, DISK, SAME, PRUNED, SCALED, REQUANTISED))
     print_table("family", collector.families, (FACTS, EDITS, SCORES, FORMS, DISK))
     missing = (FORMATS.keys() | OF_FAMILIES.keys()) - collector.seen
