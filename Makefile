@@ -23,7 +23,7 @@ test: $(STAMP) lint
 
 # The benchmarks' own parts, which the product's tests don't need.
 bench-test: $(STAMP)
-	$(BIN)/pytest -m bench tests/benchmarks tests/workers/real_size
+	$(BIN)/pytest -m bench
 
 lint: $(STAMP) .mypy_src
 	$(BIN)/ruff check $(FOLDERS)

@@ -46,7 +46,7 @@ from moevolve.workers.export.folder import loader_of
 from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.eep.accuracy import scores_with_errors
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
-from moevolve.workers.methods.eep.edit import ExpertsRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import matrix_flops
@@ -174,6 +174,13 @@ def test_facts_and_logits_are_those_of_the_equations(
         assert torch.equal(found, stock)
     else:
         assert_close(found, stock)
+
+
+@families
+def test_in_sixteen_bits_keeping_all_experts_changes_no_bit(family: str, model_config: Configs, tokens: Tensor) -> None:
+    model = ResidentModel.load(model_config(family, dtype="bfloat16"))
+    whole = np.tile(np.eye(EXPERTS, dtype=np.float32), (depth(family), 1, 1))
+    assert torch.equal(logits(model, EepEdit(whole, whole, 2, "logits"), tokens), logits(model, IdentityEdit(), tokens))
 
 
 @pytest.mark.parametrize("family", representatives(PRECISIONS, RECENT))
