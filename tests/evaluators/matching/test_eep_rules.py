@@ -48,7 +48,7 @@ RULES: dict[str, tuple[Example, tuple[str, ...], str, str]] = {
         (),
         (
             "The answer is in the 10th century.|10th  CENTURY|the 10th a century|U.S. Army|Answer: US Army|Answer:Army|"
-            "U|the U|an Army|\n\n US Army\nx|USAnswer:  Army|U-S Army"
+            "U|the U|an Army|\n\n US Army\nx|USAnswer:  Army|U-S Army|10th Answer: century"
         ),
         "10th, century|answer is|army|Answer: |Answer: \nU|x, US Army|x. US Army|the|A an the|x\nArmy|",
     ),
