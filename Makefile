@@ -12,7 +12,7 @@ FOLDERS := search workers evaluators store kernels tests configs
 # Otherwise every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint format bench bench-real matrix clean
+.PHONY: demo test bench-test lint format bench bench-real matrix clean
 
 demo: $(INSTALLED)
 	@mkdir -p .demo
@@ -20,6 +20,10 @@ demo: $(INSTALLED)
 
 test: $(STAMP) lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The benchmarks' own parts, which the product's tests don't need.
+bench-test: $(STAMP)
+	$(BIN)/pytest -m bench
 
 lint: $(STAMP) .mypy_src
 	$(BIN)/ruff check $(FOLDERS)

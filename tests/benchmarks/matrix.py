@@ -21,7 +21,7 @@ TESTS = Path(__file__).parents[1] / "workers"
 CHECKPOINTS, EXPORTS, IN_FAMILIES = TESTS / "checkpoints", TESTS / "export", TESTS / "families"
 READ, DISK, SAME, PRUNED = "read", "from disk", "kept: bytes", "pruned: logits"
 SCALED, REQUANTISED = "factor in scales", "requantise"
-FACTS, EDITS, SCORES, FORMS = "facts", "edits", "answers", "exports"
+FACTS, EDITS, SCORES, ROUNDED, FORMS = "facts", "edits", "answers", "in 16 bits", "exports"
 
 FORMATS = {
     "test_fp8_blocks_that_do_not_divide_a_weight": READ,
@@ -48,6 +48,7 @@ OF_FAMILIES = {
     "test_facts_and_logits_are_those_of_the_equations": (FACTS, EDITS),
     "test_edited_logits_are_those_of_the_equations": (EDITS,),
     "test_scores_are_those_of_single_prompts": (SCORES,),
+    "test_in_sixteen_bits_a_pruned_checkpoint_computes_what_was_measured": (ROUNDED,),
     "test_exports_load_with_transformers": (FORMS,),
     "test_of_a_multimodal_checkpoint_the_text_model_is_pruned": (FORMS,),
 }
@@ -114,9 +115,9 @@ def main() -> int:
         *(IN_FAMILIES / name for name in ("test_recent_families.py", "test_family_edits.py", "test_family_loading.py")),
     ]
     wanted = " or ".join([*FORMATS, *OF_FAMILIES])
-    code = pytest.main(["-q", "--no-header", "-k", wanted, *map(str, files)], plugins=[collector])
+    code = pytest.main(["-q", "--no-header", "-m", "", "-k", wanted, *map(str, files)], plugins=[collector])
     print_table("format", collector.formats, (READ, DISK, SAME, PRUNED, SCALED, REQUANTISED))
-    print_table("family", collector.families, (FACTS, EDITS, SCORES, FORMS, DISK))
+    print_table("family", collector.families, (FACTS, EDITS, SCORES, ROUNDED, FORMS, DISK))
     missing = (FORMATS.keys() | OF_FAMILIES.keys()) - collector.seen
     if missing:
         print(f"\nthere are no tests named {', '.join(sorted(missing))}")

@@ -15,6 +15,8 @@ from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.methods.eep.edit import EepEdit
 from moevolve.workers.worker import EvaluationWorker
 
+pytestmark = pytest.mark.bench
+
 MODEL = ModelConfig(path=str(Path(__file__).parents[2] / "configs" / "demo" / "model"), dtype="float32", device="cpu")
 
 

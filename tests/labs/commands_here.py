@@ -30,6 +30,21 @@ def run_command(folder: Path, *arguments: str | Path) -> subprocess.CompletedPro
     return subprocess.CompletedProcess(command, int(end.value.code or 0), out.getvalue(), err.getvalue())
 
 
+def refusal(*arguments: str | Path) -> str:
+    """The error, of one line, that ends a command; `main` prints it and exits with 2 (see `test_bad_input.py`)."""
+    from typer.testing import CliRunner
+
+    from moevolve.evaluators.errors import UserError
+    from moevolve.search.cli.app import app
+    from moevolve.store.errors import StoreError
+
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, UserError | StoreError), result.output
+    message = str(result.exception)
+    assert "\n" not in message
+    return message
+
+
 @contextlib.contextmanager
 def worker_here() -> Iterator[None]:
     """For commands in this process: their searches have one worker, in this process too, instead of any on Ray."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 from hypothesis import settings
+from store_samples import individual
 
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
 from moevolve.search.genomes.capacity.space import SUMS, CapacitySection, CapacitySpace
@@ -138,29 +139,8 @@ def continuous(space: EepSpace, seed: int = 0) -> EepGenome:
 
 
 def history_row(index: int, phase: str, fitness: float | None, status: IndividualStatus = "ok") -> IndividualRecord:
-    return IndividualRecord(
-        index=index,
-        phase=phase,
-        operator="mutation",
-        genome=b"",
-        content_hash=f"h{index}",
-        phenotype_hash=f"p{index}",
-        experts=4,
-        active=2,
-        parameters=50 + 10 * index,
-        active_parameters=20 + index,
-        parameters_full=200,
-        status=status,
-        fitness=fitness,
-        tie_break=fitness,
-    )
-
-
-def decided(one: IndividualRecord, outcome: tuple[float, float] | None) -> IndividualRecord:
-    """An individual with fitness and tie-break, or failed."""
-    if outcome is None:
-        return replace(one, status="failed", fitness=None, tie_break=None, failure="broken", failure_kind="candidate")
-    return replace(one, status="ok", fitness=outcome[0], tie_break=outcome[1])
+    sizes = {"parameters": 50 + 10 * index, "active_parameters": 20 + index, "parameters_full": 200}
+    return individual(index, phase=phase, status=status, fitness=fitness, tie_break=fitness, **sizes)
 
 
 HISTORY = [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from search_samples import decided
+from store_samples import decided
 
 from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.loop.search_loop import individual_record
@@ -56,6 +56,6 @@ def asked_and_told(
         span = schedule.span(index)
         phase = str(span.position) if by_position else span.kind
         one = individual_record(index, phase, made, space.describe(made.genome), 0)
-        members.append(decided(one, score(one)))
+        members.append(decided(one, *(score(one) or (None,))))
         taken.add(one.phenotype_hash)
     return members

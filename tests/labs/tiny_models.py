@@ -62,3 +62,8 @@ def save_tiny_model(directory: Path, model_type: str, words: Sequence[str], seed
         torch.manual_seed(seed)
         AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+
+
+def words(ids: list[int]) -> str:
+    """Decode tokens of the tokenizer of `w4`, `w5` and so on, without special ones."""
+    return " ".join(f"w{i}" for i in ids if i > 3)

@@ -7,11 +7,14 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from tiny_models import MIXTRAL, WORDS, save_tiny_model
+
+if TYPE_CHECKING:
+    from moevolve.store.repository import Store
 
 SLOW = {"batch_tokens": 20}
 """Engine with two prompts per forward pass: the same numbers, slowly enough for a search to be stopped on its way."""
@@ -151,6 +154,15 @@ def ray_address(frugal: dict[str, Any]) -> Iterator[str]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, **frugal})
     yield cluster.address
     cluster.shutdown()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty store in a file; tests that need it filled have a fixture of the same name that takes it."""
+    from moevolve.store.repository import Store
+
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
+        yield opened
 
 
 Snapshot = Callable[[Path, str], dict[str, Any]]

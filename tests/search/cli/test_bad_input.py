@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
+from commands_here import refusal
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.set_up import set_up
-from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -25,15 +23,6 @@ LOW_RANK = {
     "genome": {"kind": "nanomoe", "variant": "low_rank", "rank": 2, "layers": "*.q_proj"},
     "phases": [{"kind": "tune", "evaluations": 4, "initial": 2}],
 }
-
-
-def refusal(*arguments: str | Path) -> str:
-    """The error that ends a command which must be refused; `main` prints it and exits with 2 (see the last test)."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert isinstance(result.exception, UserError | StoreError), result.output
-    message = str(result.exception)
-    assert "\n" not in message
-    return message
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import yaml
 from larger_than_memory import export_one, search, searches_in_a_fork
 from tiny_models import WORDS, save_tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.bench, pytest.mark.slow]
 
 MODEL = {
     "num_hidden_layers": 6,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,8 @@ from moevolve.store.repository import Store
 SMALL = {"phases": [{"kind": "prune", "evaluations": 5, "initial": 4}], "engine": {"batch_tokens": 512}}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path}/s.db") as opened:
-        yield opened
-
-
 def ask(tmp_path: Path, *arguments: str) -> Any:
-    done = CliRunner().invoke(app, [*arguments, "--store", f"sqlite:///{tmp_path}/s.db", "--json"])
+    done = CliRunner().invoke(app, [*arguments, "--store", f"sqlite:///{tmp_path}/store.db", "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from commands_here import refusal
 from dense_lab import dense_run
 from local_workers import local_pool
 from replies import failure
@@ -130,25 +131,18 @@ def test_without_a_tokenizer_lengths_are_to_be_given(tiny: Any, tmp_path: Path) 
     folder.mkdir()
     shutil.copy(tiny.model / "config.json", folder)
     run = tiny.write_run(tmp_path / "run.yaml", "bare", model={"path": str(folder), "device": "cpu"})
-    assert "; say how long prompts are with --prompt-tokens" in refusal(run)
-
-
-def refusal(*arguments: str) -> str:
-    with pytest.raises(UserError) as error:
-        CliRunner().invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    assert "; say how long prompts are with --prompt-tokens" in refusal("plan", run)
 
 
 def test_what_is_refused(tiny: Any, tmp_path: Path) -> None:
     run = str(tiny.write_run(tmp_path / "run.yaml", "tiny"))
-    assert "mixtral-8x7b" in refusal(run, "--model", "mixtral-8x7")
-    assert "--prompt-tokens" in refusal(run, "--examples", "9")
-    assert "config.json" in refusal(run, "--model", str(tmp_path))
-    assert "genome.experts" in refusal(run, "--set", "genome.experts=40")
-    assert "no such file" in refusal(str(tmp_path / "none.yaml"))
+    assert "mixtral-8x7b" in refusal("plan", run, "--model", "mixtral-8x7")
+    assert "--prompt-tokens" in refusal("plan", run, "--examples", "9")
+    assert "config.json" in refusal("plan", run, "--model", str(tmp_path))
+    assert "genome.experts" in refusal("plan", run, "--set", "genome.experts=40")
+    assert "no such file" in refusal("plan", str(tmp_path / "none.yaml"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    assert "bert" in refusal(run, "--model", str(tmp_path))
+    assert "bert" in refusal("plan", run, "--model", str(tmp_path))
 
 
 def test_several_models_are_put_side_by_side() -> None:

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 from canned_profilee import CannedProfilees
+from commands_here import refusal
 from dense_lab import dense_run, search
 from local_workers import local_pool
 from profile_lab import export_sample, write_model
-from typer.testing import CliRunner
 
-from moevolve.evaluators.errors import UserError
-from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.operations.profile import profile
@@ -24,7 +22,6 @@ from moevolve.search.requests.models import ProfileRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
-from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
 from moevolve.workers.profiling.process import ProfiledProcess, load
 from moevolve.workers.profiling.run import _Process
@@ -131,7 +128,7 @@ def test_an_individual_beside_its_full_model(
 
 def test_a_folder_with_code_needs_trust_and_no_store(tiny: Any, in_process: Any, scratch: Path, tmp_path: Path) -> None:
     target = export_sample(tiny, write_model(tiny, "llama", tmp_path / "whole"), MIXED, tmp_path / "own").directory
-    assert "--trust-remote-code" in refusal(target)
+    assert "--trust-remote-code" in refusal("profile", target)
     done = in_process("profile", target, "--trust-remote-code", *QUICK)
     assert done.returncode == 0, done.stderr
     for expected in ("own", "parameters", "decode", "tokens/s", "1.00x", "100 %", "peak memory:"):
@@ -152,14 +149,6 @@ def test_an_interruption_leaves_nothing_behind(folder: Path, scratch: Path, tmp_
     processes = [int(event.split()[-1]) for event in canned.events if "loads" in event]
     assert len(processes) == 2 and not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     assert not list(scratch.iterdir())
-
-
-def refusal(*arguments: str | Path) -> str:
-    result = CliRunner().invoke(app, ["profile", *map(str, arguments)])
-    assert isinstance(result.exception, UserError | StoreError), result.output
-    message = str(result.exception)
-    assert "\n" not in message
-    return message
 
 
 def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
@@ -185,6 +174,6 @@ def test_what_is_refused(folder: Path, tiny: Any, tmp_path: Path) -> None:
         ("unknown picture format", "experts:0", *scored, tmp_path / "speed.docx"),
         ("there is no folder", "experts:0", *scored, tmp_path / "none" / "speed.svg"),
     ):
-        assert str(message) in refusal(*arguments, *store)
-    assert "none.db" in refusal("experts:0", "--store", f"sqlite:///{tmp_path / 'none.db'}")
+        assert str(message) in refusal("profile", *arguments, *store)
+    assert "none.db" in refusal("profile", "experts:0", "--store", f"sqlite:///{tmp_path / 'none.db'}")
     assert not (tmp_path / "none.db").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -29,10 +29,9 @@ ONE, TWO = SplitRef("one", "search", "f-one", "accuracy"), SplitRef("two", "sear
 
 
 @pytest.fixture
-def store() -> Iterator[Store]:
-    with Store.open("sqlite:///:memory:") as opened:
-        start(opened, run_config())
-        yield opened
+def store(store: Store) -> Store:
+    start(store, run_config())
+    return store
 
 
 @pytest.fixture

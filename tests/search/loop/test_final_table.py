@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,12 +82,6 @@ def config(**changes: Any) -> RunConfig:
     phases = [{"kind": "prune", "evaluations": 12, "initial": 12}]
     settings: dict[str, Any] = {"phases": phases, "model": {"path": "/nowhere"}, "final": {"rerank": 6}}
     return run_config(**(settings | changes))
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    with Store.open("sqlite:///:memory:") as opened:
-        yield opened
 
 
 def launch(store: Store, settings: RunConfig, sheet: Sheet) -> FinalTable:

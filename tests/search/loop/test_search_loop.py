@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,6 @@ def calm(mode: str) -> list[tuple[Any, ...]]:
     """The population of a mode if nothing disturbs it."""
     with Store.open(IN_MEMORY) as store:
         return undisturbed(store, run_config(**MODES[mode]))
-
-
-@pytest.fixture
-def store() -> Iterator[Store]:
-    with Store.open(IN_MEMORY) as opened:
-        yield opened
 
 
 def undisturbed(store: Store, config: RunConfig) -> list[tuple[Any, ...]]:

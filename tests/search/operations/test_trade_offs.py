@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,21 +19,18 @@ SCORES = {0: (0.5, 0.5), 1: (0.75, 0.25), 2: (0.25, 0.75), 3: (0.5, 0.25), 4: (0
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(store: Store) -> Store:
     """With a search on two tasks, of which individual 6 failed, and 7 isn't evaluated on the second."""
-    with Store.open(f"sqlite:///{tmp_path / 'two.db'}") as opened:
-        opened.create_search(
-            search("two"), [split(task, name) for task in ("one", "other") for name in ("search", "dev")]
-        )
-        for index, scores in SCORES.items():
-            found = [evaluation(index, score, task) for task, score in zip(("one", "other"), scores, strict=True)]
-            opened.record("id-two", [decided(index, sum(scores) / 2)], found)
-        opened.record("id-two", [decided(6, None)], [evaluation(6, None, "one")])
-        opened.record("id-two", [individual(7)], [evaluation(7, 1.0, "one")])
-        opened.create_search(search("imported"), [])
-        opened.record("id-imported", [decided(0, 0.5)], [])
-        opened.record("id-two", [], [evaluation(0, 0.9, "one", phenotype_hash=FULL_MODEL)])
-        yield opened
+    store.create_search(search("two"), [split(task, name) for task in ("one", "other") for name in ("search", "dev")])
+    for index, scores in SCORES.items():
+        found = [evaluation(index, score, task) for task, score in zip(("one", "other"), scores, strict=True)]
+        store.record("id-two", [decided(index, sum(scores) / 2)], found)
+    store.record("id-two", [decided(6, None)], [evaluation(6, None, "one")])
+    store.record("id-two", [individual(7)], [evaluation(7, 1.0, "one")])
+    store.create_search(search("imported"), [])
+    store.record("id-imported", [decided(0, 0.5)], [])
+    store.record("id-two", [], [evaluation(0, 0.9, "one", phenotype_hash=FULL_MODEL)])
+    return store
 
 
 def test_those_that_no_other_beats_are_listed(store: Store) -> None:

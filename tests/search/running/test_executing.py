@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -33,12 +33,6 @@ Start = Callable[[SearchSetup, Store], object]
 
 def run(setup: SearchSetup, store: Store) -> None:
     execute(setup, store, Observer(), local_pool)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -24,10 +23,9 @@ from moevolve.store.tables import leases
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
-        opened.create_search(search(), [])
-        yield opened
+def store(store: Store) -> Store:
+    store.create_search(search(), [])
+    return store
 
 
 @pytest.fixture(autouse=True)

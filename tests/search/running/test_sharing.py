@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from store_samples import search
@@ -25,11 +24,10 @@ BEAT_S = 0.1
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
-        for name in "abc":
-            opened.create_search(search(id=name, name=f"search-{name}"), [])
-        yield opened
+def store(store: Store) -> Store:
+    for name in "abc":
+        store.create_search(search(id=name, name=f"search-{name}"), [])
+    return store
 
 
 class Drivers:

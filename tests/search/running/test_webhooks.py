@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,10 +95,9 @@ def notify(monkeypatch: pytest.MonkeyPatch) -> Notify:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
-        opened.create_search(search("alpha"), [split()])
-        yield opened
+def store(store: Store) -> Store:
+    store.create_search(search("alpha"), [split()])
+    return store
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,10 +22,9 @@ from moevolve.store.repository import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'news.db'}") as opened:
-        opened.create_search(search("alpha"), [split()])
-        yield opened
+def store(store: Store) -> Store:
+    store.create_search(search("alpha"), [split()])
+    return store
 
 
 def pollers() -> list[asyncio.Task[Any]]:

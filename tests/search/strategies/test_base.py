@@ -9,7 +9,8 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search_samples import decided, history_row, many
+from search_samples import history_row, many
+from store_samples import decided
 
 from moevolve.search.genomes.contract.phases import ThresholdParents, TopKParents
 from moevolve.search.strategies.base import Ranking, eligible, rank_key
@@ -40,7 +41,7 @@ def histories(draw: st.DrawFn) -> list[IndividualRecord]:
 
 
 def member(index: int, content: int, outcome: tuple[float, float] | None) -> IndividualRecord:
-    return decided(replace(history_row(index, "prune", None), content_hash=f"hash-{content}"), outcome)
+    return decided(replace(history_row(index, "prune", None), content_hash=f"hash-{content}"), *(outcome or (None,)))
 
 
 def from_scratch(history: list[IndividualRecord], rule: Rule, repeats: bool) -> dict[Operator, list[IndividualRecord]]:

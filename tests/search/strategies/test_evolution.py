@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from search_samples import decided, eep_space
+from search_samples import eep_space
+from store_samples import decided
 from strategy_lab import Score, asked_and_told, by_hash
 
 from moevolve.search.genomes.contract.base import Offspring
@@ -128,7 +129,7 @@ def test_a_repeat_counts_among_the_parents_if_it_may_be(repeats: bool, expected:
     one, two = (space.sample(generator(seed, 0), PHASES[0]).genome for seed in range(2))
     for index, genome in enumerate((one, one, one, two)):
         record = individual_record(index, "0", Offspring(genome, "random", ()), space.describe(genome), 0)
-        strategy.tell(decided(record, (0.5, -1.0)))
+        strategy.tell(decided(record, 0.5))
     draws = [strategy.ask(index, False, None, set()).parents for index in range(4, 404)]
     assert abs(np.mean([parents != (3,) for parents in draws]) - expected) < 4 * np.sqrt(
         expected * (1 - expected) / 400

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 from scipy.stats import rankdata
-from search_samples import decided, deepseek, eep_space, history_row
+from search_samples import deepseek, eep_space, history_row
+from store_samples import decided
 from strategy_lab import Score, asked_and_told
 
 from moevolve.search.genomes.contract.base import GenomeSpace
@@ -186,7 +187,7 @@ def test_only_the_newest_are_remembered() -> None:
     rng = np.random.default_rng(0)
     made = [space.sample(rng, PRUNING) for _ in range(40)]
     rows = [individual_record(i, "prune", one, space.describe(one.genome), 0) for i, one in enumerate(made)]
-    members = [decided(row, (float(rng.random()), 0.0)) for row in rows]
+    members = [decided(row, float(rng.random()), 0.0) for row in rows]
     members[38] = decided(rows[38], None)
 
     def answer(told: list[IndividualRecord]) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from tiny_models import words
 
 from moevolve.evaluators.errors import CandidateError
 from moevolve.evaluators.matching.registry import make_matcher
@@ -33,11 +34,6 @@ VARIANTS = {
     "gpt_oss": {},
 }
 """Attention of every kind that packs; what else families do in their layers is compared in their own tests."""
-
-
-def words(ids: list[int]) -> str:
-    """Decode tokens without special ones."""
-    return " ".join(f"w{i}" for i in ids if i > 3)
 
 
 def never(_: int, __: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from family_samples import (
 )
 from plain_families import plain_family_logits, stock_family_logits
 from safetensors.torch import load_file, save_file
-from tiny_models import word_tokenizer
+from tiny_models import word_tokenizer, words
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,7 +46,7 @@ from moevolve.workers.export.folder import loader_of
 from moevolve.workers.families.registry import only_inside
 from moevolve.workers.methods.eep.accuracy import scores_with_errors
 from moevolve.workers.methods.eep.calibrate_experts import calibrate_experts
-from moevolve.workers.methods.eep.edit import ExpertsRecipe
+from moevolve.workers.methods.eep.edit import EepEdit, ExpertsRecipe
 from moevolve.workers.methods.repair.edit import RepairedEdit, RepairRecipe
 from moevolve.workers.model.resident import ResidentModel
 from moevolve.workers.profiling.costs import _uses
@@ -63,33 +63,43 @@ TWO = ("mimo_v2_flash", "mellum", "hy_v3", "laguna", "lfm2_moe", "ernie4_5_moe",
 TWO += ("minimax_m3_vl_text", "llama4_text", "glm5_next_text", "step3p5", "muse_spark_text", "mistral_large4_text")
 """Families of which two layers have experts, without a setting of that name."""
 
-OWN_MIXERS = (
-    "qwen3_next",
-    "deepseek_v32",
-    "glm_moe_dsa",
-    "exaone_moe",
-    "mimo_v2_flash",
-    "granitemoehybrid",
-    "jamba",
-    "lfm2_moe",
-    "afmoe",
-    "gemma4_text",
-    "nemotron_h",
-    "kimi_linear",
-    "bailing_hybrid",
-    "beam",
-    "flint",
-    "hy_v4",
-    "deepseek_v4",
-    "minimax_m3_vl_text",
-    "llama4_text",
-    "glm5_next_text",
-    "step3p5",
-    "qwen4_exp_text",
-    "muse_spark_text",
-    "mistral_large4_text",
-)
-"""Families whose layers have indexers, windows, sinks, convolutions or recurrent states; all others are plain."""
+PRECISIONS = {
+    "exaone_moe": "routing groups, a router in float32",
+    "ernie4_5_moe": "a router in float32 whose weights are cast, and a bias on a softmax",
+    "phimoe": "each expert's softmax of its own",
+    "gemma4_text": "a router that gives probabilities, with factors",
+    "lfm2_moe": "scores rounded to sixteen bits",
+    "deepseek_v4": "tables, and roots rounded to sixteen bits",
+    "mistral4": "DeepSeek's scores without float32",
+    "kolibri1": "sigmoids of the chosen",
+    "llama4_text": "an adapted block that scales inputs",
+    "step3p5": "an adapted block that cuts activations",
+    "muse_spark_text": "a factor on logits, and modules before experts",
+}
+"""A family of each way in which routers round, for fewer experts; with all of them, every family is tried."""
+
+OWN_MIXERS = {
+    "qwen3_next": "recurrent states",
+    "kimi_linear": "recurrent states with short convolutions",
+    "granitemoehybrid": "Mamba-2",
+    "jamba": "Mamba",
+    "lfm2_moe": "convolutions",
+    "nemotron_h": "layers without attention",
+    "glm_moe_dsa": "an indexer over tokens",
+    "minimax_m3_vl_text": "an indexer over blocks",
+    "deepseek_v4": "compressed keys",
+    "llama4_text": "attention in chunks",
+    "mimo_v2_flash": "sinks",
+    "gemma4_text": "windows, with heads of another width",
+    "hy_v4": "several residual streams",
+    "qwen4_exp_text": "n-grams of token ids",
+    "mistral_large4_text": "keys and values of other layers",
+}
+"""A family of each kind of layer that isn't plain attention."""
+
+OTHER_MIXERS = ("deepseek_v32", "exaone_moe", "afmoe", "bailing_hybrid", "beam", "flint", "glm5_next_text", "step3p5")
+OTHER_MIXERS += ("muse_spark_text",)
+"""Further families with such layers."""
 
 OWN_NAMES = (
     "qwen3_next",
@@ -118,6 +128,13 @@ OWN_ROUTERS = ("qwen3_next", "minimax_m2", "jamba", "ernie4_5_moe", "hunyuan_v1_
 """Families whose native routers differ in rule, names or place; those of all others are like one of these."""
 
 families = pytest.mark.parametrize("family", RECENT)
+
+
+def representatives(first: Iterable[str], all_of: Iterable[str]) -> list[Any]:
+    """Families, those that aren't among the first marked `family_matrix`: `make matrix` runs these, too."""
+    chosen = list(first)
+    others = [pytest.param(each, marks=pytest.mark.family_matrix) for each in all_of if each not in chosen]
+    return [*chosen, *others]
 
 
 def depth(family: str) -> int:
@@ -156,6 +173,13 @@ def test_facts_and_logits_are_those_of_the_equations(
 
 
 @families
+def test_in_sixteen_bits_keeping_all_experts_changes_no_bit(family: str, model_config: Configs, tokens: Tensor) -> None:
+    model = ResidentModel.load(model_config(family, dtype="bfloat16"))
+    whole = np.tile(np.eye(EXPERTS, dtype=np.float32), (depth(family), 1, 1))
+    assert torch.equal(logits(model, EepEdit(whole, whole, 2, "logits"), tokens), logits(model, IdentityEdit(), tokens))
+
+
+@pytest.mark.parametrize("family", representatives(PRECISIONS, RECENT))
 def test_in_sixteen_bits_a_pruned_checkpoint_computes_what_was_measured(
     family: str, model_config: Configs, tokens: Tensor, tmp_path: Path
 ) -> None:
@@ -181,7 +205,7 @@ def test_what_mixes_residual_streams_is_counted(resident: Residents) -> None:
         assert 2 * sum(use.products for use in _uses(part, model.config, "")) == counter.get_total_flops() > 0
 
 
-@pytest.mark.parametrize("family", OWN_MIXERS)
+@pytest.mark.parametrize("family", representatives(OWN_MIXERS, OTHER_MIXERS))
 def test_scores_are_those_of_single_prompts(
     family: str, resident: Residents, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -265,11 +289,6 @@ def test_experts_are_measured_on_their_own_inputs(family: str, resident: Residen
             wanted = float(used.sum() / max(1, int((chosen == expert).sum())))
             assert scores[place, expert] == pytest.approx(wanted, rel=1e-4)
     assert found["output_distances"].shape == (len(experts), EXPERTS, EXPERTS)
-
-
-def words(ids: list[int]) -> str:
-    """Decode tokens without special ones."""
-    return " ".join(f"w{i}" for i in ids if i > 3)
 
 
 @pytest.mark.parametrize("family", OWN_NAMES)
@@ -394,7 +413,18 @@ def wrapped(model_type: str) -> Any:
     return model.eval()
 
 
-@pytest.mark.parametrize("model_type", WRAPPERS)
+WRAPPED = {
+    "qwen3_vl_moe": "transposed experts",
+    "qwen3_omni_moe": "a model within a model",
+    "minimax_m3_vl": "published names that transformers knows for the whole only, and a class for text alone",
+    "step3p7": "published names of the whole, and no class for text alone",
+    "llama4": "experts of its own form",
+    "kimi_k25": "published names of a part that transformers renames",
+}
+"""A model type of each way in which checkpoints hold a text model."""
+
+
+@pytest.mark.parametrize("model_type", representatives(WRAPPED, WRAPPERS))
 def test_of_a_multimodal_checkpoint_the_text_model_is_pruned(model_type: str, tokens: Tensor, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

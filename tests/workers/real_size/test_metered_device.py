@@ -10,6 +10,8 @@ import torch
 from real_size.meter import MeteredDevice, MeteredTensor
 from torch import nn
 
+pytestmark = pytest.mark.bench
+
 MIB = 1 << 20
 
 

@@ -14,6 +14,8 @@ from safetensors import safe_open
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.model.describe import describe_model
 
+pytestmark = pytest.mark.bench
+
 # `total_size` of the published indices, in bytes; two per parameter.
 TOTALS = {
     "mixtral-8x7b": 93_405_585_408,

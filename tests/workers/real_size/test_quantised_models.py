@@ -11,6 +11,8 @@ from real_size.runs import write_task
 
 from moevolve.workers.contract.capacity import CAPACITY
 
+pytestmark = pytest.mark.bench
+
 NARROW = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 8192}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 

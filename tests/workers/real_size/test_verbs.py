@@ -13,6 +13,8 @@ from real_size.published import SPECS, Spec
 from real_size.runs import write_task
 from real_size.verbs import Row, Session
 
+pytestmark = pytest.mark.bench
+
 # Widths and vocabularies that a test has time for; all else is as published.
 MIXTRAL = {
     "hidden_size": 384,
