@@ -281,10 +281,14 @@ def _read_generation_config(model: PreTrainedModel, config: ModelConfig) -> None
     """Give a model the generation config of its checkpoint, which has the end tokens of chats; there needn't be one."""
     from transformers import GenerationConfig
 
-    folder = checkpoint_folder(config)
-    if (folder / "generation_config.json").is_file():
-        with opening(f"{folder / 'generation_config.json'}: it can't be read"):
-            model.generation_config = GenerationConfig.from_pretrained(folder)
+    file = checkpoint_folder(config) / "generation_config.json"
+    if not file.is_file():
+        return
+    with opening(f"{file}: it can't be read"):
+        model.generation_config = GenerationConfig.from_pretrained(file.parent)
+    ends = model.generation_config.eos_token_id
+    if ends is not None and not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends])):
+        raise UserError(f"{file}: eos_token_id is {ends!r}, where the id of a token or a list of ids is expected")
 
 
 def load_without_experts(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, StoredExperts]:

@@ -143,6 +143,9 @@ def test_settings_of_the_config_that_cannot_be(checkpoint: Checkpoints, tmp_path
     # The search's own setting counts.
     config = edited(folder, lambda tensors: None, dtype="float32", _attn_implementation="flash_attention_2")
     assert describe_model(config).experts == 6
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 1.5]}')
+    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id is \[2, 1.5\], where the id of a token"):
+        load_model(config)
 
 
 def test_tokenizers_that_do_not_belong_to_the_model(checkpoint: Checkpoints, tmp_path: Path) -> None:
