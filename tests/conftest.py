@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from outsider import Outsider
 
 # What is imported stays: collecting garbage among it, most of a million objects, was a twentieth of all the time.
@@ -25,6 +26,10 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test needs the hub. A search whose model isn't there would wait for it, again and again.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# The same examples in every run: what a change breaks is its own fault, and a rare example isn't left to somebody else.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_configure() -> None:
