@@ -43,8 +43,8 @@ class ExpertsSection(GenomeSection):
         calibration_tokens: Number of calibration tokens on which experts are measured, or `all`.
         calibration_loss: Scores that are sums over tokens, which need no more memory, are measured on twice as many
             tokens again and again until the expected loss by their errors is at most this in every layer, as a share
-            of the kept experts' scores (`moevolve.workers.methods.eep.accuracy`); or until
-        calibration_most: so many tokens are reached, or the `calibration` rows end.
+            of the kept experts' scores (`moevolve.workers.methods.eep.accuracy`).
+        calibration_most: Largest number of tokens that they are measured on, if there are so many `calibration` rows.
     """
 
     count_format: ClassVar[str] = "{experts} retained, {active} active"
