@@ -39,7 +39,7 @@ def test_all_hold_under_the_interpreter() -> None:
         command, env={**environment, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "1 skipped" in done.stdout, done.stdout[-500:]  # this test alone
+    assert "3 skipped" in done.stdout, done.stdout[-500:]  # this test, and products of bfloat16
 
 
 @pytest.mark.gpu
@@ -51,6 +51,8 @@ def test_all_hold_under_the_interpreter() -> None:
 def test_merging(dtype: torch.dtype, retained: int, count: int, size: int) -> None:
     from moevolve.kernels.triton_merge import merge
 
+    if INTERPRETED and dtype == torch.bfloat16 and count >= 16:
+        pytest.skip("the interpreter multiplies the bits of bfloat16")
     generator = torch.Generator().manual_seed(0)
     experts = torch.randn((count, size), generator=generator).to(dtype)
     coefficients = torch.randn((retained, count), generator=generator)
@@ -65,7 +67,7 @@ def test_merging(dtype: torch.dtype, retained: int, count: int, size: int) -> No
 
 @pytest.mark.gpu
 @runs
-@pytest.mark.parametrize(("rows", "count", "size"), [(3, 2, 2100), (21, 2, 1500), (70, 17, 300)])
+@pytest.mark.parametrize(("rows", "count", "size"), [(3, 2, 4200), (21, 2, 1500), (70, 17, 300)])
 def test_every_program_of_a_merge_makes_its_own_part(rows: int, count: int, size: int) -> None:
     """The first p programs write the first p parts and nothing else, so no value is written twice."""
     from moevolve.kernels.triton_merge import LaunchGrid, _merge
@@ -83,7 +85,7 @@ def test_every_program_of_a_merge_makes_its_own_part(rows: int, count: int, size
         assert not expected[part].any()
         expected[part] = count
         out = torch.zeros((rows, size), device=DEVICE)
-        sizes = {"COUNT": count, "ROWS": launch.tile, "BLOCK": launch.block, "UNROLL": 32 if count > 16 else 4}
+        sizes = {"COUNT": count, "ROWS": launch.tile, "BLOCK": launch.block, "UNROLL": 32 if count > 16 else 8}
         sizes |= {"MANY": count > 16}
         _merge[(programs,)](coefficients, source, out, size, rows, launch.row_tiles, **sizes)
         assert torch.equal(out.cpu(), expected)

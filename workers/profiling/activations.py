@@ -64,6 +64,16 @@ def _attention_bytes(attention: Any, hidden: int, size: int) -> tuple[int, int]:
     return held, size * 2 * queries if queries > keys else 0
 
 
+def scores_bytes(layers: Iterable[Any], heads: int, size: int) -> int:
+    """Bytes that `eager` attention with so many heads holds per pair of a query and a key.
+
+    Scores are held with their softmax, in float32 and as cast. Layers with sinks (GPT-OSS) compute all in one dtype,
+    and hold the scores, the scores and sinks less the largest, and their softmax.
+    """
+    sinks = any(hasattr(softmax_attention(layer), "sinks") for layer in layers)
+    return heads * (3 * size if sinks else 2 * size + 4)
+
+
 def attention_widths(attention: Any) -> tuple[int, int, int]:
     """Sizes of the queries, keys and values of all heads."""
     if getattr(attention, "kv_lora_rank", None):
