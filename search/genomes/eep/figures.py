@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.space import EepGenome
 from moevolve.search.report.heatmaps import MAX_ROWS, left_out, spread, ticks
 from moevolve.search.report.style import DIVERGING, drawing, scale_below
 
@@ -31,6 +31,9 @@ class EepFigures(GenomeFigures[EepGenome]):
 
     subject = "matrices"
     weights = "routing weights"
+
+    def has_figure(self, genome: EepGenome, start: EepGenome | None) -> bool:
+        return True
 
     def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
         """See `GenomeFigures.page`: one row per group of layers, router mapping left of expert merging."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline
-from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.search.genomes.factorllm.space import FactorLlmGenome
 from moevolve.search.report.heatmaps import MAX_ROWS, WIDE, label_edges, left_out, panels, spread, ticks
 from moevolve.search.report.style import SEQUENTIAL, drawing, scale_below
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
