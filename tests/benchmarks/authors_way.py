@@ -27,7 +27,7 @@ from moevolve.workers.contract.edits import Tokens
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.engine.columns import pad
-from moevolve.workers.engine.tokenizing import end_tokens, missing_bos, tokenize_split
+from moevolve.workers.engine.tokenizing import PromptTokenizer, end_tokens
 from moevolve.workers.methods.eep.edit import EepEdit
 
 
@@ -138,8 +138,8 @@ class AuthorsWay:
     def _tokens(self, split: PreparedSplit) -> tuple[Tokens, ...]:
         """Prompts as tokens, made once."""
         if split.fingerprint not in self._prompts:
-            bos = missing_bos(self._original, self._tokenizer)
-            self._prompts[split.fingerprint] = tokenize_split(self._tokenizer, split, self._engine, bos).prompts
+            made = PromptTokenizer.of(self._original, self._tokenizer, self._engine).split(split)
+            self._prompts[split.fingerprint] = made.prompts
         return self._prompts[split.fingerprint]
 
     @torch.inference_mode()
