@@ -29,7 +29,7 @@ from moevolve.workers.contract.edits import Calibration, CalibrationRecipe, Edit
 from moevolve.workers.contract.facts import ModelFacts
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
     from moevolve.workers.profiling.outline import ModelOutline
 
 MOST_PARTS = 65_536

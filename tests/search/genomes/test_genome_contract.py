@@ -20,6 +20,7 @@ from repair_samples import rows_of
 from search_samples import CAPACITY, MERGE, PRUNE, TUNE, capacity_space, continuous, deepseek, dense_model, eep_space
 from tomoe_samples import tomoe_space
 
+from moevolve.search.drawing import drawing, to_svg
 from moevolve.search.genomes.capacity.kind import even
 from moevolve.search.genomes.capacity.space import CapacityGenome
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace, SubsetSpace
@@ -30,7 +31,6 @@ from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection,
 from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome, base_space, repaired_space
 from moevolve.search.genomes.tomoe.genome import ToMoeGenome
-from moevolve.search.report.style import drawing, to_svg
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.repair.edit import RepairRecipe
 

@@ -21,8 +21,7 @@ from report_lab import finished
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.estimate import estimate
-from moevolve.search.estimate.workload import Prompts
+from moevolve.search.drawing import drawing
 from moevolve.search.genomes.contract.base import (
     Baseline,
     Description,
@@ -35,7 +34,8 @@ from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.registry import KINDS
 from moevolve.search.operations.subject import find_subject
-from moevolve.search.report.style import drawing
+from moevolve.search.running.plan.estimate import estimate
+from moevolve.search.running.plan.workload import Prompts
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
