@@ -19,7 +19,7 @@ from moevolve.kernels.products import linear
 
 _COPY_COST = 24
 """Cost of copying a weight, in multiplications with it. Measured on one CPU core: 12 for networks that fit into the
-cache, 32 for large ones (`tests/benchmarks/bench_tomoe.py`)."""
+cache, 32 for large ones."""
 
 _ASSUMED_TOKENS = 2048
 """Number of tokens that is assumed when the form is chosen on a CPU."""
