@@ -7,15 +7,15 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Characters of another library's message that are quoted: more belongs into the log, not into a line.
 _LONGEST = 300
-"""Characters of another library's message that are quoted: more belongs into the log, not into a line."""
 
 DRIVER_HOST = "MOEVOLVE_DRIVER_HOST"
 """Environment variable of workers: name of the host whose user reads their messages."""
 
+# Texts in the messages of device errors, and of the host's lack of memory, for which torch has no exception class.
 _DEVICES = ("CUDA", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NCCL", "HIP error", "device-side assert")
 _HOST_MEMORY = "DefaultCPUAllocator"
-"""Texts in the messages of device errors, and of the host's lack of memory, for which torch has no exception class."""
 
 
 class UserError(Exception):

@@ -15,8 +15,8 @@ from moevolve.store.records import FULL_MODEL, SCORED, BestRow, SearchRecord, Sp
 from moevolve.store.tables import evaluations, individuals, search_tasks, searches
 
 Size = Literal["parameters", "active_parameters"]
+# Cells of a chart along either axis.
 _CELLS = 200
-"""Cells of a chart along either axis."""
 _SEARCHES, _EARLIEST = 20, 64
 """Newest searches that marks are taken from, and the number of their first individuals."""
 

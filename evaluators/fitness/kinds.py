@@ -10,8 +10,8 @@ from moevolve.evaluators.fitness.engine import Decided, Engine
 from moevolve.evaluators.matching.registry import make_matcher
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 
+# Smallest overlap of two predictions whose logarithm is taken; smaller ones count as this.
 _MIN_OVERLAP = 1e-12
-"""Smallest overlap of two predictions whose logarithm is taken; smaller ones count as this."""
 
 
 class Generate(Fitness):

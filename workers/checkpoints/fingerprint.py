@@ -17,9 +17,9 @@ from moevolve.workers.contract.settings import ModelConfig
 
 logger = logging.getLogger(__name__)
 
+# Files of at least so many bytes are hashed once: hashing a gigabyte takes about a second, and a launch would wait.
 _CACHED_SIZE = 1 << 30
-"""Files of at least so many bytes are hashed once: hashing a gigabyte takes about a second, and a launch would wait."""
-
+# Files that `transformers` reads from a checkpoint's folder, without weights and code. No others are hashed.
 _READ = (
     # The model's architecture, its end tokens, and the file of each tensor.
     "config.json",
@@ -53,8 +53,8 @@ _READ = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
 )
-"""Files that `transformers` reads from a checkpoint's folder, without weights and code. No others are hashed."""
 
+# Fields that record how a file was saved. They don't influence scores, so they aren't hashed.
 _VOLATILE: Mapping[str, tuple[str, ...]] = {
     "config.json": ("transformers_version", "_name_or_path"),
     "generation_config.json": ("transformers_version", "_from_model_config"),
@@ -67,7 +67,6 @@ _VOLATILE: Mapping[str, tuple[str, ...]] = {
         "local_files_only",
     ),
 }
-"""Fields that record how a file was saved. They don't influence scores, so they aren't hashed."""
 
 
 def model_fingerprint(config: ModelConfig) -> str:

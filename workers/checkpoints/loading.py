@@ -39,8 +39,8 @@ DTYPES: dict[Dtype, torch.dtype] = {
     "float16": torch.float16,
 }
 
+# Tensors of which the first numbers are read before a model is loaded: a second on a slow disk.
 _SAMPLED = 500
-"""Tensors of which the first numbers are read before a model is loaded: a second on a slow disk."""
 
 
 def resolve_device(config: ModelConfig) -> torch.device:

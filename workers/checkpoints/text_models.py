@@ -29,15 +29,16 @@ SAME_ON_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model type of the family that computes the same as a text model, and the settings that it has no field for."""
 
+# Model types of checkpoints whose text models' tensors have names that `transformers` knows for a multimodal model type
+# only, and the latter.
 _NAMED_BY_WHOLE = {
     "minimax_m3_vl": "minimax_m3_vl",
     "step3p7": "step3p7",
     "step3p5": "step3p7",
     "mistral_large4": "mistral_large4",
 }
-"""Model types of checkpoints whose text models' tensors have names that `transformers` knows for a multimodal model
-type only, and the latter."""
 
+# Beginnings of the names of other parts in checkpoints whose text models have the names that they have alone.
 _PARTS_BESIDE = (
     "vision_model.",
     "vit_large_projector.",
@@ -46,13 +47,11 @@ _PARTS_BESIDE = (
     "patch_merger.",
     "vision_language_adapter.",
 )
-"""Beginnings of the names of other parts in checkpoints whose text models have the names that they have alone."""
 
+# Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family.
 _STEMS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
-"""Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family."""
-
+# Beginnings of the names of a multimodal model's modules for text.
 _TEXT_PARTS = ("model.language_model.", "lm_head.")
-"""Beginnings of the names of a multimodal model's modules for text."""
 
 _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 
@@ -177,8 +176,8 @@ class _Numbered:
         return torch.stack([torch.cat([each.empty() for each in expert]).mT for expert in self.matrices])
 
 
+# Ends of the names of a Llama-4 expert's matrices that are stored one by one, by the name of the fused tensor.
 _LLAMA4_EXPERTS = {"gate_up_proj": (".gate_proj.weight", ".up_proj.weight"), "down_proj": (".down_proj.weight",)}
-"""Ends of the names of a Llama-4 expert's matrices that are stored one by one, by the name of the fused tensor."""
 
 
 def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+# Names of a block's shared expert in `transformers`. Granite's is no part of the block, and left as it is.
 _SHARED_EXPERTS = ("shared_expert", "shared_experts", "shared_mlp")
-"""Names of a block's shared expert in `transformers`. Granite's is no part of the block, and left as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from moevolve.workers.checkpoints.formats.fp4 import (
     nvfp4_scales,
 )
 
+# Tensors that matrices can have besides those that their scheme requires.
 _UNUSED = ("weight_g_idx", "weight_zero_point", "input_scale", "input_global_scale", "input_zero_point")
-"""Tensors that matrices can have besides those that their scheme requires."""
 
 
 class CompressedTensors:

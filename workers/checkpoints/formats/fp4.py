@@ -28,8 +28,8 @@ MX_GROUP, NV_GROUP = 32, 16
 
 _LARGEST, _LARGEST_SCALE = 6.0, 448.0
 """Largest numbers of E2M1 and of E4M3."""
+# Numbers halfway between neighbours, by the code of the smaller one.
 _MIDDLES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
-"""Numbers halfway between neighbours, by the code of the smaller one."""
 
 
 def fp4_bytes(values: Tensor) -> Tensor:

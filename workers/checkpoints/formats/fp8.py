@@ -22,18 +22,16 @@ from moevolve.workers.checkpoints.formats.base import (
 )
 from moevolve.workers.checkpoints.formats.fp4 import MX_GROUP, fp4_numbers, mxfp4_parts
 
+# Largest number of E4M3.
 _LARGEST = 448.0
-"""Largest number of E4M3."""
 
 
+# Last names of the scales: DeepSeek-V3's, which most others have, too, and DeepSeek-V4's.
 _SCALES = ("weight_scale_inv", "scale")
-"""Last names of the scales: DeepSeek-V3's, which most others have, too, and DeepSeek-V4's."""
-
+# Dtypes of scales that are powers of two, the second one of their biased exponents as bytes.
 _POWERS = (torch.float8_e8m0fnu, torch.uint8)
-"""Dtypes of scales that are powers of two, the second one of their biased exponents as bytes."""
-
+# Dtypes of matrices with two numbers in a byte.
 _FOUR_BITS = (torch.int8, torch.uint8)
-"""Dtypes of matrices with two numbers in a byte."""
 
 
 class Fp8(Codec):

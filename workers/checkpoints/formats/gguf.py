@@ -43,8 +43,8 @@ ARCHITECTURES = {
 }
 """Architecture in a file's metadata (`general.architecture`) by model type."""
 
+# Experts of GPT-OSS, the only supported family whose checkpoints have them fused.
 _FUSED = re.compile(r"model\.layers\.(?P<layer>\d+)\.mlp\.experts\.(?P<matrix>gate_up|down)_proj(?P<bias>_bias)?")
-"""Experts of GPT-OSS, the only supported family whose checkpoints have them fused."""
 
 _ROTARY = re.compile(r".+\.self_attn\.(?P<heads>[qk])_proj\.(weight|bias)")
 
@@ -264,8 +264,8 @@ def _halved(values: list[Tensor], heads: int) -> Tensor:
 INSTEAD = "Q8_0"
 """Type of changed tensors whose own type the library only unpacks. Its blocks of 32 divide the rows of all others."""
 
+# Quantised types that the library can pack.
 _PACKED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
-"""Quantised types that the library can pack."""
 
 SCALES = {
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0, 2)),

@@ -31,19 +31,18 @@ _QWEN = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 _NARROW = {"feed_forward_length": "intermediate_size"}
-
+# Model type, further fields by key, and what llama.cpp's code does without a key for it, by architecture.
 _ARCHITECTURES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "llama": ("mixtral", _NARROW | {"expert_count": "num_local_experts", "attention.key_length": "head_dim"}, {}),
     "olmoe": ("olmoe", _NARROW | {"expert_count": "num_experts"}, {"norm_topk_prob": False}),
     "qwen2moe": ("qwen2_moe", _QWEN, {"norm_topk_prob": False}),
     "qwen3moe": ("qwen3_moe", _QWEN, {"norm_topk_prob": True}),
 }
-"""Model type, further fields by key, and what llama.cpp's code does without a key for it, by architecture."""
 
+# The same of architectures whose files without a number of experts are dense models of another type.
 _DENSE: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "llama": ("llama", _NARROW | {"attention.key_length": "head_dim"}, {})
 }
-"""The same of architectures whose files without a number of experts are dense models of another type."""
 
 
 def gguf_config(file: Path) -> PretrainedConfig:

@@ -19,8 +19,8 @@ from moevolve.workers.checkpoints.formats.base import (
     multiplied,
 )
 
+# Which of eight neighbouring outputs each four bits of a word have, from the lowest ones.
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
-"""Which of eight neighbouring outputs each four bits of a word have, from the lowest ones."""
 
 
 class Awq(Codec):
