@@ -13,8 +13,7 @@ import torch
 
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_file, local_directory
-from moevolve.workers.checkpoints.formats.gguf import gguf_tensors
-from moevolve.workers.checkpoints.formats.gguf_config import gguf_config
+from moevolve.workers.checkpoints.formats.gguf import gguf_config, gguf_tensors
 from moevolve.workers.checkpoints.formats.registry import (
     UnpackedTensor,
     packed_format,
@@ -182,7 +181,7 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
 
 
 def naming(config: ModelConfig) -> AbstractContextManager[None]:
-    """See `published_names`: a context in which `transformers` knows the names of a checkpoint's tensors."""
+    """Return a context in which `transformers` knows the names of a checkpoint's tensors (`published_names`)."""
     return nullcontext() if gguf_file(config) is not None else published_names(_whole_config(config))
 
 

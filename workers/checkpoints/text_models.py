@@ -63,7 +63,12 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
     if settings.model_type in FAMILIES or family not in FAMILIES:
         return settings
     if family != text.model_type:
-        text = _as_family(text, family, fixed)
+        from transformers import CONFIG_MAPPING
+
+        kind: Any = CONFIG_MAPPING[family]
+        found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
+        rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
+        text = kind(**{**found, "rope_parameters": rope, **fixed})
     text.tie_word_embeddings = getattr(settings, "tie_word_embeddings", text.tie_word_embeddings)
     for name in ("quantization_config", "dtype"):
         if getattr(text, name, None) is None and getattr(settings, name, None) is not None:
@@ -104,16 +109,6 @@ def published_names(whole: PretrainedConfig) -> Iterator[None]:
         yield
     finally:
         register_checkpoint_conversion_mapping(text, own, overwrite=True)
-
-
-def _as_family(text: PretrainedConfig, family: str, fixed: Mapping[str, Any]) -> PretrainedConfig:
-    from transformers import CONFIG_MAPPING
-
-    kind: Any = CONFIG_MAPPING[family]
-    found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
-    rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
-    config: PretrainedConfig = kind(**{**found, "rope_parameters": rope, **fixed})
-    return config
 
 
 def is_text_of(settings: Mapping[str, Any], config: PretrainedConfig) -> bool:

@@ -15,8 +15,8 @@ from moevolve.workers.checkpoints.formats.base import (
     Codec,
     PackedMatrix,
     blocks_largest,
-    matrix_parts,
     multiplied,
+    packed_matrices,
     power_of_two,
     scaled_blocks,
 )
@@ -49,11 +49,10 @@ class Fp8(Codec):
         self._powers = settings.get("scale_fmt") == "ue8m0"
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        for module, parts in matrix_parts(names, "weight_scale_inv", ["weight"], ["activation_scale"]):
-            yield PackedMatrix(f"{module}.weight", parts, self)
-        for module, parts in matrix_parts(names, "scale", optional=["weight"]):
-            if "weight" in parts:  # other modules may have a parameter of this name
-                yield PackedMatrix(f"{module}.weight", parts, self)
+        yield from packed_matrices(self, names, "weight_scale_inv", ["weight"], ["activation_scale"])
+        for matrix in packed_matrices(self, names, "scale", optional=["weight"]):
+            if "weight" in matrix.parts:  # other modules may have a parameter of this name
+                yield matrix
         for name in names:
             fused = name.removesuffix("_scale_inv")
             if name != fused and fused in names and not fused.endswith(".weight"):
