@@ -101,7 +101,7 @@ def backends(config: ModelConfig, model_type: str) -> dict[str, Any]:
     if attention == "sdpa" and family is not None and not family.sdpa:
         attention = "eager"
     # Families with blocks of our own have no backends of experts in `transformers`.
-    none = dense_family(model_type) or (isinstance(family, ExpertFamily) and family.adapt)
+    none = dense_family(model_type) or (isinstance(family, ExpertFamily) and family.adapted)
     experts = {} if none else {"experts_implementation": config.experts_implementation}
     return {"attn_implementation": attention, **experts}
 
