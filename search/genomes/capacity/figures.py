@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moevolve.search.drawing import SEQUENTIAL, drawing, scale_below, ticks
 from moevolve.search.genomes.capacity.space import CapacityGenome
 from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.report.heatmaps import ticks
-from moevolve.search.report.style import SEQUENTIAL, drawing, scale_below
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 
 class CapacityFigures(GenomeFigures[CapacityGenome]):

@@ -16,7 +16,7 @@ from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.workers.contract.facts import ModelFacts
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
     from moevolve.workers.profiling.outline import ModelOutline
 
 

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moevolve.search.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, spread
 from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.genomes.tomoe.space import ToMoeGenome
-from moevolve.search.report.heatmaps import spread
-from moevolve.search.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing
 from moevolve.workers.methods.tomoe.edit import ToMoeEdit
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 
 class ToMoeFigures(GenomeFigures[ToMoeGenome]):

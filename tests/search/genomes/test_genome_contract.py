@@ -32,6 +32,7 @@ from search_samples import (
 from tomoe_samples import tomoe_space
 from toy_kind import RUNS, RunsSpace
 
+from moevolve.search.drawing import drawing, to_svg
 from moevolve.search.genomes.capacity.kind import even
 from moevolve.search.genomes.capacity.space import CapacityGenome
 from moevolve.search.genomes.contract.base import Genome, GenomeSpace
@@ -42,7 +43,6 @@ from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection,
 from moevolve.search.genomes.registry import KINDS, costs_of, figures_for
 from moevolve.search.genomes.repaired import RepairedGenome, RepairedSpace, base_genome, base_space, repaired_space
 from moevolve.search.genomes.tomoe.space import ToMoeGenome
-from moevolve.search.report.style import drawing, to_svg
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.repair.edit import RepairRecipe
 

@@ -17,12 +17,12 @@ from toy_kind import RUNS, RunsGenome, RunsSection
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.estimate import estimate
-from moevolve.search.estimate.workload import Prompts
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.kind import Baseline
 from moevolve.search.genomes.registry import KINDS
 from moevolve.search.operations.subject import find_subject
+from moevolve.search.running.plan.estimate import estimate
+from moevolve.search.running.plan.workload import Prompts
 from moevolve.store.repository import Store
 
 LEFTMOST = Baseline(lambda space: Offspring(space.genome(), "leftmost", ()), ("prune",))
