@@ -46,7 +46,7 @@ def free_lease(search_id: str) -> dict[str, Any]:
 
 
 def acquire(connection: Connection, search_id: str, owner: str, seconds: float, priority: int | None = None) -> Lease:
-    """Acquires a search's lease, the right to write to it, and clears what users asked of its previous driver.
+    """Acquires a search's lease, the right to write to it, and clears the requests to its previous driver.
 
     Args:
         search_id: Id of the search.

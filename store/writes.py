@@ -12,13 +12,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 
 from moevolve.store.errors import StoreError
 from moevolve.store.leases import fence
-from moevolve.store.records import (
-    INDIVIDUAL_COLUMNS,
-    EvaluationRecord,
-    ExportRecord,
-    IndividualRecord,
-    Lease,
-)
+from moevolve.store.records import INDIVIDUAL_COLUMNS, EvaluationRecord, ExportRecord, IndividualRecord, Lease
 from moevolve.store.session import chunks, insert_all, insert_new, update_all
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
 
