@@ -116,7 +116,7 @@ def renew(
     if claim is not None:
         changes["claim"] = json.dumps(asdict(claim))
     _update(connection, lease.search_id, **changes)
-    return replace(_control(row, now_of(connection)), alive=True)
+    return replace(_control(row, now_of(connection)), alive=True)  # the row was read before it was renewed
 
 
 def release(connection: Connection, lease: Lease) -> None:

@@ -135,6 +135,7 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
 
 def check_room(part: Path, needed: int) -> None:
     """Raise a `UserError` unless a folder's disk has room for `needed` bytes and a little more."""
+    # Headers, tokenizer and configs come on top, and what the file system needs for itself.
     free, needed = shutil.disk_usage(part).free, int(needed * 1.02) + (1 << 20)
     if free < needed:
         raise UserError(

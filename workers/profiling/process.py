@@ -21,6 +21,7 @@ from moevolve.workers.families.registry import register_class
 from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
+# Steps of a prime number reach all tokens of a vocabulary, whatever its size.
 _STRIDE, _OFFSET = 7919, 13
 # The model, once there is one.
 _LOADED: list[ProfiledProcess] = []
