@@ -18,7 +18,7 @@ from moevolve.kernels.expert_ffn import NetworkWeights, activations
 from moevolve.kernels.products import linear
 
 # Cost of copying a weight, in multiplications with it. Measured on one CPU core: 12 for networks that fit into the
-# cache, 32 for large ones (`tests/benchmarks/bench_tomoe.py`).
+# cache, 32 for large ones.
 _COPY_COST = 24
 # Number of tokens that is assumed when the form is chosen on a CPU.
 _ASSUMED_TOKENS = 2048

@@ -25,7 +25,7 @@ CONFINED = {
         "evaluators/harness/",
         "workers/engine/harness.py",
     ),
-    "matplotlib": ("search/report/",),
+    "matplotlib": ("search/drawing.py", "search/report/"),
     "nevergrad": ("search/strategies/nevergrad.py",),
     "ray": (
         "search/pools/ray_cluster.py",

@@ -12,13 +12,13 @@ from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SCORED, SPLITS, Split
-from moevolve.search.analysis.contrast import contrast
-from moevolve.search.compare.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.loop.final_table import Score, score_of
 from moevolve.search.loop.scores import outcomes_of
 from moevolve.search.operations.queries import genome
 from moevolve.search.requests.record import one_line_errors
 from moevolve.search.requests.searches import ContrastRequest, GenomeRequest
+from moevolve.search.results.contrast import contrast
+from moevolve.search.results.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.server.dependencies import NameQuery, RefQuery, ServerDep
 from moevolve.search.server.pages.individuals import outlined, size_words
 from moevolve.search.server.pages.rendering import render
@@ -88,7 +88,7 @@ def show_contrast(
     if names:
         with one_line_errors():
             asked = ContrastRequest(names, by=by)
-        found = server.listings.cached(repr(asked), partial(contrast, server.store, asked))
+        found = server.listings.cached(repr(asked), partial(contrast, server.store, asked.searches, asked.by))
         link = urlencode({"searches": names}, doseq=True)
     return render(
         request,
