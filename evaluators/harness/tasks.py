@@ -239,7 +239,6 @@ def _tables(task: Any, name: str) -> dict[str, Table]:
 
 
 def _default_splits(loaded: LoadedTask) -> dict[str, dict[str, Any]]:
-    """See `harness_task`."""
     config = loaded.task.config
     evaluated = config.test_split or config.validation_split
     others = [s for s in (config.validation_split, config.training_split) if s not in (None, evaluated)]
