@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, and_, case, func, literal, select, union_all
 
-from moevolve.store.records import FULL_MODEL, SPLITS, SearchRecord, Split
+from moevolve.evaluators.types import SPLITS, Split
+from moevolve.store.records import FULL_MODEL, SearchRecord
 from moevolve.store.tables import contexts, evaluations, individuals, search_tasks
 
 

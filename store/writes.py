@@ -22,8 +22,8 @@ from moevolve.store.records import (
 from moevolve.store.session import chunks, insert_all, insert_new, update_all
 from moevolve.store.tables import contexts, evaluations, exports, individuals, parents, searches
 
+# Fingerprints of model, engine and task split, followed by task, split and metric.
 _Context = tuple[str, str, str, str, str, str]
-"""Fingerprints of model, engine and task split, followed by task, split and metric."""
 _INTEGER_COLUMNS = ("experts", "active", "parameters", "active_parameters", "parameters_full", "depth")
 _DECIDED = ("status", "fitness", "tie_break", "failure", "failure_kind")
 _DECIDE = (

@@ -21,7 +21,6 @@ _CLAUSE = re.compile(r"[\n.,]")
 _MARK = re.compile(r"[^\w\s]")
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 _RESULT_MARK = "#### "
-
 # Patterns around an option letter (@) in order of precedence. The first pattern that matches with a letter counts; if
 # it matches several letters, the first in the order of the choices. Chinese phrases come first, then a letter at the
 # very end, then English phrases.
@@ -70,8 +69,8 @@ _PLACES = (
     r"@:",
     r"@",
 )
+# Takes precedence over `_PLACES`: a letter at the very beginning, followed by one of these characters.
 _FIRST = r"@[\s，：:,]"
-"""Takes precedence over `_PLACES`: a letter at the very beginning, followed by one of these characters."""
 
 
 class EepOptionMatcher(LetterMatcher):

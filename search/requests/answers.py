@@ -8,11 +8,12 @@ from pathlib import Path
 from pydantic import computed_field
 
 from moevolve.evaluators.fitness.scoring import Answer
+from moevolve.evaluators.types import Split
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.loop.scores import interval
 from moevolve.search.requests.parameters import SizeUnit
-from moevolve.store.pareto import Cell, Mark
-from moevolve.store.records import BestRow, EvaluationRecord, Split
+from moevolve.store.pareto import ChartCell, Mark
+from moevolve.store.records import BestRow, EvaluationRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Pareto:
     each: float
     front: tuple[BestRow, ...]
     marks: tuple[Mark, ...]
-    candidates: tuple[Cell, ...] = field(default=(), repr=False)
+    candidates: tuple[ChartCell, ...] = field(default=(), repr=False)
 
     def size_of(self, model: BestRow | Mark) -> float | None:
         """Size of a model on the chart's axis; None where it isn't known."""

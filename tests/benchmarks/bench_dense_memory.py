@@ -20,8 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-
+import bench
 import numpy as np
 from tiny_models import WORDS, save_tiny_model
 
@@ -55,7 +54,7 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 16384, 32768])
     parser.add_argument("--layers", type=int, default=8)

@@ -13,8 +13,7 @@ import torch
 
 from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_file, local_directory
-from moevolve.workers.checkpoints.formats.gguf import gguf_tensors
-from moevolve.workers.checkpoints.formats.gguf_config import gguf_config
+from moevolve.workers.checkpoints.formats.gguf import gguf_config, gguf_tensors
 from moevolve.workers.checkpoints.formats.registry import (
     UnpackedTensor,
     packed_format,
@@ -39,8 +38,8 @@ DTYPES: dict[Dtype, torch.dtype] = {
     "float16": torch.float16,
 }
 
+# Tensors of which the first numbers are read before a model is loaded: a second on a slow disk.
 _SAMPLED = 500
-"""Tensors of which the first numbers are read before a model is loaded: a second on a slow disk."""
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
@@ -102,7 +101,7 @@ def backends(config: ModelConfig, model_type: str) -> dict[str, Any]:
     if attention == "sdpa" and family is not None and not family.sdpa:
         attention = "eager"
     # Families with blocks of our own have no backends of experts in `transformers`.
-    none = dense_family(model_type) or (isinstance(family, ExpertFamily) and family.adapt)
+    none = dense_family(model_type) or (isinstance(family, ExpertFamily) and family.adapted)
     experts = {} if none else {"experts_implementation": config.experts_implementation}
     return {"attn_implementation": attention, **experts}
 
@@ -182,7 +181,7 @@ def load_config(config: ModelConfig) -> PretrainedConfig:
 
 
 def naming(config: ModelConfig) -> AbstractContextManager[None]:
-    """See `published_names`: a context in which `transformers` knows the names of a checkpoint's tensors."""
+    """Return a context in which `transformers` knows the names of a checkpoint's tensors (`published_names`)."""
     return nullcontext() if gguf_file(config) is not None else published_names(_whole_config(config))
 
 

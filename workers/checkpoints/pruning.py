@@ -26,8 +26,8 @@ from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
 
 _LAYER = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<layer>\d+)\.(?P<rest>.+)")
 _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
+# Ends of names of correction biases, which checkpoints have in the router or beside it.
 _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias", ".router_bias")
-"""Ends of names of correction biases, which checkpoints have in the router or beside it."""
 _MTP_STEM = re.compile(r"(^|\.)(mtp\w*|nextn)(\.|$)")
 
 MASK = -1e4
@@ -39,8 +39,8 @@ _MASK_BYTES = {
 }
 
 
+# Ends of the names of scales that experts lack which had no token in the calibration of who quantised the model.
 _UNMEASURED = (".input_scale", ".input_global_scale")
-"""Ends of the names of scales that experts lack which had no token in the calibration of who quantised the model."""
 
 _TABLE_DTYPES = {"I64": "<i8", "I32": "<i4"}
 

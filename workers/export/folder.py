@@ -23,9 +23,9 @@ from moevolve.workers.contract.card import CardFacts, ExportCard, ExportError, E
 from moevolve.workers.families.registry import UNLISTED
 
 _UNVERIFIED = ".unverified"
-
+# Versions of `transformers` in which exports were read.
 _TRIED = "5.23 and 5.24"
-"""Versions of `transformers` in which exports were read."""
+# Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`).
 _READ_BY_4 = (
     "mixtral",
     "qwen2_moe",
@@ -46,7 +46,6 @@ _READ_BY_4 = (
     "granitemoeshared",
     "llama4_text",
 )
-"""Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`)."""
 
 
 class VerificationError(RuntimeError):

@@ -35,8 +35,8 @@ from moevolve.workers.model.resident import ResidentModel
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Largest accepted difference at a position, relative to the largest value that the part adds to its input there."""
 
+# Share of positions that must agree: in 16 bits two experts can tie, and the order of a sum decides between them.
 _AGREEING = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
-"""Share of positions that must agree: in 16 bits two experts can tie, and the order of a sum decides between them."""
 
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -198,8 +198,8 @@ def _compare_parts(exported: _ExportedModel, expected: Sequence[Activations]) ->
             yield f"decoder layer {index}", compare(wanted, outputs, dtype, inputs)
 
 
+# Positional and keyword arguments of a decoder layer: hidden states, masks, positions and others.
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a decoder layer: hidden states, masks, positions and others."""
 
 
 class _ExportedModel:

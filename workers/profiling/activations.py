@@ -17,11 +17,10 @@ from moevolve.workers.families.decoder import softmax_attention
 STREAMS = 4
 """Number of hidden states of the size of the residual stream that are held while a network runs."""
 
+# Bytes per pair of a token and a chosen expert: indices of both, sorted, and the inverse permutation.
 _INDEX_BYTES = 40
-"""Bytes per pair of a token and a chosen expert: indices of both, sorted, and the inverse permutation."""
-
+# Bytes per value while a 16-bit state is normalised: the value and its square in float32.
 _NORMED = 8
-"""Bytes per value while a 16-bit state is normalised: the value and its square in float32."""
 
 
 def mixers_bytes(layers: Iterable[Any], hidden: int, size: int) -> tuple[int, int]:

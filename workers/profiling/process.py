@@ -22,8 +22,8 @@ from moevolve.workers.profiling.costs import model_costs
 from moevolve.workers.profiling.report import LoadReply, MeasureReply, ProfiledModel, ProfileSettings
 
 _STRIDE, _OFFSET = 7919, 13
+# The model, once there is one.
 _LOADED: list[ProfiledProcess] = []
-"""The model, once there is one."""
 
 
 def load(checkpoint: ProfiledModel, settings: ProfileSettings) -> LoadReply:

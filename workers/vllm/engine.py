@@ -26,9 +26,8 @@ from moevolve.workers.vllm import child
 from moevolve.workers.vllm.process import VllmProcess, check_python
 
 _LOG = logging.getLogger(__name__)
-
+# Number of prompts whose log-probabilities are compared with those of `transformers`.
 _PROBES = 4
-"""Number of prompts whose log-probabilities are compared with those of `transformers`."""
 
 
 class VllmEngine(GenerationEngine):

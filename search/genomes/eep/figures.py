@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.drawing import DIVERGING, MAX_ROWS, drawing, left_out, scale_below, spread, ticks
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.space import EepGenome
 
 if TYPE_CHECKING:
     from moevolve.search.drawing import Figure
@@ -30,6 +30,9 @@ class EepFigures(GenomeFigures[EepGenome]):
 
     subject = "matrices"
     weights = "routing weights"
+
+    def has_figure(self, genome: EepGenome, start: EepGenome | None) -> bool:
+        return True
 
     def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
         """See `GenomeFigures.page`: one row per group of layers, router mapping left of expert merging."""

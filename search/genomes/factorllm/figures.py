@@ -19,9 +19,9 @@ from moevolve.search.drawing import (
     spread,
     ticks,
 )
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline
-from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
+from moevolve.search.genomes.factorllm.space import FactorLlmGenome
 from moevolve.workers.methods.factorllm.edit import FactorLlmEdit
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moevolve.search.drawing import MAX_ROWS, WIDE, blocks_figure, draw_blocks, left_out
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome
 

@@ -46,13 +46,15 @@ def phase_counts(config: RunConfig, costs: GenomeCosts[Any]) -> tuple[PhaseCount
     """Count the individuals of every phase, and how many of them can differ."""
     counts = []
     for phase in config.phases:
-        different = costs.distinct_candidates(phase.kind)
+        different = costs.distinct_candidates(phase)
         most = phase.evaluations if different is None else min(phase.evaluations, different)
         counts.append(PhaseCount(phase.kind, phase.evaluations, most))
     return tuple(counts)
 
 
-def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[str, str]) -> tuple[ModelSize, ...]:
+def model_sizes(
+    outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[str, PhaseConfig]
+) -> tuple[ModelSize, ...]:
     """Size the full model and a candidate of every kind of phase; see `described_as` for `like`."""
     facts = outline.facts
     active = active_parameters(facts, facts.experts, facts.active)
@@ -60,10 +62,10 @@ def model_sizes(outline: ModelOutline, costs: GenomeCosts[Any], like: Mapping[st
     return full, *(ModelSize(kind, *costs.counts(each)) for kind, each in like.items())
 
 
-def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, str]:
+def described_as(phases: Sequence[PhaseConfig]) -> Mapping[str, PhaseConfig]:
     """Map each kind of phase to the one that its candidates' sizes are those of: for `repair`, the phase before it."""
     pairs = zip(phases, (phases[0], *phases), strict=False)
-    return {phase.kind: before.kind if phase.kind == "repair" else phase.kind for phase, before in pairs}
+    return {phase.kind: before if phase.kind == "repair" else phase for phase, before in pairs}
 
 
 def final_evaluations(config: RunConfig) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
-from moevolve.evaluators.types import SCORED
+from moevolve.evaluators.types import SCORED, SPLITS, Split
 from moevolve.search.loop.final_table import Score, score_of
 from moevolve.search.loop.scores import outcomes_of
 from moevolve.search.operations.queries import genome
@@ -22,7 +22,7 @@ from moevolve.search.results.significance import Significance, TaskOutcomes, pai
 from moevolve.search.server.dependencies import NameQuery, RefQuery, ServerDep
 from moevolve.search.server.pages.individuals import outlined, size_words
 from moevolve.search.server.pages.rendering import render
-from moevolve.store.records import SPLITS, CourseAxis, EvaluationRecord, IndividualDetail, Split
+from moevolve.store.records import CourseAxis, EvaluationRecord, IndividualDetail
 
 routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 

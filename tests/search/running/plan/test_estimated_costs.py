@@ -181,7 +181,7 @@ def test_decoding_takes_a_pass_of_one_column_per_step(
 def test_masked_values_are_counted_as_the_genome_counts_them(tiny: Any, tmp_path: Path) -> None:
     outline = outline_model(ModelConfig(str(write_model(tiny, "llama", tmp_path / "model"))))
     space = tomoe_space(outline.facts)
-    _, size = model_sizes(outline, costs_of(space, outline), {"tune": "tune"})
+    _, size = model_sizes(outline, costs_of(space, outline), {"tune": TUNE})
     start = space.start(TUNE).genome
     moved = space.genome(routers=start.routers, heads=np.ones_like(start.heads))
     assert size.active_parameters == space.describe(moved).active_parameters

@@ -12,6 +12,7 @@ import pytest
 import torch
 from profile_lab import FAMILIES, HEADS, HIDDEN, LAYERS, VOCABULARY, Exported, export_sample, load_plainly, write_model
 from pydantic import TypeAdapter
+from search_samples import MERGE, PRUNE, TUNE
 from torch.utils.flop_counter import FlopCounterMode
 
 from moevolve.evaluators.errors import UserError
@@ -109,8 +110,8 @@ def test_an_export_costs_what_its_genome_describes_torch_counts_and_a_plan_says(
     assert (costs.linear_flops, costs.attention_flops) == counted(model, CONTEXT)
     outline = outline_model(ModelConfig(str(checkpoint(family))))
     space = make_space(TypeAdapter(AnyGenomeSection).validate_python(genome), outline.facts)
-    kind = "merge" if "merge" in case else "prune" if "prune" in case else "tune"
-    _, size = model_sizes(outline, costs_of(space, outline), {kind: kind})
+    phase = MERGE if "merge" in case else PRUNE if "prune" in case else TUNE
+    _, size = model_sizes(outline, costs_of(space, outline), {phase.kind: phase})
     if "heads" not in case:  # how many values heads keep depends on the genome
         assert size.active_parameters == costs.active_parameters
         assert size.parameters in (None, costs.parameters)

@@ -1,8 +1,10 @@
-"""Llama-4, whose routers scale the inputs of experts, in the form that other families have.
+"""MoE blocks that `transformers` implements with another interface than others', in the form that others have.
 
-`transformers` runs every expert on every token, with zeros for tokens that didn't choose it, and its router returns
-scores of all experts. Here a router returns the chosen experts with their weights, and experts run on the tokens that
-chose them, with the same parameters under the same names.
+Routers return logits, weights and experts, and experts run on the tokens that chose them, on the backend that the
+setting `experts_implementation` names. Parameters stay the same, under the same names.
+
+`transformers` runs every expert of Llama-4 on every token, with zeros for tokens that didn't choose it, and its router
+returns scores of all experts. Step-3.5's experts have no backends there.
 """
 
 from __future__ import annotations
@@ -13,6 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import use_experts_implementation
+from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
+
+
+def adapt(layer: Any, backend: str) -> None:
+    """Replace the MoE block of a decoder layer, if it has one; `backend` is the `experts_implementation`."""
+    # The decorator below reads the backend from what it takes for a model's config.
+    config = SimpleNamespace(_experts_implementation=backend)
+    if hasattr(layer, "feed_forward") and hasattr(layer.feed_forward, "experts"):
+        layer.feed_forward = Llama4Block(config, layer.feed_forward)
+    elif hasattr(layer, "mlp") and hasattr(layer.mlp, "experts"):
+        layer.mlp.experts = StepExperts(config, layer.mlp.experts)
 
 
 class Llama4Router(nn.Module):
@@ -35,7 +48,7 @@ class Llama4Experts(nn.Module):
     scales_inputs = True
     """Routing weights multiply inputs, which is left to who calls this."""
 
-    def __init__(self, backend: SimpleNamespace, experts: Any) -> None:
+    def __init__(self, config: SimpleNamespace, experts: Any) -> None:
         super().__init__()
         self.num_experts, self.act_fn = experts.num_experts, experts.act_fn
         self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
@@ -54,11 +67,10 @@ class Llama4Experts(nn.Module):
 class Llama4Block(nn.Module):
     """Takes over the parts of a MoE block."""
 
-    def __init__(self, backend: str, block: Any) -> None:
+    def __init__(self, config: SimpleNamespace, block: Any) -> None:
         super().__init__()
         self.router, self.shared_expert = Llama4Router(block.router), block.shared_expert
-        # The decorator reads the backend from what it takes for a model's config.
-        self.experts = Llama4Experts(SimpleNamespace(_experts_implementation=backend), block.experts)
+        self.experts = Llama4Experts(config, block.experts)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         hidden = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -69,7 +81,11 @@ class Llama4Block(nn.Module):
         return self.shared_expert(hidden) + routed, logits
 
 
-def adapt_llama4(layer: Any, backend: str) -> None:
-    """Replace the MoE block of a decoder layer, if it has one; `backend` is the `experts_implementation`."""
-    if hasattr(layer.feed_forward, "experts"):
-        layer.feed_forward = Llama4Block(backend, layer.feed_forward)
+@use_experts_implementation
+class StepExperts(Step3p7Experts):
+    """Takes over the parameters of a layer's experts, and the bound of their gates and inputs."""
+
+    def __init__(self, config: SimpleNamespace, experts: Step3p7Experts) -> None:
+        nn.Module.__init__(self)
+        self.num_experts, self.limit, self.act_fn = experts.num_experts, experts.limit, experts.act_fn
+        self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
