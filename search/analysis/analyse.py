@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter
 
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.text_files import writing_into
+from moevolve.evaluators.types import Split
 from moevolve.search.genomes.registry import routing_weights_label
 from moevolve.search.loop.scores import FULL
-from moevolve.search.operations.answers import prepared_split
-from moevolve.search.operations.subject import find_subject
-from moevolve.search.requests.answers import Analysis
-from moevolve.search.requests.models import AnalyseRequest
+from moevolve.search.running.candidates import find_candidate, prepared_split
 from moevolve.store.reader import StoreReader
 from moevolve.workers.contract.edits import IdentityEdit
+from moevolve.workers.contract.usage import Usage
 
 if TYPE_CHECKING:
     from moevolve.search.report.style import Figure
@@ -24,23 +24,57 @@ if TYPE_CHECKING:
 FILE = "analysis.json"
 
 
-def analyse(store: StoreReader, request: AnalyseRequest) -> Analysis:
-    """See `AnalyseRequest`. The individual and the full model run in this process; nothing is stored."""
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """How an individual uses its experts.
+
+    Attributes:
+        kind: Genome kind of the individual's search.
+        task_fingerprint: Fingerprint of the split whose prompts and answers were run.
+        before: The full model's usage; None where that has no experts to compare with.
+        after: The individual's usage.
+    """
+
+    ref: str
+    search_id: str
+    kind: str
+    task: str
+    split: str
+    task_fingerprint: str
+    before: Usage | None = field(repr=False)
+    after: Usage = field(repr=False)
+    format: Literal["moevolve-analysis/3"] = "moevolve-analysis/3"
+
+
+def analyse(
+    store: StoreReader, reference: str, task: str, split: Split, tokens: int | None = None, model: str | None = None
+) -> Analysis:
+    """Count which experts a task's prompts activate; the individual and the full model run in this process.
+
+    Args:
+        reference: The individual as SEARCH:INDEX.
+        task, split: The prompts.
+        tokens: Stop after about this many tokens; None runs all.
+        model: The search's checkpoint, if it isn't where the store says.
+
+    Raises:
+        UserError: there is no such task or split, or the individual can't be run.
+        StoreError: there is no such individual.
+    """
     from moevolve.workers.worker import EvaluationWorker
 
-    reference = request.individual
     if reference == FULL:
         raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
-    subject = find_subject(store, reference, model=request.model)
-    detail = subject.detail
+    candidate = find_candidate(store, reference, model=model)
+    detail = candidate.detail
     assert detail is not None
-    prepared = prepared_split(subject, request.task, request.split)
-    worker = EvaluationWorker(subject.config.model, subject.config.engine)
+    prepared = prepared_split(candidate, task, split)
+    worker = EvaluationWorker(candidate.config.model, candidate.config.engine)
     try:
-        after = worker.analyse(subject.edit, prepared, request.tokens)
+        after = worker.analyse(candidate.edit, prepared, tokens)
     except CandidateError as error:
         raise UserError(f"{reference} can't be run: {error}") from None
-    before = worker.analyse(IdentityEdit(), prepared, request.tokens) if subject.facts.moe_layers else None
+    before = worker.analyse(IdentityEdit(), prepared, tokens) if candidate.facts.moe_layers else None
     return Analysis(
         ref=detail.ref,
         search_id=detail.search.id,

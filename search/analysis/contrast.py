@@ -25,7 +25,6 @@ from moevolve.search.compare.contrasted import (
 from moevolve.search.compare.significance import Significance, TaskOutcomes, holm, paired_test, score_interval
 from moevolve.search.loop.final_table import FULL_LABEL, Score
 from moevolve.search.loop.scores import outcomes_of
-from moevolve.search.requests.searches import ContrastRequest
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, Course, CourseAxis, EvaluationRecord, SearchRecord
 
@@ -50,12 +49,12 @@ class _Member:
     parameters_full: int | None
 
 
-def contrast(store: StoreReader, request: ContrastRequest) -> Contrast:
-    """See `ContrastRequest`."""
-    records = {record.id: record for record in map(store.search, request.searches)}
+def contrast(store: StoreReader, searches: Sequence[str], by: CourseAxis = "evaluations") -> Contrast:
+    """Compare stored searches, given by name or id; courses are over `by`."""
+    records = {record.id: record for record in map(store.search, searches)}
     members = [_member(store, record) for record in records.values()]
     groups = _grouped(members)
-    axis = _axis(members, request.by)
+    axis = _axis(members, by)
     winners = [_winners(place, group) for place, group in enumerate(groups)]
     tests = [None, *(_test(group, groups[0]) for group in groups[1:])]
     corrected = iter(holm([test.p for test in tests if test is not None]))
@@ -64,10 +63,10 @@ def contrast(store: StoreReader, request: ContrastRequest) -> Contrast:
         for model, test in zip(winners, tests, strict=True)
     ]
     return Contrast(
-        by=request.by,
+        by=by,
         searches=tuple(_shown(one, place) for place, group in enumerate(groups) for one in group),
         settings=tuple(_differing([one for group in groups for one in group])),
-        groups=tuple(_group(place, group, axis, request.by) for place, group in enumerate(groups)),
+        groups=tuple(_group(place, group, axis, by) for place, group in enumerate(groups)),
         x=tuple(axis.tolist()),
         models=tuple(model for model in (*_full_models(members), *tested) if model.scores),
         comparable=len({frozenset(one.fingerprints.items()) for one in members}) == 1,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -21,9 +21,7 @@ from numpy.typing import NDArray
 
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.registry import outline_of
-from moevolve.search.operations.subject import find_subject
-from moevolve.search.requests.answers import ChoiceEffect, Effects, GeneRow, OperatorEffect, OptionEffect
-from moevolve.search.requests.searches import EffectsRequest
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.strategies.surrogate import LinearPosterior
 from moevolve.search.text import ranges
 from moevolve.store.reader import StoreReader
@@ -41,6 +39,111 @@ _WIDE = 20.0
 """Ratio of the largest to the smallest of positive numbers above which their logarithms are used."""
 _NUMBER = re.compile(r"[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?(?=$|[\s%])")
 _INTERVAL = (2.5, 50.0, 97.5)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEffect:
+    """What came of the individuals that one operator made.
+
+    Attributes:
+        individuals: Number of individuals with a score.
+        bests: Number of them that were the search's best so far.
+        children: Number of them whose parents have scores.
+        better: Number of these children that beat all their parents.
+        gain, low, high: Mean of child's score less its best parent's, with its 95 % confidence interval; None for fewer
+            than two children.
+    """
+
+    operator: str
+    individuals: int
+    bests: int
+    children: int = 0
+    better: int = 0
+    gain: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEffect:
+    """How far one choice of genomes moved scores: the standard deviation over individuals of its part of the score.
+
+    Attributes:
+        choice: What is chosen, such as `experts of layer 3` or `ridge lambda`.
+        spread, low, high: Median and 95 % credible interval, as a share of the score's range from 0 to 1.
+    """
+
+    choice: str
+    spread: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class OptionEffect:
+    """What one option of a choice adds to scores, other choices being equal.
+
+    Attributes:
+        option: The option, such as `expert 5`, compared with the mean of the choice's options; of a number, an increase
+            by two standard deviations, from one below the mean to one above it.
+        individuals: Number of individuals that have the option; all of them for a number.
+        effect, low, high: Median and 95 % credible interval, in [-1, 1].
+    """
+
+    choice: str
+    option: str
+    individuals: int
+    effect: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class GeneRow:
+    """The numbers and names that one individual's settings and sizes have, in the order of `Effects.genes`."""
+
+    index: int
+    score: float
+    values: tuple[float | str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What moved the score in a search.
+
+    Attributes:
+        individuals: Number of individuals that were looked at: the newest ones with a score.
+        predicted: Share of the variance of their scores that a sum over choices predicts for individuals that it wasn't
+            fitted to (leave-one-out); None where there is nothing to predict. At 0 or below, choices and options say
+            nothing.
+        operators: The one with most individuals first.
+        choices: The largest effects first.
+        options: Those whose effects are farthest from 0 in standard deviations first.
+        genes: Names of the settings and sizes of layers that vary. Empty unless asked for.
+        rows: Their values. Empty unless asked for.
+    """
+
+    search: str
+    individuals: int
+    predicted: float | None
+    operators: tuple[OperatorEffect, ...]
+    choices: tuple[ChoiceEffect, ...]
+    options: tuple[OptionEffect, ...] = field(repr=False)
+    genes: tuple[str, ...] = ()
+    rows: tuple[GeneRow, ...] = field(default=(), repr=False)
+
+    @property
+    def note(self) -> str:
+        """In words, what the effects are worth."""
+        if self.predicted is None:
+            return "There are too few individuals, or no choices that differ, to tell what mattered."
+        share = f"{max(self.predicted, 0):.0%} of the variance of {self.individuals:,} individuals' scores"
+        if self.predicted < 0.1:
+            return f"A sum over choices predicts {share}: take nothing from the effects of choices and options."
+        return (
+            f"A sum over choices predicts {share}, each left out of the fit in turn. Individuals are related and were "
+            "selected, so this is the most that it may predict of others."
+        )
 
 
 @dataclass(frozen=True)
@@ -62,22 +165,22 @@ class _Choice:
     contrasted: bool
 
 
-def effects(store: StoreReader, request: EffectsRequest) -> Effects:
-    """See `EffectsRequest`."""
-    search = store.search(request.search)
+def effects(store: StoreReader, name: str, limit: int, with_genes: bool = False) -> Effects:
+    """Estimate what moved the score in a search; list at most `limit` options, and genes if that is asked for."""
+    search = store.search(name)
     rows = [row for row in store.page(search.id, "newest", limit=_MOST) if row.fitness is not None][::-1]
     outlines = _outlines(store, search, rows)
     scores = np.array([row.fitness for row in rows], dtype=np.float64)
     genes = genes_of(outlines)
     predicted, choices, options = effects_of_choices(outlines, genes, scores)
-    shown = genes if request.genes else {}
+    shown = genes if with_genes else {}
     return Effects(
         search.name,
         len(rows),
         predicted,
         tuple(_operators(store, search, rows)),
         tuple(choices),
-        tuple(options[: request.limit]),
+        tuple(options[:limit]),
         tuple(shown),
         tuple(
             GeneRow(row.index, row.fitness or 0.0, values)
@@ -89,7 +192,7 @@ def effects(store: StoreReader, request: EffectsRequest) -> Effects:
 def _outlines(store: StoreReader, search: SearchRecord, rows: Sequence[IndividualRecord]) -> list[GenomeOutline]:
     if not rows:
         return []
-    space = find_subject(store, f"{search.id}:{rows[0].index}", weights=False).space
+    space = find_candidate(store, f"{search.id}:{rows[0].index}", weights=False).space
     return [outline_of(space.from_bytes(row.genome)) for row in rows]
 
 

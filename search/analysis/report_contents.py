@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.analysis.effects import effects
+from moevolve.search.analysis.analyse import Analysis
+from moevolve.search.analysis.effects import Effects, effects
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Genome
@@ -21,11 +22,9 @@ from moevolve.search.genomes.contract.phases import PhaseConfig, StrategySection
 from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.loop.setup import set_aside_note
-from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.report.lineage import main_line
-from moevolve.search.requests.answers import Analysis, Effects
-from moevolve.search.requests.searches import EffectsRequest
 from moevolve.search.running.calibration import calibration_notes, stored_calibration
+from moevolve.search.running.candidates import Candidate, find_candidate, start_of
 from moevolve.store.costs import SearchCosts
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord, LineageGraph, LineageNode, SearchRecord
@@ -85,7 +84,7 @@ class ReportContents:
     failures: tuple[FailureGroup, ...]
     effects: Effects | None = field(repr=False)
     costs: SearchCosts
-    subject: Subject | None = field(repr=False)
+    subject: Candidate | None = field(repr=False)
     start: Genome | None = field(repr=False)
     notes: tuple[str, ...]
     commands: tuple[tuple[str, str], ...] = field(repr=False)
@@ -121,7 +120,7 @@ def gather(store: StoreReader, name: str, limit: int = 5, analysis: Analysis | N
         graph=graph,
         line=() if graph is None else tuple(nodes[index] for index in main_line(graph)),
         failures=group_failures(search, history),
-        effects=None if subject is None else effects(store, EffectsRequest(search.id, limit=_OPTIONS)),
+        effects=None if subject is None else effects(store, search.id, _OPTIONS),
         costs=store.costs(search),
         subject=subject,
         start=start,
@@ -139,12 +138,12 @@ def settings_text(stored: str) -> str:
 
 def _subject(
     store: StoreReader, ref: str | None, history: Sequence[IndividualRecord]
-) -> tuple[Subject | None, Genome | None, list[str]]:
+) -> tuple[Candidate | None, Genome | None, list[str]]:
     """The best individual with its genome, and the genome of the start; or a note that says why they can't be read."""
     if ref is None:
         return None, None, []
     try:
-        subject = find_subject(store, ref, weights=False)
+        subject = find_candidate(store, ref, weights=False)
     except UserError as error:
         return None, None, [f"The searched matrices are left out: {' '.join(str(error).split())}"]
     return subject, start_of(subject, history), []
@@ -165,7 +164,7 @@ def _calibration_notes(store: StoreReader, search: SearchRecord, config: RunConf
     return notes
 
 
-def _measured(store: StoreReader, subject: Subject | None) -> list[str]:
+def _measured(store: StoreReader, subject: Candidate | None) -> list[str]:
     """What the experts of a best individual's search were measured on."""
     recipe = None if subject is None else subject.space.recipe
     if subject is None or recipe is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.analysis.analyse import figures_of
+from moevolve.search.analysis.analyse import Analysis, figures_of
 from moevolve.search.analysis.report_contents import ReportContents, gather
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
@@ -14,7 +14,6 @@ from moevolve.search.report.fitness import fitness_figure, size_figure
 from moevolve.search.report.lineage import lineage_figure
 from moevolve.search.report.rendering import FOLDER, environment
 from moevolve.search.report.style import to_svg
-from moevolve.search.requests.searches import ReportRequest
 from moevolve.search.text import percent
 from moevolve.store.reader import StoreReader
 
@@ -41,9 +40,9 @@ class ReportFigure:
     svg: str = field(repr=False)
 
 
-def page_of(store: StoreReader, request: ReportRequest) -> bytes:
-    """See `ReportRequest`."""
-    return render_page(gather(store, request.search, request.limit)).encode()
+def page_of(store: StoreReader, search: str, limit: int, analysis: Analysis | None = None) -> bytes:
+    """The page about a search, with its `limit` best individuals; see `gather` for the errors."""
+    return render_page(gather(store, search, limit, analysis)).encode()
 
 
 def render_page(contents: ReportContents) -> str:

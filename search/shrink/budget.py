@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.text import memory_size, quantity
 from moevolve.workers.contract.facts import FileSizes
 

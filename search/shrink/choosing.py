@@ -27,7 +27,6 @@ from moevolve.search.config.files import (
 )
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.capacity.budget import evenly_divided
-from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.set_up import pinned
 from moevolve.search.shrink.budget import (
     SpeedBudget,
@@ -38,6 +37,7 @@ from moevolve.search.shrink.budget import (
     kept_share,
 )
 from moevolve.search.shrink.domains import read_domains, render_chats, write_tasks
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.rows import Chat
 from moevolve.search.shrink.speed import chosen_share, seconds_by_share
 from moevolve.search.shrink.timing import plan_time, shortened

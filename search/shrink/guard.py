@@ -20,11 +20,10 @@ from pydantic import TypeAdapter
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.operations.answers import prepared_split
-from moevolve.search.operations.subject import Subject
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.running.candidates import Candidate, prepared_split
 from moevolve.search.shrink.loops import Loops, compared, discordant, is_clear, is_loop, looks_at
 from moevolve.search.shrink.page import TaskCheck
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.timing import guard_seconds
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.messages import EvaluationRequest
@@ -79,7 +78,7 @@ _ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int | None, str | None]
 """Kept checks, after what they were made of: search, winner, and what limits the answers."""
 
 
-def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, path: Path) -> Checks:
+def check_winner(subject: Candidate, table: FinalTable, request: ShrinkRequest, path: Path) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
     The file at `path` keeps the result, so that a request with other limits loads no model again.
@@ -94,7 +93,7 @@ def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, pa
     return judged, loops.judged(request.max_looping)
 
 
-def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> Checks:
+def _answered(subject: Candidate, table: FinalTable, request: ShrinkRequest) -> Checks:
     """The checks, made with a worker in this process."""
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
@@ -134,7 +133,7 @@ def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], re
     return tuple(checks), loops
 
 
-def _held_out(subject: Subject, table: FinalTable) -> Iterator[Probe]:
+def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
         graded = split.metric == "accuracy"

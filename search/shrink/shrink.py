@@ -11,12 +11,11 @@ from pathlib import Path
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import RunConfig
+from moevolve.search.interface.export import ExportRequest
+from moevolve.search.interface.opening import opened_store
 from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.operations.opening import opened_store, refuse_server
-from moevolve.search.operations.subject import Subject, bound_subject
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.requests.models import ExportRequest
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.running.candidates import Candidate, bound_candidate
 from moevolve.search.running.launch import launch, set_up_new
 from moevolve.search.running.observer import Observer
 from moevolve.search.shrink.budget import Budget, SpeedBudget, budget_of
@@ -24,6 +23,7 @@ from moevolve.search.shrink.choosing import choices_of, files_of, folder_of, has
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.page import FirstLook, ShrinkPlan, Shrunk, Speed, Written
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import guard_seconds, seconds_of
 from moevolve.store.reader import StoreReader
@@ -86,8 +86,6 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
 
 def _checked(request: ShrinkRequest) -> Budget | SpeedBudget | None:
     """The budget of a request, after refusing what would fail after hours of searching."""
-    if isinstance(request.store, str):
-        refuse_server(request.store)
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data PATH, or --task NAME")
     budget = budget_of(request)
@@ -143,7 +141,7 @@ def _shipped(
         return None, None
     with _timed("checks", seconds):
         observer.on_stage("checking the winner's answers")
-        subject = bound_subject(store, table.winner)
+        subject = bound_candidate(store, table.winner)
         checks = check_winner(subject, table, request, path.with_name("checks.json"))
     tasks, loops = checks
     faults = [f"{check.task}: {fault}" for check in tasks for fault in check.faults]
@@ -163,9 +161,9 @@ def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
     seconds[stage] = time.monotonic() - begun
 
 
-def _export(store: Store, subject: Subject, folder: Path, faults: Sequence[str], checks: Checks) -> Written:
+def _export(store: Store, subject: Candidate, folder: Path, faults: Sequence[str], checks: Checks) -> Written:
     """Export the winner, unless the folder has it already; its card has the checks and tells its faults."""
-    from moevolve.search.operations.export import export_subject, needs_requantising
+    from moevolve.search.interface.export import export_candidate, needs_requantising
 
     assert subject.detail is not None
     winner = subject.detail.ref
@@ -175,14 +173,14 @@ def _export(store: Store, subject: Subject, folder: Path, faults: Sequence[str],
     notes = (*(f"It was exported in spite of this: {fault}." for fault in faults), checks_table(*checks))
     requantise, why = needs_requantising(subject), tuple[tuple[str, str], ...]()
     try:
-        report = export_subject(store, subject, ExportRequest(winner, folder, requantise=requantise), notes)
+        report = export_candidate(store, subject, ExportRequest(winner, folder, requantise=requantise), notes)
     except UserError as error:
         if not requantise:
             raise
         # A result of hours in a larger form is better than none.
         why = (("not in the base model's format", str(error)),)
         notes += (f"It isn't in the format of the base model: {error}.",)
-        report = export_subject(store, subject, ExportRequest(winner, folder), notes)
+        report = export_candidate(store, subject, ExportRequest(winner, folder), notes)
     return Written(report.directory, report.form, _weight_bytes(report.directory), (*report.changes, *why))
 
 

@@ -12,9 +12,9 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.estimate.counts import final_evaluations
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.pools.ray_actor import ModelProbe
-from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import set_up_new
 from moevolve.search.running.pilot import Measured, measure
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.text import duration, quantity
 
 _MEASURED = 4

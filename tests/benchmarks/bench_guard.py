@@ -25,9 +25,9 @@ import torch
 
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.search.requests.shrink import GUARD_PROMPTS, ShrinkRequest
 from moevolve.search.shrink.guard import Checks, Probe, check_edit, general_set
 from moevolve.search.shrink.loops import ALPHA, discordant, is_clear, looks_at, p_value
+from moevolve.search.shrink.request import GUARD_PROMPTS, ShrinkRequest
 from moevolve.workers.contract.edits import Calibration, Edit, IdentityEdit
 from moevolve.workers.contract.fitting import FitRows, RowsRecipe
 from moevolve.workers.contract.messages import EvaluationRequest

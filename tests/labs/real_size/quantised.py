@@ -194,14 +194,13 @@ def _individual(folder: Path, phase: str) -> str:
 
 
 def _exported(folder: Path, phase: str, found: dict[str, Any]) -> Any:
-    from moevolve.search.operations.export import export
-    from moevolve.search.requests.models import ExportRequest
+    from moevolve.search.interface.export import ExportRequest
     from moevolve.store.repository import Store
     from moevolve.workers.contract.capacity import CAPACITY
 
     os.environ[CAPACITY] = str(EXPERTS_GB)
     with Store.open(f"sqlite:///{folder}/store.db") as store, _metered(found):
-        return export(store, ExportRequest(_individual(folder, phase), folder / phase, requantise=phase == "repair"))
+        return ExportRequest(_individual(folder, phase), folder / phase, requantise=phase == "repair").answer(store)
 
 
 def _export(folder: Path, model: str, found: dict[str, Any]) -> str:
@@ -221,11 +220,11 @@ def _requantise(folder: Path, model: str, found: dict[str, Any]) -> str:
 
 def _edit(folder: Path, phase: str) -> tuple[Any, Any]:
     """The edit of the best individual of a phase, and the settings of the unedited model."""
-    from moevolve.search.operations.subject import find_subject
+    from moevolve.search.running.candidates import find_candidate
     from moevolve.store.repository import Store
 
     with Store.open(f"sqlite:///{folder}/store.db") as store:
-        subject = find_subject(store, _individual(folder, phase))
+        subject = find_candidate(store, _individual(folder, phase))
     return subject.edit, subject.config.model
 
 

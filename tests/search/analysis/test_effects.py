@@ -10,10 +10,9 @@ import pytest
 from scipy.stats import ttest_1samp
 from search_lab import Outcome, UnrulyPool, drive, run_config, start
 
-from moevolve.search.analysis.effects import effects, effects_of_choices, genes_of
+from moevolve.search.analysis.effects import Effects, effects_of_choices, genes_of
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.requests.answers import Effects
-from moevolve.search.requests.searches import EffectsRequest
+from moevolve.search.interface.effects import EffectsRequest
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Edit
 from moevolve.workers.methods.eep.edit import EepEdit
@@ -44,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def found(store: Store) -> Effects:
-    return effects(store, EffectsRequest("lab", limit=1000))
+    return EffectsRequest("lab", limit=1000).answer(store)
 
 
 def test_intervals_cover_what_an_expert_adds_compared_with_its_layers_mean(found: Effects) -> None:
@@ -105,7 +104,7 @@ def test_as_much_is_predicted_of_new_individuals_as_is_said() -> None:
 
 
 def test_operators_are_judged_by_gains_over_the_best_parent(store: Store) -> None:
-    found = effects(store, EffectsRequest("bred"))
+    found = EffectsRequest("bred").answer(store)
     rows = {row.index: row for row in store.history("bred-1") if row.fitness is not None}
     assert found.individuals == len(rows) and sum(each.individuals for each in found.operators) == len(rows)
     bests = {step.index for step in store.course("bred-1").steps}
@@ -154,8 +153,8 @@ def test_settings_and_sizes_are_genes() -> None:
 def test_without_scores_nothing_is_told(store: Store, tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as empty:
         start(empty, run_config())
-        found = effects(empty, EffectsRequest("lab", genes=True))
+        found = EffectsRequest("lab", genes=True).answer(empty)
     assert (found.individuals, found.predicted, found.choices, found.rows) == (0, None, (), ())
     assert "too few individuals" in found.note
-    genes = effects(store, EffectsRequest("bred", genes=True))
+    genes = EffectsRequest("bred", genes=True).answer(store)
     assert len(genes.rows) == genes.individuals and all(len(row.values) == len(genes.genes) for row in genes.rows)

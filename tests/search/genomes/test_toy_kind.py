@@ -34,8 +34,8 @@ from moevolve.search.genomes.contract.base import (
 from moevolve.search.genomes.contract.costs import GenomeCosts
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.registry import KINDS
-from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.style import drawing
+from moevolve.search.running.candidates import find_candidate
 from moevolve.store.repository import Store
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.facts import ModelFacts, active_parameters, parameters_after
@@ -204,7 +204,7 @@ def test_it_is_searched_by_every_strategy_listed_and_drawn(
         assert [row.operator for row in rows[:4]] == ["leftmost", "random", "random", "random"]
         assert {"nevergrad:OnePlusOne", "mutation"} <= {row.operator for row in rows}
         assert len(rows) == 12 and all(row.status == "ok" for row in rows)
-        genome = find_subject(store, "toy:0").genome
+        genome = find_candidate(store, "toy:0").genome
         assert isinstance(genome, RunsGenome) and genome.firsts == (0, 0, 0, 0)
 
     def shown(*arguments: str) -> str:
