@@ -156,7 +156,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
-    comparison = moevolve.load_comparison(**request.arguments())
+    comparison = request.comparison()
 
     def observer(place: int, cell: Cell) -> Observer:
         # A comparison takes hours and its log is read afterwards, so each search prints two lines.
