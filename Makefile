@@ -21,7 +21,7 @@ demo: $(INSTALLED)
 test: $(STAMP) lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# The benchmarks' own parts, which the product's tests don't need.
+# The tests of the labs that only benchmarks need.
 bench-test: $(STAMP)
 	$(BIN)/pytest -m bench
 

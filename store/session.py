@@ -57,10 +57,10 @@ _SECRETS = (
 
 T = TypeVar("T")
 
+# Seconds for which a write transaction on PostgreSQL may wait for its client.
 _IDLE_S = 20
-"""Seconds for which a write transaction on PostgreSQL may wait for its client."""
+# Longest delay of Ctrl-C, in seconds, while a SQLite file is locked.
 _STEP_S = 0.5
-"""Longest delay of Ctrl-C, in seconds, while a SQLite file is locked."""
 # Key of the PostgreSQL lock of `lock_against_prune`: an arbitrary constant, different from that in `schema.py`.
 _CONTENT_LOCK = 7_026_112_438
 # An unreachable server is given up within half a minute, also if the network drops packets silently.

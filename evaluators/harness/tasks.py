@@ -31,10 +31,10 @@ from moevolve.evaluators.tasks.datasets import Table
 from moevolve.evaluators.tasks.selection import check_disjoint, select_rows, unshared_rows
 from moevolve.evaluators.types import Example, HarnessTask, PreparedSplit, Split
 
+# Default limit on the number of documents in `search`, `dev` and `calibration`; `counts` changes it.
 _MAX_DOCUMENTS = 256
-"""Default limit on the number of documents in `search`, `dev` and `calibration`; `counts` changes it."""
+# lm-eval's own seed for drawing few-shot examples; a document's row number is added to it.
 _FEWSHOT_SEED = 1234
-"""lm-eval's own seed for drawing few-shot examples; a document's row number is added to it."""
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _DEFAULT_LENGTH = 256
 
@@ -239,7 +239,6 @@ def _tables(task: Any, name: str) -> dict[str, Table]:
 
 
 def _default_splits(loaded: LoadedTask) -> dict[str, dict[str, Any]]:
-    """See `harness_task`."""
     config = loaded.task.config
     evaluated = config.test_split or config.validation_split
     others = [s for s in (config.validation_split, config.training_split) if s not in (None, evaluated)]

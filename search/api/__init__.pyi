@@ -44,13 +44,8 @@ from ._verbs import submit as submit
 from ._verbs import tradeoffs as tradeoffs
 from .evaluators.errors import UserError as UserError
 from .evaluators.tasks.config import TaskConfig as TaskConfig
-from .search.analysis.analyse import Analysis as Analysis
-from .search.analysis.effects import Effects as Effects
-from .search.compare.config import Comparison as Comparison
-from .search.compare.contrasted import Contrast as Contrast
-from .search.compare.rows import ComparisonRow as ComparisonRow
 from .search.config.run import RunConfig as RunConfig
-from .search.estimate.report import Estimate as Estimate
+from .search.config.study import Study as Study
 from .search.interface.answers import Answers as Answers
 from .search.interface.answers import AskedRow as AskedRow
 from .search.interface.evaluate import Evaluation as Evaluation
@@ -65,7 +60,12 @@ from .search.loop.final_table import FinalTable as FinalTable
 from .search.loop.final_table import Score as Score
 from .search.pools.base import PoolError as PoolError
 from .search.pools.submit import Submitted as Submitted
+from .search.results.contrast import Contrast as Contrast
+from .search.results.effects import Effects as Effects
+from .search.results.expert_usage import Analysis as Analysis
+from .search.results.study import StudyRow as StudyRow
 from .search.running.observer import Observer as Observer
+from .search.running.plan.records import Estimate as Estimate
 from .search.shrink.page import ShrinkPlan as ShrinkPlan
 from .search.shrink.page import Shrunk as Shrunk
 from .store.errors import StoreError as StoreError

@@ -17,8 +17,8 @@ from moevolve.search.interface.parameters import Overrides
 
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
-    from moevolve.search.analysis.analyse import Analysis
-    from moevolve.search.compare.config import Comparison
+    from moevolve.search.config.study import Study
+    from moevolve.search.results.expert_usage import Analysis
     from moevolve.store.repository import Store
 
 
@@ -33,7 +33,7 @@ def load_config(path: str | Path, overrides: Overrides = ()) -> RunConfig:
 
 def load_comparison(
     path: str | Path, *, overrides: Overrides = (), store: str | Store | None = None, address: str | None = None
-) -> Comparison:
+) -> Study:
     """Read a comparison, to look at it or to `compare`, which has the same parameters.
 
     Raises:
@@ -59,9 +59,9 @@ def write_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
     Raises:
         UserError: the folder can't be written.
     """
-    from moevolve.search.analysis import analyse
+    from moevolve.search.report import usage
 
-    return analyse.write_analysis(analysis, Path(folder))
+    return usage.write_analysis(analysis, Path(folder))
 
 
 def as_data(record: Any) -> Any:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import Annotated
 
-from moevolve.search.analysis.analyse import Analysis, analyse
+from moevolve.evaluators.errors import UserError
 from moevolve.search.interface.parameters import IndividualRef, ModelPath, Split, Task
 from moevolve.search.interface.request import Request, about, record
+from moevolve.search.loop.scores import FULL
+from moevolve.search.results.expert_usage import Analysis, analyse
+from moevolve.search.running.candidates import find_candidate, prepared_split
 from moevolve.store.reader import StoreReader
 
 
@@ -28,4 +31,9 @@ class AnalyseRequest(Request):
     model: ModelPath = None
 
     def answer(self, store: StoreReader) -> Analysis:
-        return analyse(store, self.individual, self.task, self.split, self.tokens, self.model)
+        if self.individual == FULL:
+            raise UserError(f"{FULL}: an analysis compares an individual with the full model; name one as SEARCH:INDEX")
+        found = find_candidate(store, self.individual, model=self.model)
+        assert found.detail is not None
+        prepared, full = prepared_split(found, self.task, self.split), bool(found.facts.moe_layers)
+        return analyse(found.detail, found.edit, found.config, prepared, self.tokens, full)

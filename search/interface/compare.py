@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import InstanceOf
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.compare.config import Cell, Comparison
-from moevolve.search.compare.config import load_comparison as read_comparison
 from moevolve.search.config.files import override_lines
+from moevolve.search.config.study import Study, StudyCell, load_study
 from moevolve.search.interface.opening import opened_store
 from moevolve.search.interface.parameters import SETTINGS, NewStore, Overrides, RayAddress, given_lines
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.observer import Observer
 
 if TYPE_CHECKING:  # it loads Ray
-    from moevolve.search.compare.rows import ComparisonRow
+    from moevolve.search.results.study import StudyRow
 
 Watchers = Annotated[
-    Callable[[int, Cell], Observer],
+    Callable[[int, StudyCell], Observer],
     about("Makes the observer of a search from its index in `comparison.cells` and its cell."),
 ]
 
@@ -39,29 +38,27 @@ class CompareRequest(Request):
         PoolError: no worker can be started; repeating it continues the searches.
     """
 
-    config: Annotated[
-        str | Path | InstanceOf[Comparison], about("Comparison (YAML)."), Flag(metavar="CONFIG", kind=Path)
-    ]
+    config: Annotated[str | Path | InstanceOf[Study], about("Comparison (YAML)."), Flag(metavar="CONFIG", kind=Path)]
     _: KW_ONLY
     overrides: Annotated[Overrides, about("Override settings, for example base.workers.count=4."), SETTINGS] = ()
     store: NewStore = None
     address: RayAddress = None
 
-    def answer(self, *, observer: Watchers = lambda place, cell: Observer()) -> list[ComparisonRow]:
+    def answer(self, *, observer: Watchers = lambda place, cell: Observer()) -> list[StudyRow]:
         comparison = self.comparison()
 
-        from moevolve.search.compare.rows import comparison_rows
-        from moevolve.search.compare.run import run_comparison
+        from moevolve.search.results.study import study_rows
+        from moevolve.search.running.study import run_study
 
         with opened_store(comparison.store, create=True) as store:
-            return comparison_rows(run_comparison(comparison, store, observer), store)
+            return study_rows(run_study(comparison, store, observer), store)
 
-    def comparison(self) -> Comparison:
+    def comparison(self) -> Study:
         """Read the comparison, unless it was read before."""
         changes = given_lines({"base.store": self.store, "base.workers.address": self.address})
         lines = (*override_lines(self.overrides), *changes)
-        if not isinstance(self.config, Comparison):
-            return read_comparison(Path(self.config), lines)
+        if not isinstance(self.config, Study):
+            return load_study(Path(self.config), lines)
         if lines:
             raise UserError(f"{lines[0]}: settings change a comparison while it is read; give them to load_comparison")
         return self.config

@@ -8,10 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from moevolve.search.analysis.contrast import contrast
-from moevolve.search.compare.contrasted import Contrast
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.results.contrast import Contrast, contrast
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import CourseAxis
 

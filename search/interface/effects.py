@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import Annotated
 
-from moevolve.search.analysis.effects import Effects, effects
 from moevolve.search.interface.parameters import SearchRef
 from moevolve.search.interface.request import Flag, Request, about, record
+from moevolve.search.results.effects import Effects, effects
 from moevolve.store.reader import StoreReader
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.fitness.scoring import Answer
 from moevolve.evaluators.types import Example
+from moevolve.evaluators.types import Split as AnySplit
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.interface.parameters import IndividualRef, Split, Task
 from moevolve.search.interface.request import Request, about, record
@@ -18,7 +19,6 @@ from moevolve.search.loop.scores import FULL, outcomes_of
 from moevolve.search.running.candidates import find_candidate, prepared_split
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualDetail
-from moevolve.store.records import Split as AnySplit
 
 AnswerFilter = Literal["differing", "lost", "gained", "wrong", "both_wrong"]
 Only = Annotated[

@@ -16,9 +16,9 @@ from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.running.weights import resolved_model_path
 
 if TYPE_CHECKING:  # they load torch and Ray
-    from moevolve.search.estimate.report import Estimate, Pilot
-    from moevolve.search.estimate.workload import Prompts
     from moevolve.search.running.execute import PoolFactory
+    from moevolve.search.running.plan.records import Estimate, Pilot
+    from moevolve.search.running.plan.workload import Prompts
 
 
 @record
@@ -59,7 +59,7 @@ class EstimateRequest(Request):
             changes.append(as_override("model.path", resolved_model_path(find_model(self.model))))
         config = as_run_config(self.config, changes)
 
-        from moevolve.search.estimate.estimate import estimate
+        from moevolve.search.running.plan.estimate import estimate
 
         found = estimate(config, self._prompts())
         if self.pilot is None:
@@ -67,7 +67,7 @@ class EstimateRequest(Request):
         return replace(found, pilot=run_pilot(config, found, self.pilot, on_stage=on_stage))
 
     def _prompts(self) -> Prompts | None:
-        from moevolve.search.estimate.workload import Prompts
+        from moevolve.search.running.plan.workload import Prompts
 
         if self.prompt_tokens is not None:
             return Prompts(self.prompt_tokens, self.new_tokens, self.examples)
@@ -85,9 +85,9 @@ def run_pilot(
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Pilot:
     """Measure a few individuals, and scale to the whole search; see `set_up` and `measure` for the errors."""
-    from moevolve.search.estimate.report import Pilot
     from moevolve.search.running.launch import set_up_new
-    from moevolve.search.running.pilot import measure
+    from moevolve.search.running.plan.pilot import measure
+    from moevolve.search.running.plan.records import Pilot
 
     found = measure(set_up_new(config), individuals, make_pool, on_stage=on_stage)
     total = sum(count.different * found.of(count.kind) for count in planned.phases) / found.workers

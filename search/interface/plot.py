@@ -12,6 +12,7 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.text_files import writing_into
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import LONGEST_NAME
+from moevolve.search.drawing import DPI, drawing
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
@@ -20,7 +21,6 @@ from moevolve.search.interface.request import Ask, Flag, Request, about, one_lin
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.report.fitness import draw_fitness
-from moevolve.search.report.style import DPI, drawing
 from moevolve.search.running.candidates import find_candidate, start_of
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord

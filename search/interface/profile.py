@@ -14,13 +14,13 @@ from pydantic import BeforeValidator, Field
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import TaskSection
+from moevolve.search.drawing import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.interface.opening import opened_reader
 from moevolve.search.interface.parameters import Device, ModelDtype, ModelPath, OnStage, SearchOfFull, Split
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.loop.scores import FULL
 from moevolve.search.report.fitness import speed_figure
-from moevolve.search.report.style import check_format, save
 from moevolve.search.running.candidates import Candidate, find_candidate, prepared_split
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL
@@ -37,7 +37,7 @@ from moevolve.workers.profiling.report import (
 )
 
 if TYPE_CHECKING:  # matplotlib is loaded when something is drawn
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
 _APART = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.types import Split
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.genomes.contract.phases import START
@@ -16,9 +17,9 @@ from moevolve.search.genomes.registry import KINDS
 from moevolve.search.interface.parameters import ScoredSplit, SearchRef, SizeUnit
 from moevolve.search.interface.request import Flag, Request, about, record
 from moevolve.search.interface.tables import Rows
-from moevolve.store.pareto import Cell, Mark, Size, unbeaten
+from moevolve.store.pareto import ChartCell, Mark, Size, unbeaten
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, BestRow, Split
+from moevolve.store.records import FULL_MODEL, BestRow
 from moevolve.workers.contract.facts import DTYPE_BYTES
 
 Count = Annotated[int | None, Field(ge=0, lt=2**31)]
@@ -66,7 +67,7 @@ class Pareto:
     each: float
     front: tuple[BestRow, ...]
     marks: tuple[Mark, ...]
-    candidates: tuple[Cell, ...] = field(default=(), repr=False)
+    candidates: tuple[ChartCell, ...] = field(default=(), repr=False)
 
     def size_of(self, model: BestRow | Mark) -> float | None:
         """Size of a model on the chart's axis; None where it isn't known."""

@@ -113,7 +113,7 @@ class ApplyRequest(CheckpointRequest):
     dtype: Annotated[Dtype | None, about("Dtype of the parameters; the recipe's if left out.")] = None
 
     def answer(self) -> ExportReport:
-        from moevolve.workers.checkpoints.digests import check_digests
+        from moevolve.workers.checkpoints.fingerprint import check_digests
         from moevolve.workers.model.describe import describe_config, meta_model
 
         path = Path(self.recipe)
@@ -169,7 +169,7 @@ class ApplyRequest(CheckpointRequest):
 
 
 def _recipe(store: StoreReader, candidate: Candidate) -> Recipe:
-    from moevolve.workers.checkpoints.digests import tensor_digests
+    from moevolve.workers.checkpoints.fingerprint import tensor_digests
     from moevolve.workers.checkpoints.loading import dtype_of, load_config
 
     detail, edit, model = candidate.detail, candidate.edit, candidate.config.model

@@ -9,11 +9,12 @@ from typing import Annotated
 from pydantic import InstanceOf
 
 from moevolve.evaluators.text_files import writing_into
-from moevolve.search.analysis.analyse import Analysis, read_analysis
 from moevolve.search.interface.parameters import SearchRef
 from moevolve.search.interface.request import Ask, Flag, Request, about, record
 from moevolve.search.interface.searches import FinalTableRequest
 from moevolve.search.loop.final_table import FinalTable
+from moevolve.search.report.usage import read_analysis
+from moevolve.search.results.expert_usage import Analysis
 from moevolve.store.reader import StoreReader
 
 
@@ -31,9 +32,7 @@ class ReportRequest(_Page):
     route = "/searches/{search}/report"
 
     def answer(self, store: StoreReader) -> bytes:
-        from moevolve.search.analysis.report_page import page_of
-
-        return page_of(store, self.search, self.limit)
+        return _page(store, self.search, self.limit)
 
 
 @record
@@ -44,9 +43,14 @@ class AnalysedReportRequest(_Page):
     analysis: InstanceOf[Analysis]
 
     def answer(self, store: StoreReader) -> bytes:
-        from moevolve.search.analysis.report_page import page_of
+        return _page(store, self.search, self.limit, self.analysis)
 
-        return page_of(store, self.search, self.limit, self.analysis)
+
+def _page(store: StoreReader, search: str, limit: int, analysis: Analysis | None = None) -> bytes:
+    from moevolve.search.report.contents import gather
+    from moevolve.search.report.page import render_page
+
+    return render_page(gather(store, search, limit, analysis)).encode()
 
 
 @record

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from moevolve.evaluators.errors import FailureKind
 from moevolve.evaluators.types import SplitRef, SplitResult
 from moevolve.search.pools.base import Pool
-from moevolve.store.records import FULL_MODEL, EvaluationRecord, FailureKind, IndividualRecord, Lease
+from moevolve.store.records import FULL_MODEL, EvaluationRecord, IndividualRecord, Lease
 from moevolve.store.repository import Store
 from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest
 

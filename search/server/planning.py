@@ -16,10 +16,10 @@ from starlette.concurrency import run_in_threadpool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.analysis.report_contents import settings_text
 from moevolve.search.config.files import as_override, load_run_config, parse_stored_config
 from moevolve.search.config.run import RunConfig, SearchName
-from moevolve.search.estimate.preview import Preview, preview
+from moevolve.search.report.contents import settings_text
+from moevolve.search.running.plan.preview import Preview, preview
 from moevolve.search.server.dependencies import ServerState
 from moevolve.search.server.processes import Job
 from moevolve.search.server.settings import ServerSettings

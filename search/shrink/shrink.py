@@ -22,8 +22,8 @@ from moevolve.search.shrink.budget import Budget, SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of, files_of, folder_of, has_run_file, read_run, run_file
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
+from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import FirstLook, ShrinkPlan, Shrunk, Speed, Written
-from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import guard_seconds, seconds_of
 from moevolve.store.reader import StoreReader
@@ -35,8 +35,8 @@ _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
 
 
-def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
-    """See `ShrinkRequest`."""
+def shrink(request: ShrinkOptions, observer: Observer) -> Shrunk | ShrinkPlan:
+    """See `ShrinkOptions`."""
     budget = _checked(request)
     seconds: dict[str, float] = {}
     with ModelProbe() as probe:
@@ -84,7 +84,7 @@ def shrink(request: ShrinkRequest, observer: Observer) -> Shrunk | ShrinkPlan:
             )
 
 
-def _checked(request: ShrinkRequest) -> Budget | SpeedBudget | None:
+def _checked(request: ShrinkOptions) -> Budget | SpeedBudget | None:
     """The budget of a request, after refusing what would fail after hours of searching."""
     if not request.data and not request.tasks:
         raise UserError("say what the model is for: --data PATH, or --task NAME")
@@ -103,7 +103,7 @@ def _checked(request: ShrinkRequest) -> Budget | SpeedBudget | None:
     return budget
 
 
-def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -> None:
+def _check_same(request: ShrinkOptions, store: StoreReader, config: RunConfig) -> None:
     """Refuse a search of the same name with other settings, in terms of this request rather than of a launch."""
     found = next((one.search for one in store.searches() if one.search.name == config.name), None)
     if found is not None and found.config_hash != config.config_hash:
@@ -114,7 +114,7 @@ def _check_same(request: ShrinkRequest, store: StoreReader, config: RunConfig) -
 
 
 def _check_budget(
-    request: ShrinkRequest, budget: Budget | SpeedBudget | None, written: Written, speed: Speed | None
+    request: ShrinkOptions, budget: Budget | SpeedBudget | None, written: Written, speed: Speed | None
 ) -> None:
     """Raise an error if a checkpoint is larger or slower than was asked for.
 
@@ -131,7 +131,7 @@ def _check_budget(
 
 
 def _shipped(
-    request: ShrinkRequest, store: Store, table: FinalTable, path: Path, observer: Observer, seconds: dict[str, float]
+    request: ShrinkOptions, store: Store, table: FinalTable, path: Path, observer: Observer, seconds: dict[str, float]
 ) -> tuple[Checks | None, Written | None]:
     """Check the winner, and export it if it stays within the limits or the request forces it.
 
@@ -199,7 +199,7 @@ def _with_sampling(written: Written) -> Written:
     return replace(written, changes=(*written.changes, ("sampling", said)))
 
 
-def _first_look(request: ShrinkRequest, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:
+def _first_look(request: ShrinkOptions, config: RunConfig, probe: ModelProbe, observer: Observer) -> FirstLook:
     """Look at the full model, and refuse to search for what it can't do itself, unless the request forces that."""
     observer.on_stage("asking the full model")
     experts = config.genome.model_dump()["experts"]

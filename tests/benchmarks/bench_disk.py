@@ -9,15 +9,12 @@ are exported, with `originals: disk` under the limit, and with `originals: host`
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import bench
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-
 from real_size.children import in_child
 from tiny_models import WORDS, save_tiny_model
 
@@ -27,6 +24,7 @@ ROOM, OWN_GB = SIZE // 4, 0.03
 
 
 def main() -> None:
+    bench.arguments(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_tiny_model(

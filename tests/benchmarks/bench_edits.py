@@ -7,7 +7,6 @@ A fresh edit each time; medians. How fast merging itself is, bench_kernels.py me
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bench
 import numpy as np
 import torch
 
@@ -24,7 +24,7 @@ from moevolve.workers.methods.eep.edit import EepEdit
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeats", type=int, default=15)

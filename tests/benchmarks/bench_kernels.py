@@ -15,7 +15,6 @@ and additions in a large matrix product of the dtype (float32 for merging) over 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import bench
 import torch
 from torch import Tensor
 
@@ -175,7 +175,7 @@ def torch_experts(inputs: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tens
 
 def main() -> None:
     parts = {"merge": bench_merge, "route": bench_route, "products": bench_products}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeats", type=int, default=9)
@@ -183,14 +183,14 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(parts))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    bench = Bench(options.device, options.threads, options.repeats)
+    timer = Bench(options.device, options.threads, options.repeats)
     print(f"kernels on {options.device}, {options.threads} thread(s); * is what runs by default")
     with torch.inference_mode():
         for name, part in parts.items():
             if options.only in (None, name):
-                part(bench)
+                part(timer)
     if options.json:
-        options.json.write_text(json.dumps({"device": options.device, "rows": bench.rows}, indent=1), encoding="utf-8")
+        options.json.write_text(json.dumps({"device": options.device, "rows": timer.rows}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

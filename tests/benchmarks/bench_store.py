@@ -9,7 +9,6 @@ thousand has dev scores. `history()` is timed on the first search.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import statistics
 import tempfile
@@ -17,6 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import bench
 import numpy as np
 from sqlalchemy import text
 from sqlalchemy.dialects import sqlite
@@ -33,7 +33,7 @@ UNDECIDED = {"status": "pending", "fitness": None, "tie_break": None, "failure":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--individuals", type=int, default=200_000)
     parser.add_argument("--searches", type=int, default=4)
     parser.add_argument("--batch", type=int, default=64)

@@ -13,7 +13,6 @@ evaluations that are there twice.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -27,8 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-
+import bench
 import httpx2
 import numpy as np
 from disturbed_lab import (
@@ -231,7 +229,7 @@ KINDS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--runs", type=int, default=100, help="in all; the kinds take turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))

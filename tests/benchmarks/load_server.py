@@ -11,7 +11,6 @@ error, or anything is lost or twice.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import subprocess
@@ -23,8 +22,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "labs"))
-
+import bench
 import httpx2
 from disturbed_lab import TOTAL, Drive, population, undisturbed
 from killing import MOEVOLVE
@@ -111,7 +109,7 @@ def keep_driving(url: str, folder: Path, lane: int, names: list[str], ended: thr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--drivers", type=int, default=2)

@@ -17,6 +17,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.pools.base import Pool
 from moevolve.search.running.launch import register
 from moevolve.search.strategies.phased import make_strategy
 from moevolve.search.strategies.schedule import make_schedule
@@ -84,9 +85,9 @@ def prepared(task: str, split: Split) -> PreparedSplit:
     return PreparedSplit(task, split, "rank", "mean", Matching(), 1, " ", examples)
 
 
-def make_lab_setup(config: RunConfig, search_id: str = "lab-1") -> SearchSetup:
+def make_lab_setup(config: RunConfig, search_id: str = "lab-1", layers: int = LAYERS) -> SearchSetup:
     """What `set_up` makes, without a checkpoint or data."""
-    facts = mixtral(LAYERS)
+    facts = mixtral(layers)
     splits: dict[Split, tuple[PreparedSplit, ...]] = {
         "search": tuple(prepared(task.name, "search") for task in config.tasks)
     }
@@ -160,7 +161,7 @@ def start(store: Store, config: RunConfig, search_id: str = "lab-1") -> SearchSe
     return setup
 
 
-def drive(store: Store, setup: SearchSetup, pool: ScriptedPool) -> list[Progress]:
+def drive(store: Store, setup: SearchSetup, pool: Pool) -> list[Progress]:
     """One driver, as `running.execute` would set it up; returns what it reported."""
     reports: list[Progress] = []
     cache = EvaluationCache(store, pool, setup.search_id, setup.facts.fingerprint, "engine")

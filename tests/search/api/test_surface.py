@@ -20,7 +20,7 @@ FUNCTIONS = {
     *("submit", "tasks", "tradeoffs", "write_analysis"),
 }
 RECORDS = {
-    *("Analysis", "Answers", "AskedRow", "BestRow", "Comparison", "ComparisonRow", "Contrast", "Control"),
+    *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Contrast", "Control"),
     *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported"),
     *("IndividualDetail", "LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress"),
     *("Recipe", "RunConfig", "Score", "SearchSummary", "ShrinkPlan", "Shrunk", "Store", "StoreReader"),

@@ -21,8 +21,7 @@ from packed_checkpoints import fp8_checkpoint
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepGenome, EepSpace
 from moevolve.search.interface.export import ExportRequest
 from moevolve.search.interface.profile import ProfileRequest
 from moevolve.search.loop.setup import SearchSetup

@@ -14,7 +14,6 @@ from store_samples import judged, scored, search, split
 
 import moevolve
 from moevolve.evaluators.errors import UserError
-from moevolve.search.analysis.effects import ChoiceEffect, Effects, GeneRow
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
 from moevolve.search.interface.contrast import ContrastRequest
 from moevolve.search.interface.control import CancelRequest, ControlRequest, PauseRequest, ScaleRequest, StopRequest
@@ -27,6 +26,7 @@ from moevolve.search.interface.report import ReportRequest
 from moevolve.search.interface.request import one_line_errors
 from moevolve.search.interface.searches import FinalTableRequest, LabelRequest, SearchesRequest, SearchRequest
 from moevolve.search.interface.show import GenomeRequest, GenomeView, LineageRequest, ShowRequest
+from moevolve.search.results.effects import ChoiceEffect, Effects, GeneRow
 from moevolve.search.server.api.requests import REQUESTS
 from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService

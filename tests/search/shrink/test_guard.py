@@ -1,7 +1,4 @@
-"""The guard: what it calls a loop, JSON or a call, and which candidates it names.
-
-`tests/benchmarks/bench_guard.py` checks good and bad candidates of the demo's models.
-"""
+"""The guard: what it calls a loop, JSON or a call, and which candidates it names."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from moevolve.search.shrink.loops import (
     p_value,
     power,
 )
-from moevolve.search.shrink.request import GUARD_PROMPTS
+from moevolve.search.shrink.options import GUARD_PROMPTS
 
 
 def test_a_loop_is_told_from_an_answer() -> None:

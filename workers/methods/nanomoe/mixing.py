@@ -182,7 +182,7 @@ def fit_layer(
 
     The truncated singular value decomposition with identity blocks of M is a fixed point of solving for U and V. In
     variant I, solving for M moves little from there either, since plain low rank is near a local minimum. Gaussian
-    factors and mixing end with larger errors (`tests/benchmarks/README.md`).
+    factors and mixing end with larger errors.
 
     Args:
         weight: Weight of any dtype.
