@@ -48,7 +48,7 @@ def run_pilot(
     for split in planned.splits:
         tokens[split.split] += split.tokens
     total += found.final(planned.phases[-1].kind, planned.ranked, planned.tested, tokens)
-    return Pilot(found.individuals, found.workers, found.seconds, total / 3600)
+    return replace(found, hours=total / 3600)
 
 
 def _config(request: EstimateRequest) -> RunConfig:
