@@ -95,7 +95,7 @@ def test_files_that_hold_no_configuration(tmp_path: Path) -> None:
     broken.write_text("name: rte-4\nmodel: {path: a}\nwindow: 4\nwindow: 8\n")
     assert message_of(broken) == f"{broken}:4: key `window` given twice"
     broken.write_bytes(b"name: \xff\xfe\x00")
-    assert message_of(broken).startswith(f"{broken}: can't be read: ")
+    assert message_of(broken).startswith(f"{broken}:1: not UTF-8 text")
     broken.write_text("- a\n- b\n")
     assert message_of(broken) == f"{broken}: expected a mapping of keys to values at the top"
 
