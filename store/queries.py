@@ -217,6 +217,7 @@ def read_evaluations(
     return found
 
 
+# Columns of an individual that a ranking shows.
 _DESCRIPTION = (
     *("experts", "active", "parameters", "active_parameters", "parameters_full"),
     *("summary", "depth", "phase", "operator", "phenotype_hash"),

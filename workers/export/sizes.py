@@ -33,6 +33,7 @@ def file_sizes(model: ModelConfig, form: Literal["source", "stock"]) -> FileSize
     """
     source = SourceCheckpoint(model)
     experts = source.facts.experts
+    # From two sizes follow the bytes of an expert and of everything else.
     selections = [_selection(source.facts, count) for count in (experts, 1)]
     if source.gguf is not None and form == "source":
         every, one = _gguf(source, source.gguf, selections)
