@@ -31,7 +31,7 @@ from moevolve.workers.children.process import ChildError, ChildProcess
 T = TypeVar("T")
 
 LAUNCH_SETTINGS = (
-    *("seed", "window", "preset", "genome", "phases", "strategy", "over_tasks", "tie_break"),
+    *("seed", "window", "preset", "genome", "phases", "strategy", "task_aggregation", "tie_break"),
     *("final.rerank", "final.test", "final.random_baselines"),
     *("workers.count", "workers.num_cpus", "workers.num_gpus", "workers.timeout_s"),
     *("workers.min", "workers.max", "workers.priority"),

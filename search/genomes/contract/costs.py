@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from moevolve.search.genomes.contract.base import GenomeSpace
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.contract.phases import PhaseConfig
+from moevolve.workers.contract.facts import DenseFacts
 
 if TYPE_CHECKING:
-    from moevolve.workers.contract.facts import DenseFacts
     from moevolve.workers.profiling.outline import ModelOutline
 
 S = TypeVar("S", bound=GenomeSpace[Any])

@@ -63,7 +63,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     # Of these, the place is enough.
     ("model: originals", {"model": {"path": "m", "originals": "host", "device_map": "auto"}}),
     ("tasks: a task is named twice", {"tasks": ["rte", "rte"]}),
-    ("over_tasks: ", {"tasks": ["boolq", {"name": "rte", "weight": 2}], "over_tasks": "worst"}),
+    ("task_aggregation: ", {"tasks": ["boolq", {"name": "rte", "weight": 2}], "task_aggregation": "worst"}),
     ("phases: a prune phase", {"phases": PLAIN["phases"][::-1]}),
     ("phases.0: init: ", {"phases": [WIDENING | {"widths": "even", "init": ["line"]}]}),
     ("phases.0: repair.neurons: ", {"phases": [WIDENING | {"repair": {}}]}),
