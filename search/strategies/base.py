@@ -12,8 +12,8 @@ from moevolve.search.genomes.contract.phases import START, PhaseConfig, Threshol
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.store.records import IndividualRecord
 
+# Tolerance of margins: in floats 0.9 - 0.87 > 0.03.
 _ROUNDING = 1e-9
-"""Tolerance of margins: in floats 0.9 - 0.87 > 0.03."""
 RankKey = tuple[float, float, int]
 
 

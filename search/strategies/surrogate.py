@@ -33,22 +33,22 @@ from moevolve.search.strategies.base import DRAWS, PhaseStrategy
 from moevolve.search.strategies.evolution import Evolution
 from moevolve.store.records import IndividualRecord
 
+# Prior standard deviation of the model's prediction, for any number of features. Both this and `_NOISE` are near the
+# maximum of the marginal likelihood of pruning a small MoE (6 layers, 2 of 8 experts, 31 to 190 individuals), where
+# the targets' own standard deviation is between 1.4 and 2.
 Floats = NDArray[np.float64]
 _SIGNAL = 1.0
-"""Prior standard deviation of the model's prediction, for any number of features. Both this and `_NOISE` are near the
-maximum of the marginal likelihood of pruning a small MoE (6 layers, 2 of 8 experts, 31 to 190 individuals), where the
-targets' own standard deviation is between 1.4 and 2."""
+# Standard deviation of the targets around the model; mostly interactions, which a sum over parts lacks.
 _NOISE = 0.7
-"""Standard deviation of the targets around the model; mostly interactions, which a sum over parts lacks."""
+# Prior standard deviation of what a statistic of the calibration contributes to the prediction. Pruning a small MoE
+# (5 layers, 8 of 32 experts), the marginal likelihood hardly depends on it between 0.3 and 1.
 _TRUST = 0.7
-"""Prior standard deviation of what a statistic of the calibration contributes to the prediction. Pruning a small MoE (5
-layers, 8 of 32 experts), the marginal likelihood hardly depends on it between 0.3 and 1."""
+# Spread of a statistic's sums below which all individuals have the same sum, but for rounding.
 _LEVEL = 1e-9
-"""Spread of a statistic's sums below which all individuals have the same sum, but for rounding."""
+# Least share of a draw's deviation from the mean that a child has.
 _LEAST_EXPLORED = 0.2
-"""Least share of a draw's deviation from the mean that a child has."""
+# Factor by which each draw after a repeated individual deviates further from the mean.
 _WIDER = 1.2
-"""Factor by which each draw after a repeated individual deviates further from the mean."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from moevolve.workers.contract.facts import ModelFacts
 
 REAP_EXPONENTS = (1.0, 1.0, 1.0)
 """With these, importance is REAP's: the mean over an expert's tokens of routing weight times output norm."""
+# Shares are in [0, 1], and float64 can't tell those apart that 60 halvings leave.
 _BISECTIONS = 60
 
 

@@ -62,12 +62,11 @@ class ThresholdParents(Section):
     mutation_margin: float = Field(0.03, ge=0, le=1e6)
 
 
-def _by_rule(value: Any) -> Any:
-    """Give a mapping without `rule` the default one."""
-    return {"rule": "top_k"} | value if isinstance(value, dict) else value
-
-
-Parents = Annotated[TopKParents | ThresholdParents, Field(discriminator="rule"), BeforeValidator(_by_rule)]
+Parents = Annotated[
+    TopKParents | ThresholdParents,
+    Field(discriminator="rule"),
+    BeforeValidator(lambda value: {"rule": "top_k"} | value if isinstance(value, dict) else value),
+]
 
 
 class EvolutionSection(Section):

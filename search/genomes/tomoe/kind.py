@@ -78,7 +78,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     """
 
     def buffer_bytes(self, phases: Iterable[str], host: bool, repaired: bool) -> int:
-        """See `GenomeCosts.buffer_bytes`: repaired output projections, also of attention with masked heads."""
+        """Count repaired output projections, also of attention with masked heads."""
         if not repaired:
             return 0
         dense, attended = self.space.dense, self._masked * self.space.dense.heads * self.space.dense.head_dim

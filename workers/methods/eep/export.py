@@ -88,7 +88,7 @@ def _eep_edit(edit: Edit, layers: int, experts: int, active: int) -> EepEdit:
 
 
 class EepExporter:
-    """See `Exporter`; also exports unedited MoE models."""
+    """Exports models with fewer or merged experts, and unedited MoE models."""
 
     def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
         if not resident.layers:

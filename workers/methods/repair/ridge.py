@@ -24,10 +24,10 @@ from torch import Tensor
 from moevolve.evaluators.errors import UserError
 from moevolve.workers.methods.shared.outputs import FeatureBlock, Features
 
+# Rows of a float32 product that are added to a float64 sum at once.
 _ROWS = 1024
-"""Rows of a float32 product that are added to a float64 sum at once."""
+# One part in this many of the memory is reserved for blocks of features.
 _BLOCKS_SHARE = 8
-"""One part in this many of the memory is reserved for blocks of features."""
 
 
 PresentWeights = Callable[[slice], Tensor]
