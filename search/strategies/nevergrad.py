@@ -40,7 +40,7 @@ class NevergradPhase(PhaseStrategy):
 
     Args:
         position: Position of the phase in the search.
-        in_flight: Largest number of candidates that are asked for before the first of them is told.
+        in_flight: Largest number of candidates under evaluation at once.
 
     Raises:
         UserError: Nevergrad has no such optimiser, it can't make that many candidates at once, or the genome has no
@@ -84,7 +84,7 @@ class NevergradPhase(PhaseStrategy):
         self.ask(index, initial, start, ())
 
     def ask(self, index: int, initial: bool, start: IndividualRecord | None, taken: Container[str]) -> Offspring[Any]:
-        """Make an individual; `taken` is ignored, since the optimiser is told repeats like other candidates."""
+        """Make an individual; `taken` is ignored, since the optimiser learns from repeats, too."""
         rng = generator(self._seed, index)
         if self._optimizer is None:
             self._begin(rng, start)

@@ -38,7 +38,7 @@ class ExpertFiles(Protocol):
     """Original experts that stay in a checkpoint's files (`moevolve.workers.checkpoints.stored_experts`)."""
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the fused tensors of a decoder layer's experts by name, each of which is read when it is asked for.
+        """Return the fused tensors of a decoder layer's experts by name, each of which is read on access.
 
         Args:
             index: Index of the decoder layer.
@@ -190,10 +190,10 @@ class Exporter(Protocol):
     The resident model has the edit, or a `FollowUpEdit` of it, applied. For forms see `CheckpointForm`.
     """
 
-    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         """Reason why no model class of `transformers` computes the edited model; None if a stock checkpoint is exact.
 
-        A stock checkpoint that is exact but larger than a native one is made only if it is `asked` for.
+        A stock checkpoint that is exact but larger than a native one is made only if it is `requested`.
 
         Raises:
             UserError: The edit can't be exported in any form.
@@ -211,10 +211,10 @@ class Exporter(Protocol):
 
 @runtime_checkable
 class PruningExporter(Exporter, Protocol):
-    """An exporter of edits that leave experts out, for which no weights are needed where they do no more than that."""
+    """An exporter of edits that drop experts, for which no weights are needed where they do no more than that."""
 
     def merges(self, edit: Edit) -> str | None:
-        """What an edit changes besides leaving experts out, so that its export needs weights; None if nothing."""
+        """What an edit changes besides dropping experts, so that its export needs weights; None if nothing."""
 
     def selection(self, edit: Edit, facts: ModelFacts) -> ExpertSelection:
         """Return the experts that an edit keeps; of merged ones and of mixed router rows the one that counts most.

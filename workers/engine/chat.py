@@ -159,9 +159,9 @@ class ChatTemplate:
         """The prompt and the answer; None if an answer begins in another way than the prompt for a new one."""
         thoughts = answer.get("reasoning_content", "").strip()
         prompt = self._render(messages, generates=True, tools=tools, thinks=bool(thoughts))
-        said = self._render((*messages, _message("assistant", _ANSWER)), generates=False, tools=tools)
+        answered = self._render((*messages, _message("assistant", _ANSWER)), generates=False, tools=tools)
         whole = self._render((*messages, answer), generates=False, tools=tools, thinks=bool(thoughts))
-        whole = whole.removesuffix(said.partition(_ANSWER)[2])
+        whole = whole.removesuffix(answered.partition(_ANSWER)[2])
         closed = prompt if thoughts else _without_thoughts(prompt)
         if whole.startswith(closed) and thoughts in whole[len(closed) :]:
             return closed, whole[len(closed) :]

@@ -341,9 +341,9 @@ def _searched_counts(space: CapacitySpace, section: CapacitySection) -> tuple[in
     rule, least = space.facts.rule, max(1.0, space.share * space.experts)
     halves = (space.experts >> times for times in range(space.experts.bit_length()))
     routable = [space.keeping(each) for each in halves if each >= least and not rule.groups.fault(each)]
-    _, asked = section.most_active
+    _, setting = section.most_active
     counts = tuple(
-        each.retained for each in routable if not rule.active_fault(each.retained, asked or each.active) and each.fits
+        each.retained for each in routable if not rule.active_fault(each.retained, setting or each.active) and each.fits
     )
     if not counts:
         raise UserError(

@@ -196,7 +196,7 @@ class EepSpace(ExpertsSpace[EepGenome]):
             child = np.stack([self.subsets.crossover(rng, one, two) for one, two in zip(*sets, strict=True)])
         mutated = select_matrices(rng, (2, self.groups), phase.group_rate)
         for group in np.flatnonzero(mutated[_MERGING]):
-            child[group] = self.subsets.mutate(rng, child[group], phase.row_rate)
+            child[group] = self.subsets.mutate(rng, child[group], phase.replace_rate)
         return self.from_kept(child)
 
     def _breed_merging(self, rng: np.random.Generator, phase: MergePhase, parents: tuple[EepGenome, ...]) -> EepGenome:

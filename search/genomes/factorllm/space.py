@@ -302,7 +302,7 @@ class FactorLlmSpace(ArraySpace[FactorLlmGenome]):
     def describe(self, genome: FactorLlmGenome) -> Description:
         """Return costs as in the paper's Fig. 3: K of N experts, and R routers.
 
-        With several routers they are upper bounds, since routers that disagree leave experts out.
+        With several routers they are upper bounds, since tokens use fewer experts where routers disagree.
         """
         dense = self.dense
         network = dense.matrices * dense.hidden * dense.width

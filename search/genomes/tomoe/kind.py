@@ -95,7 +95,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     def fitted_maps(self, uneven: bool) -> tuple[tuple[FitOutline, ...], ...]:
         dense = self.space.dense
         attention = (FitOutline(dense.heads * dense.head_dim, 1, 1.0),) if self._masked else ()
-        # A feature is zero only for tokens whose masks leave it out, and these differ by feature.
+        # A feature is zero only for tokens whose masks drop it, and these differ by feature.
         return ((*attention, FitOutline(dense.width, 1, 1.0)),) * dense.layers
 
     @property

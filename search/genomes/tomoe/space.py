@@ -316,7 +316,7 @@ class ToMoeSpace(ArraySpace[ToMoeGenome]):
 
         The exported code runs an expert's neurons and the kept query and key dimensions, but all value dimensions of
         layers where they differ between tokens, since masks are applied to computed values. The paper and the budget
-        count masked values as inactive and leave routers out.
+        count masked values as inactive and don't count routers.
         """
         widths, terms, heads = genome.widths, genome.terms, genome.express().heads
         used = self.active_parameters(widths, None if heads is None else heads.static)

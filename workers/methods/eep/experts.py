@@ -37,7 +37,7 @@ class LayerExperts:
     Attributes:
         ordinal: Index of the layer among the MoE layers.
         originals: Fused tensors of all n experts, by name, on the device or on the host, where those in files are read
-            to when they are asked for.
+            to on access.
         on_host: True if the originals are kept in host memory or in files, separate from the tensors that the model
             runs on.
     """

@@ -216,7 +216,7 @@ def _block_sizes(variant: str, mixing: Tensor | None) -> NDArray[np.float64]:
 class NanoMoeExporter:
     """Exports block-mixed models."""
 
-    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         return "no family has block-mixed linear layers"
 
     def summary(self, resident: Resident, edit: Edit, form: CheckpointForm) -> ExportSummary:

@@ -246,7 +246,7 @@ def _solutions(
 ) -> Iterator[tuple[float, Tensor]]:
     """Solve `(gram + ridge_lambda * scale * I) x = right` for every ridge lambda, and yield both.
 
-    Systems that aren't positive definite are left out. Of `gram` the lower triangle is read, and its diagonal is
+    Systems that aren't positive definite are skipped. Of `gram` the lower triangle is read, and its diagonal is
     overwritten. `scale` is the mean square of the features, summed over tokens.
     """
     if not 0 < scale < float("inf"):

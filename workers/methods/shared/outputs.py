@@ -57,7 +57,7 @@ class Features(Protocol):
     def blocks(self, memory: int) -> Iterator[FeatureBlock]:
         """Iterate over the columns, each in one block that takes at most `memory` bytes to compute and use.
 
-        Columns that are zero for all tokens may be left out.
+        Columns that are zero for all tokens may be missing.
         """
 
 

@@ -54,7 +54,7 @@ def _with_neurons(layer: RoutedLayer, position: int, edit: ToMoeEdit) -> RoutedL
 class ToMoeExporter:
     """Exports models with masked networks and heads."""
 
-    def obstacle(self, resident: Resident, edit: Edit, asked: CheckpointForm | None = None) -> str | None:
+    def obstacle(self, resident: Resident, edit: Edit, requested: CheckpointForm | None = None) -> str | None:
         assert isinstance(edit, ToMoeEdit)
         heads = edit.heads
         if heads is not None and not (heads.pairs.all() and (heads.active == heads.head_dim).all()):
