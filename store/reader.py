@@ -47,7 +47,7 @@ def retrying(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
 
     @wraps(method)
     def retried(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        pause = 0.05
+        pause = 0.05  # a connection that was cut comes back at once, a server that restarts within seconds
         while True:
             try:
                 found = method(self, *args, **kwargs)

@@ -35,14 +35,7 @@ from moevolve.store.session import (
     transaction,
     vacuum,
 )
-from moevolve.store.writes import (
-    touch,
-    utc_now,
-    write_evaluations,
-    write_export,
-    write_individuals,
-    write_retry,
-)
+from moevolve.store.writes import touch, utc_now, write_evaluations, write_export, write_individuals, write_retry
 
 
 def writing(change: Callable[Concatenate[Connection, P], R]) -> Callable[Concatenate[Store, P], R]:

@@ -93,7 +93,7 @@ class _ContainingMatcher(Matcher):
 
     def _score(self, answer: str, example: Example) -> float:
         found = self._found(answer)
-        return float(any(accepted in found for reference in example.references for accepted in _forms(reference)))
+        return float(any(_clause(reference) in found or reference in found for reference in example.references))
 
     @abstractmethod
     def _found(self, answer: str) -> str: ...
@@ -173,11 +173,6 @@ def _plain(text: str) -> str:
 def _clause(text: str) -> str:
     """`_plain` of the text before the first line break, full stop or comma."""
     return _plain(_CLAUSE.split(text, maxsplit=1)[0])
-
-
-@lru_cache(maxsize=65536)
-def _forms(reference: str) -> tuple[str, str]:
-    return _clause(reference), reference
 
 
 def _last_number(answer: str) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from moevolve.search.pools.submit import Submitted
     from moevolve.search.results.study import StudyRow
     from moevolve.search.running.plan.records import Estimate
-    from moevolve.search.shrink.page import ShrinkPlan, Shrunk
+    from moevolve.search.shrink.page import ShrinkPlan, ShrinkResult
 
 # Modules that load torch or Ray are imported within the functions, after what is wrong with a configuration was said.
 
@@ -204,7 +204,7 @@ def estimate(asked: _Estimate) -> Estimate:
 
 
 @takes(_Shrink)
-def shrink(asked: _Shrink) -> Shrunk | ShrinkPlan:
+def shrink(asked: _Shrink) -> ShrinkResult | ShrinkPlan:
     from moevolve.search.shrink import shrink as shrinking
 
     return shrinking.shrink(asked, asked.observer or Observer())

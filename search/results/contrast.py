@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from moevolve.evaluators.types import SCORED, Split
 from moevolve.search.loop.final_table import FULL_LABEL, Score
-from moevolve.search.loop.scores import outcomes_of
-from moevolve.search.results.significance import Significance, TaskOutcomes, holm, paired_test, score_interval
+from moevolve.search.results.outcomes import ModelScores, mean_scores, model_scores, task_outcomes
+from moevolve.search.results.significance import Significance, holm, paired_test
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import FULL_MODEL, Course, CourseAxis, EvaluationRecord, SearchRecord, SearchStatus
+from moevolve.store.records import FULL_MODEL, Course, CourseAxis, SearchRecord, SearchStatus
 
 _NEVER = ("name", "store")
 """Settings that say where a search is, not what it does."""
@@ -154,15 +154,14 @@ class Contrast:
 
 @dataclass(frozen=True)
 class _Member:
-    """One search: its record, course, flat settings, and evaluations of a phenotype by task and split."""
+    """One search: its record, course, flat settings, and scores of its winner, if any, and of its full model."""
 
     search: SearchRecord
     course: Course
     settings: Mapping[str, str]
-    weights: Mapping[tuple[str, Split], float]
-    fingerprints: Mapping[tuple[str, Split], str]
-    winner: Mapping[tuple[str, Split], EvaluationRecord]
-    full: Mapping[tuple[str, Split], EvaluationRecord]
+    fingerprints: frozenset[tuple[str, str, str]]
+    winner: ModelScores | None
+    full: ModelScores
     parameters: int | None
     parameters_full: int | None
 
@@ -177,12 +176,11 @@ def contrast(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluat
     members = [_member(store, record) for record in records.values()]
     groups = _grouped(members)
     axis = _axis(members, by)
-    winners = [_winners(place, group) for place, group in enumerate(groups)]
     tests = [None, *(_test(group, groups[0]) for group in groups[1:])]
-    corrected = iter(holm([test.p for test in tests if test is not None]))
-    tested = [
-        model if test is None else replace(model, test=test, corrected=next(corrected))
-        for model, test in zip(winners, tests, strict=True)
+    corrected = holm([None if test is None else test.p for test in tests])
+    winners = [
+        replace(_winners(place, group), test=test, corrected=p)
+        for place, (group, test, p) in enumerate(zip(groups, tests, corrected, strict=True))
     ]
     return Contrast(
         by=by,
@@ -190,31 +188,22 @@ def contrast(store: StoreReader, names: Sequence[str], by: CourseAxis = "evaluat
         settings=tuple(_differing([one for group in groups for one in group])),
         groups=tuple(_group(place, group, axis, by) for place, group in enumerate(groups)),
         x=tuple(axis.tolist()),
-        models=tuple(model for model in (*_full_models(members), *tested) if model.scores),
-        comparable=len({frozenset(one.fingerprints.items()) for one in members}) == 1,
+        models=tuple(model for model in (*_full_models(members), *winners) if model.scores),
+        comparable=len({one.fingerprints for one in members}) == 1,
     )
 
 
 def _member(store: StoreReader, record: SearchRecord) -> _Member:
-    tasks = [one for one in store.search_tasks(record.id) if one.split in SCORED]
-    fingerprints = {(one.task, one.split): one.task_fingerprint for one in tasks}
     winner = None if record.winner is None else store.individual(f"{record.id}:{record.winner}").individual
-    hashes = [FULL_MODEL, *([] if winner is None else [winner.phenotype_hash])]
-    found = store.evaluations(
-        hashes, record.model_fingerprint, record.engine_fingerprint, sorted(set(fingerprints.values()))
-    )
-    by_model = {
-        phenotype: {(one.task, one.split): one for one in found if one.phenotype_hash == phenotype}
-        for phenotype in hashes
-    }
+    tasks = [task for task in store.search_tasks(record.id) if task.split in SCORED]
+    scores = None if winner is None else model_scores(store, record, winner.phenotype_hash)
     return _Member(
         search=record,
         course=store.course(record.id),
         settings=dict(_flat(json.loads(record.config))),
-        weights={(one.task, one.split): one.weight for one in tasks},
-        fingerprints=fingerprints,
-        winner={} if winner is None else by_model[winner.phenotype_hash],
-        full=by_model[FULL_MODEL],
+        fingerprints=frozenset((task.task, task.split, task.task_fingerprint) for task in tasks),
+        winner=scores if scores is not None and scores.evaluations else None,
+        full=model_scores(store, record, FULL_MODEL),
         parameters=None if winner is None else winner.parameters,
         parameters_full=None if winner is None else winner.parameters_full,
     )
@@ -302,12 +291,13 @@ def _group(place: int, group: Sequence[_Member], axis: NDArray[np.float64], by: 
 def _full_models(members: Sequence[_Member]) -> list[ContrastedModel]:
     """The unedited model of the searches, or each one if they have several."""
     firsts = {one.search.model_fingerprint: one for one in reversed(members)}
+    several = len(firsts) > 1
     return [
         ContrastedModel(
-            FULL_LABEL if len(firsts) == 1 else f"{FULL_LABEL} of {one.search.name}",
+            f"{FULL_LABEL} of {one.search.name}" if several else FULL_LABEL,
             None,
             (),
-            tuple(_scores([one], [one.full])),
+            _scores([one.full]),
             one.parameters_full,
         )
         for one in reversed(firsts.values())
@@ -315,64 +305,29 @@ def _full_models(members: Sequence[_Member]) -> list[ContrastedModel]:
 
 
 def _winners(place: int, group: Sequence[_Member]) -> ContrastedModel:
-    won = [one for one in group if one.winner]
+    won = [one for one in group if one.winner is not None]
     sizes = [one.parameters for one in won if one.parameters is not None]
     return ContrastedModel(
         ", ".join(one.search.name for one in group),
         place,
         tuple(f"{one.search.name}:{one.search.winner}" for one in won),
-        tuple(_scores(won, [one.winner for one in won])) if won else (),
+        _scores([one.winner for one in won if one.winner is not None]),
         round(sum(sizes) / len(sizes)) if sizes else None,
     )
 
 
-def _scores(
-    members: Sequence[_Member], found: Sequence[Mapping[tuple[str, Split], EvaluationRecord]]
-) -> Iterator[Score]:
-    """Per split, the weighted mean over tasks and the mean over searches; left out where an evaluation is missing."""
-    for split in SCORED:
-        outcomes = _outcomes(members, found, split)
-        if not outcomes:
-            continue
-        tasks = [task for task, of in members[0].weights if of == split]
-        weights = [each.weight for each in outcomes]
-        values = [
-            sum(weight * (each[task, split].score or 0.0) for task, weight in zip(tasks, weights, strict=True))
-            / sum(weights)
-            for each in found
-        ]
-        low, high = score_interval(outcomes)
-        spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        yield Score("", split, float(np.mean(values)), low, high, spread)
-
-
-def _outcomes(
-    members: Sequence[_Member], found: Sequence[Mapping[tuple[str, Split], EvaluationRecord]], split: Split
-) -> list[TaskOutcomes]:
-    """Per task of a split, the outcomes of all searches; empty if one has none, or has scored other examples."""
-    pieces = []
-    for (task, of), weight in members[0].weights.items() if members else ():
-        if of != split:
-            continue
-        rows = [each[task, split] for each in found if (task, split) in each]
-        values = [outcomes_of(row) for row in rows]
-        same = {one.fingerprints.get((task, split)) for one in members}
-        if len(rows) < len(found) or len(same) > 1 or not values[0].size or len({each.size for each in values}) > 1:
-            return []
-        pieces.append(TaskOutcomes(np.stack(values), rows[0].metric, weight))
-    return pieces
+def _scores(models: Sequence[ModelScores]) -> tuple[Score, ...]:
+    """The mean over tasks and seeds of every split on which all models were scored."""
+    return tuple(score for split in SCORED for score in mean_scores(models, split)[:1])
 
 
 def _test(group: Sequence[_Member], first: Sequence[_Member]) -> Significance | None:
     """The paired test on `test` against the first group: searches of the same seed, or in the order of seeds."""
-    mine, theirs = ({one.search.seed: one for one in side if one.winner} for side in (group, first))
-    common = [seed for seed in mine if seed in theirs]
-    pairs = [(mine[seed], theirs[seed]) for seed in common] or list(zip(mine.values(), theirs.values(), strict=False))
-    if not pairs:
-        return None
-    both = [one for pair in pairs for one in pair]
-    outcomes = _outcomes(both, [one.winner for one in both], "test")
-    if not outcomes:
-        return None
-    left, right = ([replace(each, values=each.values[side::2]) for each in outcomes] for side in (0, 1))
-    return paired_test(left, right)
+    mine, theirs = ([one.winner for one in side if one.winner is not None] for side in (group, first))
+    common = {one.seed for one in mine} & {one.seed for one in theirs}
+    if common:
+        mine, theirs = ([one for one in side if one.seed in common] for side in (mine, theirs))
+    else:
+        pairs = list(zip(mine, theirs, strict=False))
+        mine, theirs = ([replace(pair[side], seed=place) for place, pair in enumerate(pairs)] for side in (0, 1))
+    return paired_test(task_outcomes(mine, "test"), task_outcomes(theirs, "test"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +22,18 @@ class TaskOutcomes:
     """Per-example outcomes of one model on one task split.
 
     Attributes:
-        values: Float64 outcomes in [0, 1], shape (seeds, examples); a row of NaN for a seed without a result.
+        values: Float64 outcomes in [0, 1], shape (seeds, examples).
         metric: Mean that turns a seed's outcomes into its score: `mean` or `geometric_mean`.
         weight: Weight of the task in the score over all tasks.
+        seeds: The seed of every row.
+        fingerprint: Fingerprint of the split, which tells whether two models were scored on the same examples.
     """
-
-    # Comparison rows, which are printed as JSON, have a field of this type; it is empty by then.
-    __pydantic_config__: ClassVar[dict[str, bool]] = {"arbitrary_types_allowed": True}
 
     values: NDArray[np.float64] = field(repr=False)
     metric: str
     weight: float
+    seeds: tuple[int, ...] = (0,)
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +69,19 @@ def paired_test(one: Sequence[TaskOutcomes], other: Sequence[TaskOutcomes]) -> S
     sign flips of the per-example differences, weighted by task; under a geometric mean, of the logarithms' differences.
 
     Args:
-        one, other: Outcomes of the two models, per task. Rows are the same seeds on both sides; only seeds with results
-            on both sides count.
+        one, other: Outcomes of the two models, per task; only seeds that both sides have count.
 
     Returns:
-        The test, or None if no seed has results on both sides.
-
-    Raises:
-        ValueError: The two sides have different numbers of examples or seeds.
+        The test, or None if no seed is on both sides, or the two weren't scored on the same examples.
     """
-    if [each.values.shape for each in one] != [each.values.shape for each in other]:
-        raise ValueError("the two models were not scored on the same examples with the same seeds")
-    both = ~np.isnan(np.stack([each.values[:, 0] for each in (*one, *other)])).any(axis=0)
-    seeds = int(both.sum())
-    if not seeds:
+    examples = [[(each.fingerprint, each.values.shape[1]) for each in side] for side in (one, other)]
+    both = [seed for seed in one[0].seeds if seed in other[0].seeds] if one and other else []
+    if not both or examples[0] != examples[1]:
         return None
-    left, right = ([(each.values[both], each) for each in side] for side in (one, other))
+    seeds = len(both)
+    left, right = (
+        [(each.values[[each.seeds.index(seed) for seed in both]], each) for each in side] for side in (one, other)
+    )
     if all((rows == rows[0]).all() for rows, _ in (*left, *right)):
         return _over_examples([(a[0], b[0], of) for (a, of), (b, _) in zip(left, right, strict=True)], seeds)
     tables = [
@@ -101,7 +98,7 @@ def score_interval(outcomes: Sequence[TaskOutcomes]) -> tuple[float, float]:
     outcomes for every seed, it is `confidence_interval` for one task, and for several a bootstrap over each task's
     examples.
     """
-    tables = [(each.values[~np.isnan(each.values[:, 0])], each) for each in outcomes]
+    tables = [(each.values, each) for each in outcomes]
     if any((rows != rows[0]).any() for rows, _ in tables):
         found = _two_way([(_additive(rows, of.metric), of.weight) for rows, of in tables])
         half = found.limit(0.05)
@@ -119,19 +116,19 @@ def score_interval(outcomes: Sequence[TaskOutcomes]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def holm(values: Sequence[float]) -> list[float]:
+def holm(values: Sequence[float | None]) -> list[float | None]:
     """Correct the p-values of a family of tests for their number (S. Holm, Scand. J. Statist. 6, 1979).
 
     The smallest of m p-values is multiplied by m, the next by m - 1 and so on; the results don't decrease and are at
     most 1. Rejecting those up to 0.05 keeps the probability of rejecting any true hypothesis at 0.05 or less.
 
     Returns:
-        Corrected p-values in the order of `values`.
+        Corrected p-values in the order of `values`; None for each that is None, which is no test.
     """
-    corrected, least = [0.0] * len(values), 0.0
-    for rank, place in enumerate(sorted(range(len(values)), key=lambda place: values[place])):
-        least = max(least, min(1.0, (len(values) - rank) * values[place]))
-        corrected[place] = least
+    corrected: list[float | None] = [None] * len(values)
+    tests, least = sorted((p, place) for place, p in enumerate(values) if p is not None), 0.0
+    for rank, (p, place) in enumerate(tests):
+        corrected[place] = least = max(least, min(1.0, (len(tests) - rank) * p))
     return corrected
 
 

@@ -1,36 +1,25 @@
-"""The rows of a comparison: scores over seeds, costs, and paired tests against the full model and the best baseline."""
+"""The rows of a study: scores over seeds, costs, and paired tests against the full model and the best baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean, stdev
 
-import numpy as np
-from numpy.typing import NDArray
-
+from moevolve.evaluators.metrics import weighted_mean
 from moevolve.evaluators.types import SCORED, Split
-from moevolve.search.loop.final_table import (
-    BEFORE_LABEL,
-    BEST_LABEL,
-    FULL_LABEL,
-    START_LABEL,
-    Entry,
-    FinalTable,
-    Score,
-    Scorer,
-)
-from moevolve.search.results.significance import Significance, TaskOutcomes, paired_test, score_interval
+from moevolve.search.loop.final_table import BEFORE_LABEL, BEST_LABEL, FULL_LABEL, START_LABEL, Entry, Score
+from moevolve.search.results.outcomes import mean_scores, model_scores, task_outcomes
+from moevolve.search.results.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.running.calibration import stored_calibration
 from moevolve.search.running.study import StudyResult
 from moevolve.store.reader import StoreReader
-from moevolve.store.records import EvaluationRecord
 
 _SeedEntries = Sequence[tuple[StudyResult, Entry]]
 """One entry of the final table from each seed's search that has it."""
-_Evaluations = Sequence[Mapping[tuple[str, Split], EvaluationRecord]]
-"""Stored evaluations by task and split, one mapping per seed."""
+_Tested = tuple["StudyRow", Sequence[TaskOutcomes]]
+"""A row with its outcomes on `test`, which its paired tests compare; none for means over random draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +27,7 @@ class StudyRow:
     """One model, or the mean over random draws, at one budget on one search task (or several in one fitness).
 
     Attributes:
-        task, budget, method: Labels of the comparison; `method` is `full model` for the unedited model.
+        task, budget, method: Labels of the study; `method` is `full model` for the unedited model.
         contestant: Label of the final table: `best found`, `unsearched start`, `random pruning, 20 draws` ...
         seeds: Number of searches that the row is a mean of.
         scores: Means over seeds. Per split, first the mean over tasks, then each task's if there are several, then
@@ -52,7 +41,6 @@ class StudyRow:
         best_by: Split by which the best baseline was chosen: `dev`, or `search` if not all have a score on `dev`.
         refs: The individuals as SEARCH:INDEX, one per seed.
         failure: Reason why the row is empty, or lacks seeds or the scores of a split.
-        outcomes: Per task, input of the paired tests; empty after `with_tests`.
     """
 
     task: str
@@ -71,7 +59,6 @@ class StudyRow:
     best_by: Split | None = None
     refs: tuple[str, ...] = ()
     failure: str | None = None
-    outcomes: tuple[TaskOutcomes, ...] = field(default=(), repr=False)
 
     def score(self, split: Split, task: str = "") -> Score | None:
         """The score on a split, of one task or, by default, of all tasks together."""
@@ -84,66 +71,72 @@ class StudyRow:
 
 
 def study_rows(results: Sequence[StudyResult], store: StoreReader) -> list[StudyRow]:
-    """Rows in the order of the comparison's cells; each (task, budget) begins with the full model."""
+    """Rows in the order of the study's cells; each (task, budget) begins with the full model."""
     rows: list[StudyRow] = []
     for (task, budget), group in groupby(results, key=lambda each: (each.cell.task, each.cell.budget)):
         here = list(group)
-        seeds = tuple(dict.fromkeys(each.cell.config.seed for each in here))
-        found = _full_rows(here, seeds, store)
+        found = _full_rows(here, store)
         for method in dict.fromkeys(each.cell.method for each in here):
-            found += _method_rows([each for each in here if each.cell.method == method], seeds, store)
-        rows += with_tests([replace(row, task=task, budget=budget) for row in found])
+            found += _method_rows([each for each in here if each.cell.method == method], store)
+        rows += with_tests([(replace(row, task=task, budget=budget), outcomes) for row, outcomes in found])
     return rows
 
 
-def _full_rows(results: Sequence[StudyResult], seeds: tuple[int, ...], store: StoreReader) -> list[StudyRow]:
+def _full_rows(results: Sequence[StudyResult], store: StoreReader) -> list[_Tested]:
+    seeds = tuple(dict.fromkeys(each.cell.config.seed for each in results))
     # All searches scored the same unedited model, so the first with a final table is enough.
-    for result, table in _with_tables(results):
-        row = replace(_row([(result, table.full)], (result.cell.config.seed,), store), method=FULL_LABEL)
-        # Its outcomes are the same with every seed.
-        repeated = tuple(replace(each, values=each.values.repeat(len(seeds), axis=0)) for each in row.outcomes)
-        return [replace(row, baseline=False, outcomes=repeated)]
+    for result in results:
+        if result.table is not None:
+            row, outcomes = _row([(result, result.table.full)], store)
+            # Its outcomes are the same with every seed.
+            repeated = [replace(each, values=each.values.repeat(len(seeds), axis=0), seeds=seeds) for each in outcomes]
+            return [(replace(row, method=FULL_LABEL, baseline=False), repeated)]
     return []
 
 
-def _with_tables(results: Sequence[StudyResult]) -> Iterator[tuple[StudyResult, FinalTable]]:
-    return ((each, each.table) for each in results if each.table is not None)
-
-
-def _method_rows(results: Sequence[StudyResult], seeds: tuple[int, ...], store: StoreReader) -> list[StudyRow]:
+def _method_rows(results: Sequence[StudyResult], store: StoreReader) -> list[_Tested]:
     """A method's rows: random draws and its unsearched start, if they were scored, and the best individual."""
-    rows = []
     cell = results[0].cell
     # One-shot baselines among a search's initial individuals get no rows: to be compared, they are methods themselves.
-    own = (FULL_LABEL, START_LABEL, BEFORE_LABEL, BEST_LABEL)
-    entries = [(result, entry) for result, table in _with_tables(results) for entry in table.entries]
+    own = (START_LABEL, BEFORE_LABEL, BEST_LABEL)
+    entries = [(result, entry) for result in results if result.table is not None for entry in result.table.entries]
     labels = dict.fromkeys(entry.label for _, entry in entries if entry.draws or entry.label in own)
-    for label in labels:
-        per_seed = [(result, entry) for result, entry in entries if entry.label == label]
-        # The result of a random baseline is the mean of its draws, not the best of them.
-        if label != FULL_LABEL and not (cell.baseline and label == BEST_LABEL and len(labels) > 2):
-            rows.append(_row(per_seed, seeds, store))
+    if cell.baseline and len(labels) > 1:
+        labels.pop(BEST_LABEL, None)  # the result of a random baseline is the mean of its draws, not the best of them
+    rows = [_row([pair for pair in entries if pair[1].label == label], store) for label in labels]
     failures = [f"seed {each.cell.config.seed}: {each.failure}" for each in results if each.failure is not None]
     if failures:
-        empty = StudyRow("", "", cell.method, BEST_LABEL, cell.baseline, failure="; ".join(failures))
-        best = next((row for row in rows if row.contestant == BEST_LABEL), empty)
-        reasons = dict.fromkeys(each for each in (best.failure, empty.failure) if each is not None)
-        rows = [row for row in rows if row is not best] + [replace(best, failure="; ".join(reasons))]
+        empty = StudyRow("", "", cell.method, BEST_LABEL, cell.baseline)
+        best, outcomes = next((pair for pair in rows if pair[0].contestant == BEST_LABEL), (empty, []))
+        reasons = dict.fromkeys(each for each in (best.failure, "; ".join(failures)) if each is not None)
+        rows = [pair for pair in rows if pair[0] is not best]
+        rows.append((replace(best, failure="; ".join(reasons)), outcomes))
     return rows
 
 
-def _row(entries: _SeedEntries, seeds: tuple[int, ...], store: StoreReader) -> StudyRow:
+def _row(entries: _SeedEntries, store: StoreReader) -> _Tested:
     cell, first = entries[0][0].cell, entries[0][1]
-    evaluations = [_evaluations(result, entry, store) for result, entry in entries]
     scores: list[Score] = []
-    outcomes: tuple[TaskOutcomes, ...] = ()
-    for split in SCORED:
-        tasks = [each.task for each in entries[0][0].setup.prepared.get(split, ())]
-        if tasks and all(entry.score(task, split) for _, entry in entries for task in tasks):
-            outcomes = () if first.draws else _outcomes(entries, evaluations, split, seeds)
-            scores += _split_scores(entries, split, outcomes)
+    outcomes: list[TaskOutcomes] = []
+    if first.draws:
+        scores = [score for split in SCORED for score in _drawn_scores(entries, split)]
+    else:
+        models = [
+            model_scores(store, store.search(result.setup.search_id), entry.phenotype)
+            for result, entry in entries
+            if entry.phenotype is not None
+        ]
+        scores = [score for split in SCORED for score in mean_scores(models, split)]
+        outcomes = task_outcomes(models, "test")
     costs = [_cost(result, entry, store) for result, entry in entries]
-    return StudyRow(
+    # Why individuals failed on splits other than the one they were chosen on.
+    failures = dict.fromkeys(
+        f"seed {result.cell.config.seed} on {score.split}: {score.failure}"
+        for result, entry in entries
+        for score in entry.scores
+        if score.failure is not None
+    )
+    row = StudyRow(
         task="",
         budget="",
         method=cell.method,
@@ -156,27 +149,9 @@ def _row(entries: _SeedEntries, seeds: tuple[int, ...], store: StoreReader) -> S
         evaluations=fmean(evaluations for evaluations, _ in costs),
         seconds=fmean(seconds for _, seconds in costs),
         refs=tuple(entry.ref for _, entry in entries if entry.ref is not None),
-        failure=_failures(entries),
-        outcomes=outcomes if scores and scores[-1].split == "test" else (),
+        failure="; ".join(failures) or None,
     )
-
-
-def _evaluations(result: StudyResult, entry: Entry, store: StoreReader) -> dict[tuple[str, Split], EvaluationRecord]:
-    if entry.phenotype is None:
-        return {}
-    found = Scorer(store, store.search(result.setup.search_id), result.setup.config).find([entry.phenotype])
-    return {(task, split): record for (_, task, split), record in found.items()}
-
-
-def _failures(entries: _SeedEntries) -> str | None:
-    """Why individuals failed on splits other than the one they were chosen on."""
-    reasons = dict.fromkeys(
-        f"seed {result.cell.config.seed} on {score.split}: {score.failure}"
-        for result, entry in entries
-        for score in entry.scores
-        if score.failure is not None
-    )
-    return "; ".join(reasons) or None
+    return row, outcomes
 
 
 def _cost(result: StudyResult, entry: Entry, store: StoreReader) -> tuple[float, float]:
@@ -196,22 +171,21 @@ def _cost(result: StudyResult, entry: Entry, store: StoreReader) -> tuple[float,
     return costs.phenotypes * share, seconds * share + calibration_s
 
 
-def _split_scores(entries: _SeedEntries, split: Split, outcomes: Sequence[TaskOutcomes]) -> Iterable[Score]:
-    """The weighted mean over tasks, then each task's score if there are several. A failed evaluation scores 0."""
-    setup, draws = entries[0][0].setup, entries[0][1].draws
-    weights = dict(zip((each.task for each in setup.prepared[split]), setup.weights, strict=True))
-    for task in ("", *weights) if len(weights) > 1 else ("",):
-        shares = {name: weight / sum(weights.values()) for name, weight in weights.items()} if not task else {task: 1.0}
-        per_seed = [[(share, entry.score(name, split)) for name, share in shares.items()] for _, entry in entries]
-        values = [sum(share * (score.score or 0.0) for share, score in each if score) for each in per_seed]
-        spreads = [sum(share * (score.spread or 0.0) for share, score in each if score) for each in per_seed]
-        chosen = [each for name, each in zip(weights, outcomes, strict=True) if name in shares] if outcomes else []
-        low, high = score_interval(chosen) if chosen else (None, None)
-        spread = fmean(spreads) if draws else stdev(values) if len(values) > 1 else None
-        yield Score(task, split, fmean(values), low, high, spread)
+def _drawn_scores(entries: _SeedEntries, split: Split) -> Iterator[Score]:
+    """Means over random draws: the weighted mean over tasks, then each task's if there are several."""
+    setup = entries[0][0].setup
+    weights = dict(zip((each.task for each in setup.prepared.get(split, ())), setup.weights, strict=False))
+    found = [[entry.score(task, split) for task in weights] for _, entry in entries]
+    if not weights or any(None in row for row in found):
+        return
+    for place, task in enumerate(("", *weights) if len(weights) > 1 else ("",)):
+        shares = [*weights.values()] if not task else [float(place == at) for at in range(1, len(weights) + 1)]
+        values = [weighted_mean([one.score or 0.0 for one in row if one], shares) for row in found]
+        spreads = [weighted_mean([one.spread or 0.0 for one in row if one], shares) for row in found]
+        yield Score(task, split, fmean(values), spread=fmean(spreads))
 
 
-def _held_out_scores(entries: _SeedEntries) -> Iterable[Score]:
+def _held_out_scores(entries: _SeedEntries) -> Iterator[Score]:
     """Scores on tasks that weren't part of the fitness."""
     searched = {each.task for each in entries[0][0].setup.prepared["search"]}
     for task in dict.fromkeys(score.task for _, entry in entries for score in entry.scores):
@@ -224,51 +198,24 @@ def _held_out_scores(entries: _SeedEntries) -> Iterable[Score]:
         yield Score(task, "test", fmean(values), low, high, spread)
 
 
-def _outcomes(
-    entries: _SeedEntries, evaluations: _Evaluations, split: Split, seeds: tuple[int, ...]
-) -> tuple[TaskOutcomes, ...]:
-    """Per task, the outcomes of all seeds; zeros for a failed evaluation."""
-    setup = entries[0][0].setup
-    pieces = []
-    for prepared, weight in zip(setup.prepared[split], setup.weights, strict=True):
-        rows: dict[int, NDArray[np.float32]] = {}
-        failed = np.zeros(len(prepared.examples) if prepared.window is None else 1, dtype=np.float32)
-        for (result, _), found in zip(entries, evaluations, strict=True):
-            record = found.get((prepared.task, split))
-            stored = None if record is None or record.failure is not None else record.outcomes
-            row = failed if stored is None else np.frombuffer(stored, dtype="<f4")
-            rows[seeds.index(result.cell.config.seed)] = row
-        # The number of windows of running text depends on the tokenizer; a failed evaluation has only one.
-        values = np.full((len(seeds), max(map(len, rows.values()), default=len(failed))), np.nan)
-        for place, row in rows.items():
-            values[place] = row
-        pieces.append(TaskOutcomes(values, prepared.metric, weight))
-    return tuple(pieces)
-
-
-def with_tests(rows: list[StudyRow]) -> list[StudyRow]:
+def with_tests(rows: Sequence[_Tested]) -> list[StudyRow]:
     """Add paired tests to the rows of one (task, budget). The best baseline is chosen without the `test` split."""
-    full = next((row for row in rows if row.method == FULL_LABEL), None)
-    baselines = [row for row in rows if row.baseline and row.outcomes]
-    by: Split = "dev" if all(row.score("dev") for row in baselines) else "search"
-    scored = [(found.score or 0.0, row) for row in baselines if (found := row.score(by)) is not None]
-    best = max(scored, key=lambda pair: pair[0], default=(0.0, None))[1]
+    full = next((pair for pair in rows if pair[0].method == FULL_LABEL), None)
+    baselines = [pair for pair in rows if pair[0].baseline and pair[1]]
+    by: Split = "dev" if all(row.score("dev") for row, _ in baselines) else "search"
+    scored = [(score.score or 0.0, pair) for pair in baselines if (score := pair[0].score(by)) is not None]
+    best = max(scored, key=lambda each: each[0])[1] if scored else None
     return [
         replace(
-            row,
-            against_full=_against(row, full),
-            against_baseline=_against(row, best),
+            pair[0],
+            against_full=_against(pair, full),
+            against_baseline=_against(pair, best),
             best_by=None if best is None else by,
-            outcomes=(),
         )
-        for row in rows
+        for pair in rows
     ]
 
 
-def _against(row: StudyRow, other: StudyRow | None) -> Significance | None:
-    if other is None or other is row or not row.outcomes or not other.outcomes:
-        return None
-    if any(a.values.shape != b.values.shape for a, b in zip(row.outcomes, other.outcomes, strict=True)):
-        return None  # one failed with every seed on running text, so that its number of windows isn't known
-    found = paired_test(row.outcomes, other.outcomes)
-    return None if found is None else replace(found, against=other.method)
+def _against(one: _Tested, other: _Tested | None) -> Significance | None:
+    test = None if other is None or other is one else paired_test(one[1], other[1])
+    return None if test is None or other is None else replace(test, against=other[0].method)

@@ -40,8 +40,8 @@ def check_tensors(model: PreTrainedModel, tensors: Mapping[str, Any], path: str)
         path: The checkpoint, for messages.
 
     Raises:
-        UserError: A tensor is missing, unexpected, there twice, or of another shape; or the output projection is said
-            to be the embedding's, and differs from it.
+        UserError: A tensor is missing, unexpected, there twice, or of another shape; or the output projection is the
+            embedding's by the config, and differs from it.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 

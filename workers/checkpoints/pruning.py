@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint a pruned model keeps, told by names and shapes, whatever format their values are in.
+"""Which tensors of a checkpoint a pruned model keeps, by their names and shapes, whatever format their values are in.
 
 Formats differ in the tensors that an expert has (`weight`, `weight_scale_inv`, `weight_packed`, `qweight` ...), but all
 store experts in one of two layouts: per expert, as `...experts.E.<rest>`, or fused, as `...experts.<rest>` with the
@@ -39,7 +39,7 @@ _MASK_BYTES = {
 }
 
 
-# Ends of the names of scales that experts lack which had no token in the calibration of who quantised the model.
+# Ends of the names of scales that experts without a token in the calibration of the quantisation lack.
 _UNMEASURED = (".input_scale", ".input_global_scale")
 
 _TABLE_DTYPES = {"I64": "<i8", "I32": "<i4"}

@@ -140,8 +140,7 @@ def _table(rows: Sequence[StudyRow]) -> tuple[list[str], list[list[str]]]:
 
 def _corrected(tests: Sequence[Significance | None]) -> list[float | None]:
     """P-values of one family, corrected; None where there is no test."""
-    corrected = iter(holm([test.p for test in tests if test is not None]))
-    return [None if test is None else next(corrected) for test in tests]
+    return holm([None if test is None else test.p for test in tests])
 
 
 def _label(row: StudyRow) -> str:

@@ -116,17 +116,16 @@ def paired(first: IndividualDetail, second: IndividualDetail) -> list[PairedScor
 def _pair(first: EvaluationRecord | None, second: EvaluationRecord | None) -> PairedScores:
     known = first or second
     assert known is not None
-    left_score, right_score = (None if record is None else score_of(record) for record in (first, second))
-    row = PairedScores(known.task, known.split, left_score, right_score)
+    scores = [None if one is None else score_of(one) for one in (first, second)]
+    row = PairedScores(known.task, known.split, scores[0], scores[1])
     if first is None or second is None or first.score is None or second.score is None:
         return row
     row = replace(row, difference=second.score - first.score)
-    left, right = outcomes_of(first), outcomes_of(second)
-    if not left.size or left.size != right.size:
-        return row
-    return replace(
-        row,
-        test=paired_test([TaskOutcomes(left[None], first.metric, 1.0)], [TaskOutcomes(right[None], first.metric, 1.0)]),
-        first_better=int((left > right).sum()),
-        second_better=int((right > left).sum()),
+    left, right = (
+        [TaskOutcomes(outcomes_of(one)[None], one.metric, 1.0)] if one.outcomes else [] for one in (first, second)
     )
+    test = paired_test(left, right)
+    if test is None:
+        return row
+    gain = right[0].values - left[0].values
+    return replace(row, test=test, first_better=int((gain < 0).sum()), second_better=int((gain > 0).sum()))

@@ -9,19 +9,8 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError, first_line
-from moevolve.workers.checkpoints.formats.base import (
-    Codec,
-    PackedMatrix,
-    blocks_largest,
-    multiplied,
-    packed_matrices,
-)
-from moevolve.workers.checkpoints.formats.fp4 import (
-    NV_GROUP,
-    fp4_bytes,
-    mxfp4_parts,
-    nvfp4_scales,
-)
+from moevolve.workers.checkpoints.formats.base import Codec, PackedMatrix, blocks_largest, multiplied, packed_matrices
+from moevolve.workers.checkpoints.formats.fp4 import NV_GROUP, fp4_bytes, mxfp4_parts, nvfp4_scales
 
 # Tensors that matrices can have besides those that their scheme requires.
 _UNUSED = ("weight_g_idx", "weight_zero_point", "input_scale", "input_global_scale", "input_zero_point")
