@@ -14,11 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Maximum number of new experts per program, whose sums must fit into registers.
 _MOST_ROWS = 16
-"""Maximum number of new experts per program, whose sums must fit into registers."""
-
+# Number of original experts that are loaded concurrently.
 _UNROLL = 4
-"""Number of original experts that are loaded concurrently."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def free_lease(search_id: str) -> dict[str, Any]:
 
 
 def acquire(connection: Connection, search_id: str, owner: str, seconds: float, priority: int | None = None) -> Lease:
-    """Acquires a search's lease, the right to write to it, and clears what users asked of its previous driver.
+    """Acquires a search's lease, the right to write to it, and clears the requests to its previous driver.
 
     Args:
         search_id: Id of the search.
@@ -116,7 +116,7 @@ def renew(
     if claim is not None:
         changes["claim"] = json.dumps(asdict(claim))
     _update(connection, lease.search_id, **changes)
-    return replace(_control(row, now_of(connection)), alive=True)
+    return replace(_control(row, now_of(connection)), alive=True)  # the row was read before it was renewed
 
 
 def release(connection: Connection, lease: Lease) -> None:

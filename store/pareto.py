@@ -9,14 +9,15 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Integer, and_, cast, func, select
 
+from moevolve.evaluators.types import SCORED, Split
 from moevolve.store.errors import StoreError
 from moevolve.store.queries import Filter, find_named, task_contexts, top
-from moevolve.store.records import FULL_MODEL, SCORED, BestRow, SearchRecord, Split
+from moevolve.store.records import FULL_MODEL, BestRow, SearchRecord
 from moevolve.store.tables import evaluations, individuals, search_tasks, searches
 
 Size = Literal["parameters", "active_parameters"]
+# Cells of a chart along either axis.
 _CELLS = 200
-"""Cells of a chart along either axis."""
 _SEARCHES, _EARLIEST = 20, 64
 """Newest searches that marks are taken from, and the number of their first individuals."""
 
@@ -55,7 +56,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ChartCell:
     """Candidates of about the same size and score, with their means."""
 
     size: float
@@ -86,7 +87,7 @@ def read_front(
 
 def read_cells(
     connection: Connection, task: str, split: Split = "search", search: str | None = None, size: Size = "parameters"
-) -> list[Cell]:
+) -> list[ChartCell]:
     """All scored candidates, counted in at most 200 x 200 cells of a chart of score against size."""
     only = find_named(connection, search)
     here = [one for one in _scored_contexts(connection, task, split, only) if one.split == split]
@@ -107,7 +108,7 @@ def read_cells(
             for place, value in enumerate((float(mean_size) * count, mean_score * count, count)):
                 cell[place] += value
     return [
-        Cell(sizes_sum / count, scores_sum / count, int(count))
+        ChartCell(sizes_sum / count, scores_sum / count, int(count))
         for _, (sizes_sum, scores_sum, count) in sorted(counted.items())
     ]
 

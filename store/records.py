@@ -13,6 +13,9 @@ from typing import Literal, get_args
 
 from pydantic import computed_field
 
+from moevolve.evaluators.errors import FailureKind
+from moevolve.evaluators.types import Split
+
 SearchStatus = Literal["created", "running", "paused", "interrupted", "cancelled", "finished", "failed"]
 DesiredState = Literal["running", "paused", "stopped", "cancelled"]
 """The state that users ask of a driver. A stopped search can be resumed, a cancelled one can't."""
@@ -22,14 +25,7 @@ another note, or a node that is left out because workers fail there."""
 Order = Literal["best", "newest", "failed"]
 """How a listing sorts individuals: by rank, newest first, or only failed ones, newest first."""
 IndividualStatus = Literal["pending", "ok", "failed"]
-FailureKind = Literal["candidate", "worker", "timeout"]
-"""Cause of a failure: the candidate itself, workers that died repeatedly, or the time limit."""
-Split = Literal["calibration", "search", "dev", "test"]
-ExportForm = Literal["stock", "native", "source", "mask"]
 
-SPLITS: tuple[Split, ...] = ("calibration", "search", "dev", "test")
-SCORED: tuple[Split, ...] = ("search", "dev", "test")
-"""Splits with scores; methods measure and fit on `calibration`, but nothing is scored on it."""
 SEARCH_STATUSES: tuple[SearchStatus, ...] = get_args(SearchStatus)
 FULL_MODEL = "full"
 """The phenotype hash of the unedited model's evaluations."""
@@ -376,11 +372,12 @@ class ExportRecord:
     """One exported checkpoint.
 
     Attributes:
+        form: `stock`, `native`, `source` or `mask`; see `moevolve.workers.contract.card.CheckpointForm`.
         checks: Results of comparing the files with the model or the source checkpoint, as JSON text.
     """
 
     path: str
-    form: ExportForm
+    form: str
     checks: str = "{}"
     created_at: datetime | None = None
 

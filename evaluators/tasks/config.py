@@ -48,8 +48,8 @@ def _one_of(what: str, names: Collection[str]) -> AfterValidator:
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_as_list)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
+# Every how many rows of `search` one is set aside for `calibration` in a task without that split.
 _CALIBRATION_PART = 4
-"""Every how many rows of `search` one is set aside for `calibration` in a task without that split."""
 
 
 class TaskFileSection(BaseModel):

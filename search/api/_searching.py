@@ -24,12 +24,12 @@ from moevolve.search.running.observer import Observer
 from moevolve.store.repository import Store
 
 if TYPE_CHECKING:
-    from moevolve.search.compare.config import Cell, Comparison
-    from moevolve.search.compare.rows import ComparisonRow
-    from moevolve.search.estimate.report import Estimate
+    from moevolve.search.config.study import Study, StudyCell
     from moevolve.search.loop.final_table import FinalTable
     from moevolve.search.pools.submit import Submitted
-    from moevolve.search.shrink.page import ShrinkPlan, Shrunk
+    from moevolve.search.results.study import StudyRow
+    from moevolve.search.running.plan.records import Estimate
+    from moevolve.search.shrink.page import ShrinkPlan, ShrinkResult
 
 # Modules that load torch or Ray are imported within the functions, after what is wrong with a configuration was said.
 
@@ -164,16 +164,16 @@ def _run(table: FinalTable | None, url: str) -> Run | None:
 
 
 @takes(CompareRequest)
-def load_comparison(asked: CompareRequest) -> Comparison:
-    from moevolve.search.compare import config
+def load_comparison(asked: CompareRequest) -> Study:
+    from moevolve.search.config import study
 
     changes = _given_lines({"base.store": asked.store, "base.workers.address": asked.address})
-    return config.load_comparison(Path(asked.path), (*override_lines(asked.overrides), *changes))
+    return study.load_study(Path(asked.path), (*override_lines(asked.overrides), *changes))
 
 
 def compare(
-    comparison: str | Path | Comparison, *, observer: Callable[[int, Cell], Observer] | None = None
-) -> list[ComparisonRow]:
+    comparison: str | Path | Study, *, observer: Callable[[int, StudyCell], Observer] | None = None
+) -> list[StudyRow]:
     """Run searches and baselines side by side, in the store that the comparison names. Repeating it continues them.
 
     Args:
@@ -188,12 +188,12 @@ def compare(
         StoreError: the store can't be opened.
         PoolError: no worker can be started; repeating it continues the searches.
     """
-    from moevolve.search.compare.rows import comparison_rows
-    from moevolve.search.compare.run import run_comparison
+    from moevolve.search.results.study import study_rows
+    from moevolve.search.running.study import run_study
 
     read = load_comparison(comparison) if isinstance(comparison, str | Path) else comparison
     with opened_store(read.store, create=True) as opened:
-        return comparison_rows(run_comparison(read, opened, observer or (lambda place, cell: Observer())), opened)
+        return study_rows(run_study(read, opened, observer or (lambda place, cell: Observer())), opened)
 
 
 @takes(_Estimate)
@@ -204,7 +204,7 @@ def estimate(asked: _Estimate) -> Estimate:
 
 
 @takes(_Shrink)
-def shrink(asked: _Shrink) -> Shrunk | ShrinkPlan:
+def shrink(asked: _Shrink) -> ShrinkResult | ShrinkPlan:
     from moevolve.search.shrink import shrink as shrinking
 
     return shrinking.shrink(asked, asked.observer or Observer())

@@ -27,7 +27,7 @@ from moevolve.search.requests.stores import ServeRequest
 if TYPE_CHECKING:
     from moevolve.evaluators.tasks.config import TaskConfig
     from moevolve.search.loop.final_table import FinalTable
-    from moevolve.search.requests.answers import Analysis
+    from moevolve.search.results.expert_usage import Analysis
     from moevolve.store.reader import StoreReader
     from moevolve.workers.contract.card import ExportReport
 
@@ -45,9 +45,9 @@ def report(store: str | StoreReader, asked: ReportFileRequest) -> FinalTable:
     if asked.analysis is None:
         _write(asked.path, ask(store, ReportRequest(asked.search, limit=asked.limit)))
         return ask(store, FinalTableRequest(asked.search))
-    from moevolve.search.analysis.analyse import read_analysis
-    from moevolve.search.analysis.report_contents import gather
-    from moevolve.search.analysis.report_page import render_page
+    from moevolve.search.report.contents import gather
+    from moevolve.search.report.page import render_page
+    from moevolve.search.report.usage import read_analysis
 
     with opened_reader(store) as opened:
         found = read_analysis(asked.analysis) if isinstance(asked.analysis, Path) else asked.analysis
@@ -100,9 +100,9 @@ def write_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
     Raises:
         UserError: the folder can't be written.
     """
-    from moevolve.search.analysis import analyse
+    from moevolve.search.report import usage
 
-    return analyse.write_analysis(analysis, Path(folder))
+    return usage.write_analysis(analysis, Path(folder))
 
 
 @takes(ApplyRequest)

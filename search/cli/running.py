@@ -44,7 +44,7 @@ from moevolve.store.session import without_password
 
 if TYPE_CHECKING:
     from moevolve import Control, FinalTable, Observer, RunConfig, Submitted
-    from moevolve.search.compare.config import Cell
+    from moevolve.search.config.study import StudyCell
 
 T = TypeVar("T")
 
@@ -164,7 +164,7 @@ def compare(
     """Run searches and baselines side by side and print one table. Ctrl-C leaves it resumable: run it again."""
     comparison = moevolve.load_comparison(**request.arguments())
 
-    def observer(place: int, cell: Cell) -> Observer:
+    def observer(place: int, cell: StudyCell) -> Observer:
         # A comparison takes hours and its log is read afterwards, so each search prints two lines.
         return line_observer(f"[{place + 1}/{len(comparison.cells)}] {cell.config.name}", 2)
 

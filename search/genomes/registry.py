@@ -11,15 +11,9 @@ from pydantic_core import PydanticKnownError
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.capacity.kind import CAPACITY
-from moevolve.search.genomes.contract.base import (
-    Genome,
-    GenomeFigures,
-    GenomeKind,
-    GenomeSection,
-    GenomeSpace,
-    Offspring,
-)
+from moevolve.search.genomes.contract.base import Genome, GenomeSection, GenomeSpace, Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.kind import GenomeFigures, GenomeKind
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.genomes.contract.phases import START, PhaseConfig, TunePhase
 from moevolve.search.genomes.eep.kind import EEP

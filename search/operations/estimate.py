@@ -11,10 +11,10 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import Split
 from moevolve.search.config.files import as_override, as_run_config, find_model, override_lines
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.estimate import estimate
-from moevolve.search.estimate.report import Estimate, Pilot
-from moevolve.search.estimate.workload import Prompts
 from moevolve.search.requests.planning import EstimateRequest
+from moevolve.search.running.plan.estimate import estimate
+from moevolve.search.running.plan.records import Estimate, Pilot
+from moevolve.search.running.plan.workload import Prompts
 from moevolve.search.running.weights import resolved_model_path
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run_pilot(
     """Measure a few individuals, and scale to the whole search; see `set_up` and `measure` for the errors."""
     # Plans without a pilot don't import Ray.
     from moevolve.search.running.launch import set_up_new
-    from moevolve.search.running.pilot import measure
+    from moevolve.search.running.plan.pilot import measure
 
     found = measure(set_up_new(config), individuals, make_pool, on_stage=on_stage)
     total = sum(count.different * found.of(count.kind) for count in planned.phases) / found.workers

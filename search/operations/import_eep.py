@@ -12,8 +12,7 @@ from moevolve.search.config.files import changed_loading, find_model, load_run_c
 from moevolve.search.config.run import LONGEST_NAME, RunConfig
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.eep.coefficients import group_layers, read_coefficients
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.space import EepSection, EepSpace
+from moevolve.search.genomes.eep.space import EepGenome, EepSection, EepSpace
 from moevolve.search.loop.search_loop import individual_record
 from moevolve.search.operations.opening import opened_store
 from moevolve.search.requests.answers import Imported

@@ -7,6 +7,7 @@ from io import BytesIO
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import parse_stored_config
+from moevolve.search.drawing import DPI, drawing
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.registry import figures_for
 from moevolve.search.genomes.repaired import base_genome
@@ -14,7 +15,6 @@ from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.loop.scores import full_fitness
 from moevolve.search.operations.subject import find_subject, start_of
 from moevolve.search.report.fitness import draw_fitness
-from moevolve.search.report.style import DPI, drawing
 from moevolve.search.requests.searches import PlotRequest
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualRecord

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import TaskSection
+from moevolve.search.drawing import check_format, save
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.loop.scores import FULL
 from moevolve.search.operations.answers import prepared_split
 from moevolve.search.operations.opening import opened_reader
 from moevolve.search.operations.subject import Subject, find_subject
 from moevolve.search.report.fitness import speed_figure
-from moevolve.search.report.style import check_format, save
 from moevolve.search.requests.models import ProfileRequest
 from moevolve.store.reader import StoreReader
 from moevolve.store.records import FULL_MODEL
@@ -38,7 +38,7 @@ from moevolve.workers.profiling.report import (
 from moevolve.workers.profiling.run import ProfileError, profile_models
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 _INDIVIDUAL = re.compile(r"[A-Za-z0-9._-]+:\d+")
 _APART = "models were loaded one after the other: there is no room for all of them at once, so drift isn't shared"

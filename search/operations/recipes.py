@@ -35,7 +35,7 @@ from moevolve.search.requests.recipes import (
 )
 from moevolve.search.running.set_up import pinned
 from moevolve.store.reader import StoreReader
-from moevolve.workers.checkpoints.digests import check_digests, tensor_digests
+from moevolve.workers.checkpoints.fingerprint import check_digests, tensor_digests
 from moevolve.workers.checkpoints.loading import dtype_of, load_config
 from moevolve.workers.contract.card import ExportCard, ExportReport
 from moevolve.workers.contract.edits import Edit, underlying

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import FailureKind, UserError
 from moevolve.evaluators.types import PreparedSplit
 from moevolve.search.config.run import WorkersSection
 from moevolve.search.pools.base import PoolError
@@ -29,7 +29,7 @@ from moevolve.search.pools.ray_actor import (
 from moevolve.search.pools.ray_cluster import leave_ray, start_ray
 from moevolve.workers.contract.capacity import NeededMemory, NoRoomError
 from moevolve.workers.contract.edits import CalibrationRecipe
-from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, FailureKind, WorkerInfo
+from moevolve.workers.contract.messages import EvaluationReply, EvaluationRequest, WorkerInfo
 from moevolve.workers.contract.settings import ALL_SHORTCUTS, EngineConfig, ModelConfig, Shortcuts
 
 log = logging.getLogger(__name__)

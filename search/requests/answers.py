@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from pydantic import computed_field
 
 from moevolve.evaluators.fitness.scoring import Answer
+from moevolve.evaluators.types import Split
 from moevolve.search.genomes.contract.outline import GenomeOutline
 from moevolve.search.loop.scores import interval
 from moevolve.search.requests.parameters import SizeUnit
-from moevolve.store.pareto import Cell, Mark
-from moevolve.store.records import BestRow, EvaluationRecord, Split
-from moevolve.workers.contract.usage import Usage
+from moevolve.store.pareto import ChartCell, Mark
+from moevolve.store.records import BestRow, EvaluationRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Pareto:
     each: float
     front: tuple[BestRow, ...]
     marks: tuple[Mark, ...]
-    candidates: tuple[Cell, ...] = field(default=(), repr=False)
+    candidates: tuple[ChartCell, ...] = field(default=(), repr=False)
 
     def size_of(self, model: BestRow | Mark) -> float | None:
         """Size of a model on the chart's axis; None where it isn't known."""
@@ -112,111 +111,6 @@ class TradeOffs:
     tasks: tuple[str, ...]
     full: tuple[float | None, ...]
     front: tuple[TradeOff, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorEffect:
-    """What came of the individuals that one operator made.
-
-    Attributes:
-        individuals: Number of individuals with a score.
-        bests: Number of them that were the search's best so far.
-        children: Number of them whose parents have scores.
-        better: Number of these children that beat all their parents.
-        gain, low, high: Mean of child's score less its best parent's, with its 95 % confidence interval; None for fewer
-            than two children.
-    """
-
-    operator: str
-    individuals: int
-    bests: int
-    children: int = 0
-    better: int = 0
-    gain: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceEffect:
-    """How far one choice of genomes moved scores: the standard deviation over individuals of its part of the score.
-
-    Attributes:
-        choice: What is chosen, such as `experts of layer 3` or `ridge lambda`.
-        spread, low, high: Median and 95 % credible interval, as a share of the score's range from 0 to 1.
-    """
-
-    choice: str
-    spread: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class OptionEffect:
-    """What one option of a choice adds to scores, other choices being equal.
-
-    Attributes:
-        option: The option, such as `expert 5`, compared with the mean of the choice's options; of a number, an increase
-            by two standard deviations, from one below the mean to one above it.
-        individuals: Number of individuals that have the option; all of them for a number.
-        effect, low, high: Median and 95 % credible interval, in [-1, 1].
-    """
-
-    choice: str
-    option: str
-    individuals: int
-    effect: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class GeneRow:
-    """The numbers and names that one individual's settings and sizes have, in the order of `Effects.genes`."""
-
-    index: int
-    score: float
-    values: tuple[float | str | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Effects:
-    """What moved the score in a search.
-
-    Attributes:
-        individuals: Number of individuals that were looked at: the newest ones with a score.
-        predicted: Share of the variance of their scores that a sum over choices predicts for individuals that it wasn't
-            fitted to (leave-one-out); None where there is nothing to predict. At 0 or below, choices and options say
-            nothing.
-        operators: The one with most individuals first.
-        choices: The largest effects first.
-        options: Those whose effects are farthest from 0 in standard deviations first.
-        genes: Names of the settings and sizes of layers that vary. Empty unless asked for.
-        rows: Their values. Empty unless asked for.
-    """
-
-    search: str
-    individuals: int
-    predicted: float | None
-    operators: tuple[OperatorEffect, ...]
-    choices: tuple[ChoiceEffect, ...]
-    options: tuple[OptionEffect, ...] = field(repr=False)
-    genes: tuple[str, ...] = ()
-    rows: tuple[GeneRow, ...] = field(default=(), repr=False)
-
-    @property
-    def note(self) -> str:
-        """In words, what the effects are worth."""
-        if self.predicted is None:
-            return "There are too few individuals, or no choices that differ, to tell what mattered."
-        share = f"{max(self.predicted, 0):.0%} of the variance of {self.individuals:,} individuals' scores"
-        if self.predicted < 0.1:
-            return f"A sum over choices predicts {share}: take nothing from the effects of choices and options."
-        return (
-            f"A sum over choices predicts {share}, each left out of the fit in turn. Individuals are related and were "
-            "selected, so this is the most that it may predict of others."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,28 +191,6 @@ class AskedRow:
     prompt: str
     gold: str
     choices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Analysis:
-    """How an individual uses its experts.
-
-    Attributes:
-        kind: Genome kind of the individual's search.
-        task_fingerprint: Fingerprint of the split whose prompts and answers were run.
-        before: The full model's usage; None where that has no experts to compare with.
-        after: The individual's usage.
-    """
-
-    ref: str
-    search_id: str
-    kind: str
-    task: str
-    split: str
-    task_fingerprint: str
-    before: Usage | None = field(repr=False)
-    after: Usage = field(repr=False)
-    format: Literal["moevolve-analysis/3"] = "moevolve-analysis/3"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ from moevolve.search.requests.parameters import (
 from moevolve.search.requests.record import Flag, Request, about, record
 
 if TYPE_CHECKING:  # the answers
-    from moevolve.search.requests.answers import Analysis, Answers, AskedRow, Evaluation, Imported, Outcomes
+    from moevolve.search.requests.answers import Answers, AskedRow, Evaluation, Imported, Outcomes
+    from moevolve.search.results.expert_usage import Analysis
     from moevolve.workers.contract.card import ExportReport
     from moevolve.workers.profiling.report import ProfileReport
 

@@ -13,7 +13,7 @@ from moevolve.search.requests.record import Flag, Request, about, record
 from moevolve.search.requests.running import RunFile
 
 if TYPE_CHECKING:  # the answers
-    from moevolve.search.estimate.report import Estimate
+    from moevolve.search.running.plan.records import Estimate
 
 
 @record

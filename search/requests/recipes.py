@@ -43,7 +43,7 @@ class RecipeModel(_Strict):
         experts, active: Experts per MoE layer, and of them per token.
         dtype: Dtype of the parameters when the individual was evaluated.
         attn_implementation, experts_implementation: Backends of `transformers` then.
-        tensors: Hashes by name; see `moevolve.workers.checkpoints.digests`.
+        tensors: Hashes by name; see `moevolve.workers.checkpoints.fingerprint`.
     """
 
     path: str

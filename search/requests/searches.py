@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, InstanceOf
 
 from moevolve.search.config.run import LONGEST_NAME
-from moevolve.search.requests.answers import Analysis
 from moevolve.search.requests.parameters import IndividualRef, ScoredSplit, SearchRef, SizeUnit
 from moevolve.search.requests.record import Flag, Request, about, record
+from moevolve.search.results.expert_usage import Analysis
 from moevolve.store.records import CourseAxis, SearchStatus
 
 if TYPE_CHECKING:  # the answers
-    from moevolve.search.compare.contrasted import Contrast
     from moevolve.search.loop.final_table import FinalTable
-    from moevolve.search.requests.answers import Effects, GenomeView, Pareto, TradeOffs
+    from moevolve.search.requests.answers import GenomeView, Pareto, TradeOffs
     from moevolve.search.requests.tables import Rows
+    from moevolve.search.results.contrast import Contrast
+    from moevolve.search.results.effects import Effects
     from moevolve.store.records import BestRow, Control, IndividualDetail, LineageGraph, SearchRecord, SearchSummary
 
 Count = Annotated[int | None, Field(ge=0, lt=2**31)]

@@ -18,7 +18,7 @@ GUARD_PROMPTS = 560
 
 
 @record
-class ShrinkRequest(Request[Any]):  # its answers, `Shrunk` and `ShrinkPlan`, are of a package above this one
+class ShrinkRequest(Request[Any]):  # its answers, `ShrinkResult` and `ShrinkPlan`, are of a package above this one
     """Make a smaller checkpoint of a mixture of experts, for what your files of requests ask for.
 
     Choose settings for this machine, search, and export the winner with a page of what it costs. It is an ordinary

@@ -55,8 +55,8 @@ class ModelDescription:
 
 def describe_search(config: RunConfig) -> ModelDescription:
     """Describe the model of a search, and check the settings that depend on it."""
-    from moevolve.search.estimate.memory import launch_memory
-    from moevolve.search.estimate.repairs import repair_works
+    from moevolve.search.running.plan.memory import launch_memory
+    from moevolve.search.running.plan.repairs import repair_works
     from moevolve.workers.checkpoints.fingerprint import model_fingerprint
     from moevolve.workers.checkpoints.loading import load_tokenizer
     from moevolve.workers.engine.chat import chat_template
@@ -77,7 +77,7 @@ def describe_search(config: RunConfig) -> ModelDescription:
 
 def check_repairs(config: RunConfig, calibration: tuple[PreparedSplit, ...]) -> None:
     """Refuse repairs whose fits exceed their memory limit on the calibration splits; the model must be pinned."""
-    from moevolve.search.estimate.repairs import repair_works
+    from moevolve.search.running.plan.repairs import repair_works
     from moevolve.workers.profiling.outline import outline_model
     from moevolve.workers.profiling.passes import PromptMeter
 

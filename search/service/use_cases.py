@@ -53,8 +53,8 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     searches.FinalTableRequest: UseCase(
         "moevolve.search.operations.final_table:final_table", "/searches/{search}/standings"
     ),
-    searches.ContrastRequest: UseCase("moevolve.search.analysis.contrast:contrast", "/contrast"),
-    searches.EffectsRequest: UseCase("moevolve.search.analysis.effects:effects", "/searches/{search}/effects"),
+    searches.ContrastRequest: UseCase("moevolve.search.operations.results:contrast", "/contrast"),
+    searches.EffectsRequest: UseCase("moevolve.search.operations.results:effects", "/searches/{search}/effects"),
     searches.BestRequest: UseCase(f"{_QUERIES}:best", "/best"),
     searches.ParetoRequest: UseCase(f"{_QUERIES}:pareto", "/pareto"),
     searches.TradeOffsRequest: UseCase(f"{_QUERIES}:tradeoffs", "/searches/{search}/tradeoffs"),
@@ -62,14 +62,14 @@ USE_CASES: dict[type[Request[Any]], UseCase] = {
     searches.GenomeRequest: UseCase(f"{_QUERIES}:genome", "/individuals/{individual}/genome"),
     searches.LineageRequest: UseCase(f"{_QUERIES}:lineage", "/individuals/{individual}/lineage"),
     searches.PlotRequest: UseCase("moevolve.search.operations.plot:picture", "/searches/{search}/plot"),
-    searches.ReportRequest: UseCase("moevolve.search.analysis.report_page:page_of", "/searches/{search}/report"),
+    searches.ReportRequest: UseCase("moevolve.search.operations.results:page_of", "/searches/{search}/report"),
     models.EvaluateRequest: UseCase("moevolve.search.operations.answers:evaluate", writes=True),
     models.AnswersRequest: UseCase("moevolve.search.operations.answers:answers"),
     models.OutcomesRequest: UseCase(
         "moevolve.search.operations.answers:outcomes", "/individuals/{individual}/outcomes"
     ),
     models.PromptsRequest: UseCase("moevolve.search.operations.answers:prompts"),
-    models.AnalyseRequest: UseCase("moevolve.search.analysis.analyse:analyse"),
+    models.AnalyseRequest: UseCase("moevolve.search.operations.results:analyse"),
     models.ExportRequest: UseCase("moevolve.search.operations.export:export", writes=True),
     recipes.RecipeRequest: UseCase("moevolve.search.operations.recipes:recipe"),
     models.ImportEepRequest: UseCase("moevolve.search.operations.import_eep:import_eep", opens=True),

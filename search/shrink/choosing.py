@@ -330,8 +330,8 @@ def room_for(config: RunConfig) -> tuple[Originals, int]:
     Raises:
         NoRoomError: None of them fits; the message says what is missing.
     """
-    from moevolve.search.estimate.memory import launch_memory
     from moevolve.search.genomes.registry import costs_of
+    from moevolve.search.running.plan.memory import launch_memory
     from moevolve.workers.checkpoints.loading import resolve_device
     from moevolve.workers.contract.capacity import NoRoomError, check_room, free_bytes
     from moevolve.workers.profiling.outline import outline_model

@@ -9,7 +9,6 @@ from pathlib import Path
 from moevolve.search.loop.final_table import FinalTable
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.text import percent
-from moevolve.workers.contract.card import CheckpointForm
 
 _SHOWN = 160
 """Most characters of a prompt or an answer in a line."""
@@ -33,7 +32,7 @@ class Written:
     """
 
     directory: Path
-    form: CheckpointForm
+    form: str
     weight_bytes: int
     changes: tuple[tuple[str, str], ...] = ()
 
@@ -186,7 +185,7 @@ class FirstLook:
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class ShrinkResult:
     """A shrunk model, or a search without a candidate to export.
 
     Attributes:

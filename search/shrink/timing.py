@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import PreparedSplit, Split
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.counts import final_evaluations
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.pools.ray_actor import ModelProbe
 from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.running.launch import set_up_new
-from moevolve.search.running.pilot import Measured, measure
+from moevolve.search.running.plan.counts import final_evaluations
+from moevolve.search.running.plan.pilot import Measured, measure
 from moevolve.search.text import duration, quantity
 
 _MEASURED = 4

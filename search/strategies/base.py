@@ -45,7 +45,7 @@ def eligible(
 class Ranking:
     """The individuals of one phase that can still become parents, best first.
 
-    Individuals are added in order of index. Failed ones are ignored, and so are repeated genomes unless `repeats` is
+    Individuals are added in order of index. Failed ones are ignored, and so are repeated edits unless `repeats` is
     true. `top_k` keeps the k best; a threshold keeps all within its wider margin, however many they are. With either
     rule an individual that is dropped can't become a parent later, since the best fitness only rises.
     """
@@ -61,14 +61,14 @@ class Ranking:
 
     def add(self, one: IndividualRecord) -> None:
         """Add one individual, and drop those that can't become parents."""
-        if one.fitness is None or (not self._repeats and one.content_hash in self._hashes):
+        if one.fitness is None or (not self._repeats and one.phenotype_hash in self._hashes):
             return
         insort(self._keys, rank_key(one))
         self._individuals[one.index] = one
-        self._hashes.add(one.content_hash)
+        self._hashes.add(one.phenotype_hash)
         while self._surplus():
             dropped = self._individuals.pop(self._keys.pop()[2])
-            self._hashes.discard(dropped.content_hash)
+            self._hashes.discard(dropped.phenotype_hash)
 
     def _surplus(self) -> bool:
         if isinstance(self._rule, TopKParents):

@@ -2,7 +2,7 @@
 
 Source: Efficient Expert Pruning (arXiv 2407.00945), Sec. 4.3 and Alg. 1: random initial individuals, parents among the
 best, crossover and mutation; the merge phase starts from the best of the prune phase. Unless a phase has `repeats`,
-individuals with the same genome count once among the parents, and a child that repeats an earlier individual is drawn
+individuals with the same edit count once among the parents, and a child that repeats an earlier individual is drawn
 again, because its score is known.
 """
 
@@ -74,7 +74,7 @@ class Evolution(PhaseStrategy):
     def _parents(self, start: IndividualRecord | None) -> Parents | None:
         """The possible parents: the phase's own individuals and `start`; None if there are none."""
         own = list(self._ranking)
-        if start is not None and all(one.content_hash != start.content_hash for one in own):
+        if start is not None and all(one.phenotype_hash != start.phenotype_hash for one in own):
             insort(own, start, key=rank_key)
         if not own:
             return None

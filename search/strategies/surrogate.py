@@ -1,6 +1,6 @@
 """A strategy that learns the value of each part of a genome: Thompson sampling in a Bayesian linear model.
 
-The model predicts scores from the parts that a genome has, in phases whose genomes choose parts (`SubsetSpace`), such
+The model predicts scores from the parts that a genome has, in phases whose genomes choose parts, such
 as kept experts. A child is the best genome under weights drawn from their posterior, so each part is tried as often as
 it may be among the best. How far a draw is from the mean is scaled by a number between 0 and 1, drawn for each child:
 with many more parts than scores, whole draws would choose almost at random.
@@ -10,7 +10,7 @@ Thompson sampling of binary choices it is BOCS (Baptista and Poloczek, arXiv 180
 pairs. Weights are drawn as in Bhattacharya, Chakraborty and Mallick (arXiv 1506.04778), by solving as many equations as
 there are individuals or features, whichever are fewer. The target and the share of bred children were chosen by trials.
 
-What the calibration says of the parts (`SubsetSpace.importance`) enters as further features: the sum of each statistic
+What the calibration says of the parts (`GenomeSpace.importance`) enters as further features: the sum of each statistic
 over a genome's parts. So a few scores tell which statistics to trust, where there are many more parts than scores.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import GenomeSpace, Offspring, SubsetSpace
+from moevolve.search.genomes.contract.base import GenomeSpace, Offspring
 from moevolve.search.genomes.contract.operators import generator
 from moevolve.search.genomes.contract.phases import PhaseConfig, SurrogateSection
 from moevolve.search.strategies.base import DRAWS, PhaseStrategy
@@ -113,7 +113,7 @@ class Surrogate(PhaseStrategy):
         super().__init__(space, phase, seed, first)
         self._section = section
         self._evolution = Evolution(space, phase, seed, first)
-        self._chooses = isinstance(space, SubsetSpace) and space.selects_subset(phase)
+        self._chooses = space.selects_subset(phase)
         self._told: deque[tuple[IndividualRecord, Floats]] = deque(maxlen=section.memory)
 
     def tell(self, individual: IndividualRecord) -> None:
@@ -159,7 +159,6 @@ class Surrogate(PhaseStrategy):
     @cached_property
     def _importance(self) -> Floats:
         """What the calibration says of the parts, as normal scores: float64 [statistics, parts]."""
-        assert isinstance(self._space, SubsetSpace)
         known = self._space.importance(self._phase)
         return np.array([_normal_scores(row) for row in known], dtype=np.float64).reshape(known.shape)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,9 @@ def copy(source: StoreReader, target: Store, names: Sequence[str], calibrations_
         decided = 0
         for search, fingerprints in zip(found, needed.values(), strict=True):
             _copy_search(here, there, search)
-            _copy_calibrations(here, there, fingerprints)
+            for fingerprint in sorted(fingerprints):
+                query = select(calibrations).where(calibrations.c.fingerprint == fingerprint)
+                insert_new(there, calibrations, [row._asdict() for row in here.execute(query)])
             decided += _copy_individuals(here, there, search)
             for row in _rows(here, exports, search):
                 write_export(there, search.id, row.idx, ExportRecord(row.path, row.form, row.checks, row.created_at))
@@ -113,18 +115,8 @@ def _copy_search(here: Connection, there: Connection, search: SearchRecord) -> N
         there.execute(update(searches).where(s.id == search.id).values(state))
 
 
-def _copy_calibrations(here: Connection, there: Connection, fingerprints: Collection[str]) -> None:
-    for fingerprint in sorted(fingerprints):
-        query = select(calibrations).where(calibrations.c.fingerprint == fingerprint)
-        insert_new(there, calibrations, [row._asdict() for row in here.execute(query)])
-
-
 def _copy_individuals(here: Connection, there: Connection, search: SearchRecord) -> int:
-    """Copies a search's individuals with their evaluations, and the full model's.
-
-    Returns:
-        Number of individuals that were pending in the target and now have an outcome.
-    """
+    """Copies a search's individuals with their evaluations, and the full model's; returns the number of outcomes."""
     i = individuals.c
     ids = context_ids(here, search.model_fingerprint, search.engine_fingerprint)
     write_evaluations(there, read_evaluations(here, ids, [FULL_MODEL]))

@@ -81,7 +81,7 @@ def _prune(connection: Connection, names: Sequence[str], calibrations_of: Calibr
     lock_against_prune(connection, alone=True)
     ids = [find_search(connection, name).id for name in dict.fromkeys(names)]
     counted = [_drop_search(connection, fence(connection, search_id)) for search_id in dict.fromkeys(ids)]
-    evaluated = _drop_evaluations(connection, _idle_contexts(connection, revoke_expired(connection)))
+    evaluated = _drop_evaluations(connection, revoke_expired(connection))
     calibrated = _drop_calibrations(connection, calibrations_of)
     size = sum(size for _, size in counted) + evaluated[1] + calibrated[1]
     return PruneReport(len(counted), sum(rows for rows, _ in counted), evaluated[0], calibrated[0], size)
@@ -104,23 +104,19 @@ def _drop(
     return connection.execute(delete(table).where(which)).rowcount, int(size)
 
 
-def _idle_contexts(connection: Connection, live: Collection[str]) -> list[Any]:
-    """The contexts whose model and engine none of the `live` searches (ids) uses."""
-    s = searches.c
+def _drop_evaluations(connection: Connection, live: Collection[str]) -> tuple[int, int]:
+    """Deletes unneeded evaluations, but those with the model and engine of one of the `live` searches (ids).
+
+    Returns their number and the bytes of their outcomes.
+    """
+    s, e, total, size = searches.c, evaluations.c, 0, 0
     query = select(s.model_fingerprint, s.engine_fingerprint).where(s.id.in_(live))
     busy = {tuple(row) for row in connection.execute(query)}
-    rows = connection.execute(select(contexts).order_by(contexts.c.id)).all()
-    return [row for row in rows if (row.model_fingerprint, row.engine_fingerprint) not in busy]
-
-
-def _drop_evaluations(connection: Connection, idle: Sequence[Any]) -> tuple[int, int]:
-    """Deletes unneeded evaluations in some contexts; returns their number and the bytes of their outcomes."""
-    e, total, size = evaluations.c, 0, 0
-    for context in idle:
-        s = searches.c
-        here = and_(
-            s.model_fingerprint == context.model_fingerprint, s.engine_fingerprint == context.engine_fingerprint
-        )
+    for context in connection.execute(select(contexts).order_by(contexts.c.id)).all():
+        model, engine = context.model_fingerprint, context.engine_fingerprint
+        if (model, engine) in busy:  # its driver may be about to reuse them
+            continue
+        here = and_(s.model_fingerprint == model, s.engine_fingerprint == engine)
         has_it = and_(here, s.id == individuals.c.search_id, individuals.c.phenotype_hash == e.phenotype_hash)
         used = or_(exists().where(has_it), and_(e.phenotype_hash == FULL_MODEL, exists().where(here)))
         dropped = _drop(connection, evaluations, e.outcomes, and_(e.context_id == context.id, ~used))

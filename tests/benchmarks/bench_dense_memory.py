@@ -25,9 +25,9 @@ import numpy as np
 from tiny_models import WORDS, save_tiny_model
 
 from moevolve.search.config.run import RunConfig
-from moevolve.search.estimate.estimate import estimate
 from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import baseline_offspring
+from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.set_up import set_up
 from moevolve.workers.contract.edits import Calibration
 from moevolve.workers.contract.messages import EvaluationRequest

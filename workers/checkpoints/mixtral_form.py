@@ -15,6 +15,7 @@ from moevolve.workers.contract.methods import Resident
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Config fields that mean the same in a Mixtral's config and in those of the families that become Mixtrals.
 _SHARED_SETTINGS = (
     "vocab_size",
     "hidden_size",
@@ -36,7 +37,6 @@ _SHARED_SETTINGS = (
     "rope_parameters",
     "dtype",
 )
-"""Config fields that mean the same in a Mixtral's config and in those of the families that become Mixtrals."""
 
 
 def mixtral_obstacle(resident: Resident) -> str | None:

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint a pruned model keeps, told by names and shapes, whatever format their values are in.
+"""Which tensors of a checkpoint a pruned model keeps, by their names and shapes, whatever format their values are in.
 
 Formats differ in the tensors that an expert has (`weight`, `weight_scale_inv`, `weight_packed`, `qweight` ...), but all
 store experts in one of two layouts: per expert, as `...experts.E.<rest>`, or fused, as `...experts.<rest>` with the
@@ -26,8 +26,8 @@ from moevolve.workers.families.base import CORRECTION_BIAS, ExpertFamily
 
 _LAYER = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<layer>\d+)\.(?P<rest>.+)")
 _FUSED = re.compile(r".+\.experts\.[^.]*[^.\d].*")
+# Ends of names of correction biases, which checkpoints have in the router or beside it.
 _CORRECTION_BIASES = (f".{CORRECTION_BIAS}", ".expert_bias", ".router_bias")
-"""Ends of names of correction biases, which checkpoints have in the router or beside it."""
 _MTP_STEM = re.compile(r"(^|\.)(mtp\w*|nextn)(\.|$)")
 
 MASK = -1e4
@@ -39,8 +39,8 @@ _MASK_BYTES = {
 }
 
 
+# Ends of the names of scales that experts without a token in the calibration of the quantisation lack.
 _UNMEASURED = (".input_scale", ".input_global_scale")
-"""Ends of the names of scales that experts lack which had no token in the calibration of who quantised the model."""
 
 _TABLE_DTYPES = {"I64": "<i8", "I32": "<i4"}
 

@@ -16,12 +16,11 @@ from moevolve.workers.checkpoints.headers import INDEX_FILE, SINGLE_FILE, Stored
 
 MAX_SHARD_BYTES = 5_000_000_000
 
+# Size in bytes of the largest element: tensors must start at a multiple of their element size, without gaps.
 _ALIGNMENT = 8
-"""Size in bytes of the largest element: tensors must start at a multiple of their element size, without gaps."""
-
+# Upper bound on the bytes of a tensor's entry in the header, without its name, for up to four dimensions.
 _ENTRY = 128
-"""Upper bound on the bytes of a tensor's entry in the header, without its name, for up to four dimensions."""
-
+# Names of dtypes in safetensors files.
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -37,7 +36,6 @@ _NAMES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e8m0fnu: "F8_E8M0",
 }
-"""Names of dtypes in safetensors files."""
 
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 

@@ -29,15 +29,16 @@ SAME_ON_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model type of the family that computes the same as a text model, and the settings that it has no field for."""
 
+# Model types of checkpoints whose text models' tensors have names that `transformers` knows for a multimodal model type
+# only, and the latter.
 _NAMED_BY_WHOLE = {
     "minimax_m3_vl": "minimax_m3_vl",
     "step3p7": "step3p7",
     "step3p5": "step3p7",
     "mistral_large4": "mistral_large4",
 }
-"""Model types of checkpoints whose text models' tensors have names that `transformers` knows for a multimodal model
-type only, and the latter."""
 
+# Beginnings of the names of other parts in checkpoints whose text models have the names that they have alone.
 _PARTS_BESIDE = (
     "vision_model.",
     "vit_large_projector.",
@@ -46,13 +47,11 @@ _PARTS_BESIDE = (
     "patch_merger.",
     "vision_language_adapter.",
 )
-"""Beginnings of the names of other parts in checkpoints whose text models have the names that they have alone."""
 
+# Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family.
 _STEMS = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
-"""Beginnings of the names of text models' tensors in multimodal checkpoints, and in those of their family."""
-
+# Beginnings of the names of a multimodal model's modules for text.
 _TEXT_PARTS = ("model.language_model.", "lm_head.")
-"""Beginnings of the names of a multimodal model's modules for text."""
 
 _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
 
@@ -64,7 +63,12 @@ def text_config(settings: PretrainedConfig) -> PretrainedConfig:
     if settings.model_type in FAMILIES or family not in FAMILIES:
         return settings
     if family != text.model_type:
-        text = _as_family(text, family, fixed)
+        from transformers import CONFIG_MAPPING
+
+        kind: Any = CONFIG_MAPPING[family]
+        found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
+        rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
+        text = kind(**{**found, "rope_parameters": rope, **fixed})
     text.tie_word_embeddings = getattr(settings, "tie_word_embeddings", text.tie_word_embeddings)
     for name in ("quantization_config", "dtype"):
         if getattr(text, name, None) is None and getattr(settings, name, None) is not None:
@@ -105,16 +109,6 @@ def published_names(whole: PretrainedConfig) -> Iterator[None]:
         yield
     finally:
         register_checkpoint_conversion_mapping(text, own, overwrite=True)
-
-
-def _as_family(text: PretrainedConfig, family: str, fixed: Mapping[str, Any]) -> PretrainedConfig:
-    from transformers import CONFIG_MAPPING
-
-    kind: Any = CONFIG_MAPPING[family]
-    found = {each.name: getattr(text, each.name) for each in fields(kind) if each.init and hasattr(text, each.name)}
-    rope = {name: value for name, value in text.rope_parameters.items() if name not in _IMAGE_POSITIONS}
-    config: PretrainedConfig = kind(**{**found, "rope_parameters": rope, **fixed})
-    return config
 
 
 def is_text_of(settings: Mapping[str, Any], config: PretrainedConfig) -> bool:
@@ -177,8 +171,8 @@ class _Numbered:
         return torch.stack([torch.cat([each.empty() for each in expert]).mT for expert in self.matrices])
 
 
+# Ends of the names of a Llama-4 expert's matrices that are stored one by one, by the name of the fused tensor.
 _LLAMA4_EXPERTS = {"gate_up_proj": (".gate_proj.weight", ".up_proj.weight"), "down_proj": (".down_proj.weight",)}
-"""Ends of the names of a Llama-4 expert's matrices that are stored one by one, by the name of the fused tensor."""
 
 
 def _llama4_tensors(tensors: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -29,8 +29,8 @@ from moevolve.workers.contract.methods import Blueprint, Resident
 from moevolve.workers.export.folder import VerificationError
 
 _PLACE = re.compile(r"(?P<stem>(?:.+\.)?layers\.)(?P<place>\d+\..+)")
+# Largest accepted relative difference of a number whose scale took a factor; a bfloat16 scale is rounded by 2^-9.
 _FACTOR_ERROR = 2**-7
-"""Largest accepted relative difference of a number whose scale took a factor; a bfloat16 scale is rounded by 2^-9."""
 
 
 @dataclass

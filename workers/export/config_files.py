@@ -57,10 +57,7 @@ def _aliases(config: PretrainedConfig) -> dict[str, str]:
 
 
 def write_config(source: ModelConfig, config: PretrainedConfig, part: Path) -> None:
-    """Write a config.json: the source's with the fields that differ, or if it is of another class all fields.
-
-    In the latter case, fields that versions of `transformers` name differently have both names.
-    """
+    """Write a config.json: the source's with the fields that differ, or if it is of another class all fields."""
     file = checkpoint_folder(source) / "config.json"
     settings = text_fields(read_json(file), config) if file.is_file() else {}
     kind = type(config)
@@ -69,22 +66,18 @@ def write_config(source: ModelConfig, config: PretrainedConfig, part: Path) -> N
         settings |= changed_fields(settings, kind.from_dict(text_fields(decoded, config)), config)
         settings["model_type"] = config.model_type
     else:
-        settings = _all_fields(config)
+        # Versions of `transformers` read the same fields under different names, and rotary settings in two forms.
+        settings = config.to_diff_dict()
+        settings |= {alias: settings[name] for alias, name in _aliases(config).items() if name in settings}
+        rope = settings.get("rope_parameters") or {}
+        if "rope_theta" in rope:
+            settings |= {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+            if rope.get("rope_type", "default") != "default":
+                settings["rope_scaling"] = {name: value for name, value in rope.items() if name not in settings}
     settings.pop("quantization_config", None)  # weights are written unpacked
     if not hasattr(config, "auto_map"):  # which names code of the source that the search didn't run
         settings.pop("auto_map", None)
     write_json(part / "config.json", settings)
-
-
-def _all_fields(config: PretrainedConfig) -> dict[str, Any]:
-    fields = config.to_diff_dict()
-    fields |= {alias: fields[name] for alias, name in _aliases(config).items() if name in fields}
-    rope = fields.get("rope_parameters") or {}
-    if "rope_theta" in rope:
-        fields |= {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
-        if rope.get("rope_type", "default") != "default":
-            fields["rope_scaling"] = {name: value for name, value in rope.items() if name not in fields}
-    return fields
 
 
 def write_json(file: Path, content: Any) -> None:

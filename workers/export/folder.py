@@ -23,9 +23,9 @@ from moevolve.workers.contract.card import CardFacts, ExportCard, ExportError, E
 from moevolve.workers.families.registry import UNLISTED
 
 _UNVERIFIED = ".unverified"
-
+# Versions of `transformers` in which exports were read.
 _TRIED = "5.23 and 5.24"
-"""Versions of `transformers` in which exports were read."""
+# Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`).
 _READ_BY_4 = (
     "mixtral",
     "qwen2_moe",
@@ -46,7 +46,6 @@ _READ_BY_4 = (
     "granitemoeshared",
     "llama4_text",
 )
-"""Model types whose stock checkpoints version 4.57 computes the same with (`tests/benchmarks/served.py --stock`)."""
 
 
 class VerificationError(RuntimeError):
@@ -66,9 +65,14 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
     """
     target = directory.expanduser().absolute()
     check_target(target)
-    _remove_abandoned(target)
+    prefix = f".{target.name}.part-{socket.gethostname()}-"
+    # Exports to the same place that were killed on this host have left their folders, which nobody locks any more.
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        if (abandoned := _locked(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(abandoned)
     # Beside the target, so that renaming it is atomic.
-    part = target.with_name(f"{_part_prefix(target)}{uuid.uuid4().hex[:8]}")
+    part = target.with_name(f"{prefix}{uuid.uuid4().hex[:8]}")
     lock: int | None = None
     try:
         part.mkdir(parents=True)
@@ -88,10 +92,6 @@ def new_checkpoint(directory: Path, title: str) -> Iterator[Path]:
             os.close(lock)
 
 
-def _part_prefix(target: Path) -> str:
-    return f".{target.name}.part-{socket.gethostname()}-"
-
-
 def _locked(folder: Path) -> int | None:
     """Lock a folder until this process ends or closes the descriptor; None if another process has locked it."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -101,14 +101,6 @@ def _locked(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Remove what exports to the same place have left on this host that were killed."""
-    for part in target.parent.glob(f"{glob.escape(_part_prefix(target))}*"):
-        if (lock := _locked(part)) is not None:
-            shutil.rmtree(part, ignore_errors=True)
-            os.close(lock)
 
 
 def finished(report: ExportReport, directory: Path) -> ExportReport:
@@ -143,6 +135,7 @@ def write_card(part: Path, card: ExportCard, facts: CardFacts) -> None:
 
 def check_room(part: Path, needed: int) -> None:
     """Raise a `UserError` unless a folder's disk has room for `needed` bytes and a little more."""
+    # Headers, tokenizer and configs come on top, and what the file system needs for itself.
     free, needed = shutil.disk_usage(part).free, int(needed * 1.02) + (1 << 20)
     if free < needed:
         raise UserError(

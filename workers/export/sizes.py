@@ -17,8 +17,8 @@ from moevolve.workers.export.gguf import kept_gguf
 from moevolve.workers.export.source import SourceCheckpoint
 from moevolve.workers.model.describe import meta_model
 
+# Upper bound on the bytes before a tensor of a GGUF file, which begins at a multiple of 32 or 64.
 _GGUF_PADDING = 64
-"""Upper bound on the bytes before a tensor of a GGUF file, which begins at a multiple of 32 or 64."""
 
 
 def file_sizes(model: ModelConfig, form: Literal["source", "stock"]) -> FileSizes:

@@ -1,6 +1,6 @@
 """Writes a pruned model in its source checkpoint's own format, by copying bytes; no weights are loaded.
 
-Experts that are left out are left out of the files, the others are renumbered, and router rows follow them. Whatever
+Files omit pruned experts, the others are renumbered, and router rows follow them. Whatever
 else the source has is kept: quantised values and their scales, the tokenizer, the quantisation config, the files'
 division.
 """
@@ -27,7 +27,7 @@ from moevolve.workers.checkpoints.loading import checkpoint_folder, load_config,
 from moevolve.workers.checkpoints.pruning import KeptTensor, Pruning
 from moevolve.workers.contract.card import CardFacts, ExportCard, ExportReport, MtpLayers
 from moevolve.workers.contract.edits import Edit, underlying
-from moevolve.workers.contract.facts import ModelFacts, parameters_after
+from moevolve.workers.contract.facts import parameters_after
 from moevolve.workers.contract.methods import ExpertSelection, PruningExporter
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.export.anew import GgufRewriter, PackedRewriter, Rewriter, Rewritten, rewrite
@@ -161,7 +161,9 @@ def plan_source(model: ModelConfig, edit: Edit, mtp: MtpLayers = "drop", multipl
         settings["config.json"] = read_json(folder / "config.json")
         fields = text_fields(settings["config.json"], config)
         counts = {name: fields[name] for name in MTP_FIELDS if name in fields}
-        fields |= _resized(fields, config, source.family, facts, selection) | dict.fromkeys(counts, 0)
+        resized = copy.deepcopy(config)
+        source.family.resize(resized, facts.rule, selection.retained, selection.active)
+        fields |= changed_fields(fields, config, resized) | dict.fromkeys(counts, 0)
     if file is not None:
         kept, changes = kept_gguf(file, facts, selection, source.layers, mtp)
         check_masked(kept, selection)
@@ -263,15 +265,6 @@ def _note(plan: SourceExport) -> str:
     added = len(plan.selection.masked[0]) if plan.selection.masked else 0
     padding = f" {added} experts of every layer only make their number round, and are never chosen." if added else ""
     return f"In the format of the base model: its tensors, {values}, are copied byte for byte{but}.{padding}"
-
-
-def _resized(
-    raw: dict[str, Any], config: Any, family: ExpertFamily, facts: ModelFacts, selection: ExpertSelection
-) -> dict[str, Any]:
-    """Return the fields of a config.json that depend on the experts, with their new values."""
-    changed = copy.deepcopy(config)
-    family.resize(changed, facts.rule, selection.retained, selection.active)
-    return changed_fields(raw, config, changed)
 
 
 def _without_mtp(raw: dict[str, Any], config: Any, extra: int) -> dict[str, Any]:

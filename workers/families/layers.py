@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+# Names of a block's shared expert in `transformers`. Granite's is no part of the block, and left as it is.
 _SHARED_EXPERTS = ("shared_expert", "shared_experts", "shared_mlp")
-"""Names of a block's shared expert in `transformers`. Granite's is no part of the block, and left as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +211,13 @@ class Replacement:
 
 
 def adapt_blocks(model: PreTrainedModel, backend: str) -> None:
-    """Replace the MoE blocks of a family whose blocks have another interface than others'; see `ExpertFamily.adapt`."""
+    """Replace the MoE blocks of a family whose blocks have another interface than others'."""
     family = expert_family(model.config.model_type)
-    if family is not None and family.adapt is not None:
+    if family is not None and family.adapted:
+        from moevolve.workers.families.adapted import adapt  # loads modelling code that few models need
+
         for layer in model.model.layers:
-            family.adapt(layer, backend)
+            adapt(layer, backend)
 
 
 def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
@@ -234,7 +236,7 @@ def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
     layers, scale = [], 1.0 if family.output_scale is None else family.output_scale(model.config)
     obstacle = None if family.unrepairable is None else family.unrepairable(model.config)
     for index, decoder_layer in enumerate(model.model.layers):
-        block = family.block_of(decoder_layer)
+        block: Any = getattr(decoder_layer, family.block, None) if family.block else decoder_layer
         if not (hasattr(block, family.router) and hasattr(block, "experts")):
             continue
         if family.transposed:

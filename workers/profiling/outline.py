@@ -18,7 +18,7 @@ from moevolve.workers.families.base import CORRECTION_BIAS
 from moevolve.workers.families.decoder import decoder_of, softmax_attention
 from moevolve.workers.families.layers import find_moe_layers
 from moevolve.workers.model.describe import describe_config, meta_model
-from moevolve.workers.profiling.activations import attention_widths, dense_width, mixers_bytes, network_bytes
+from moevolve.workers.profiling.activations import attention_widths, dense_width, mixer_bytes, network_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -86,7 +86,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         facts = describe_config(model, config)
         hidden, size = int(model.config.hidden_size), facts.dtype_bytes
         intermediate = facts.dense.width if facts.dense else facts.expert_parameters // (3 * hidden)
-        attention, repeated = mixers_bytes(decoder.layers, hidden, size)
+        mixers = [mixer_bytes(layer, hidden, size) for layer in decoder.layers]
         dense = max(map(dense_width, decoder.layers))
         cached = DynamicCache(config=model.config).layers
         packed = config.attn_implementation in KINDS and packs(model, cached)
@@ -99,9 +99,9 @@ def outline_model(config: ModelConfig) -> ModelOutline:
                 for layer in find_moe_layers(model, config.path)
             ),
             cache_bytes=_cached_values(model) * size,
-            attention_bytes=attention,
+            attention_bytes=max(held for held, _ in mixers),
             network_bytes=network_bytes(hidden, dense, facts.active, intermediate, size),
-            repeated_bytes=repeated,
+            repeated_bytes=max(repeated for _, repeated in mixers),
             # As `moevolve.workers.engine.forward.Forward.rewinds`.
             caches=(packed and config.device == "cpu") or all(type(layer) is DynamicLayer for layer in cached),
             layout="packed" if packed else "padded",

@@ -24,7 +24,7 @@ from moevolve.workers.engine.chat import chat_template
 from moevolve.workers.engine.columns import Layout
 from moevolve.workers.engine.decoding import decoded_together, draft_lengths
 from moevolve.workers.engine.texts import choice_sequences
-from moevolve.workers.engine.tokenizing import TokenizedSplit, context_of, missing_bos, tokenize_split
+from moevolve.workers.engine.tokenizing import PromptTokenizer, TokenizedSplit
 from moevolve.workers.model.describe import meta_model
 
 
@@ -121,8 +121,7 @@ class PromptMeter:
         # Tokenizers of some families load without any file, with only special tokens.
         if len(self._tokenizer) < 10:
             raise UserError(f"model {model.path}: there is no tokenizer")
-        meta = meta_model(model)
-        self._bos, self._context = missing_bos(meta, self._tokenizer), context_of(meta.config)
+        self._prompts = PromptTokenizer.of(meta_model(model), self._tokenizer, engine)
         self._engine = engine
 
     def wraps(self, split: PreparedSplit) -> bool:
@@ -153,7 +152,7 @@ class PromptMeter:
         return sum(len(prompt) + (len(gold) or split.max_new_tokens) for prompt, gold in pairs)
 
     def _tokenized(self, split: PreparedSplit) -> TokenizedSplit:
-        return tokenize_split(self._tokenizer, split, self._engine, self._bos, self._context)
+        return self._prompts.split(split)
 
     def _answers(self, split: PreparedSplit, golds: Sequence[Tokens]) -> tuple[Tokens, ...]:
         fitness = FITNESSES[split.fitness]

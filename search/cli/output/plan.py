@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from moevolve.search.cli.output.console import output, print_table
-from moevolve.search.estimate.report import evaluations_note
+from moevolve.search.running.plan.records import evaluations_note
 from moevolve.search.text import duration, memory_size, parameter_count
 
 if TYPE_CHECKING:
-    from moevolve.search.estimate.report import Estimate
+    from moevolve.search.running.plan.records import Estimate
 
 
 def print_plan(report: Estimate) -> None:

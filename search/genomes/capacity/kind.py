@@ -20,7 +20,8 @@ from moevolve.search.genomes.capacity.space import (
     CapacitySpace,
     expert_importance,
 )
-from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
+from moevolve.search.genomes.contract.base import Offspring
+from moevolve.search.genomes.contract.kind import Baseline, GenomeKind
 from moevolve.search.genomes.contract.phases import PhaseConfig, divides_neurons
 from moevolve.search.genomes.experts.costs import ExpertsCosts
 from moevolve.workers.contract.facts import ModelFacts
@@ -32,8 +33,8 @@ _BISECTIONS = 60
 
 def even(space: CapacitySpace) -> CapacityGenome:
     """The same width in all layers, and as many active experts, as far as these divide."""
-    zeros = np.zeros(space.layers + sum(space.searched) + space.searched_tasks)
-    return space.genome(np.concatenate([zeros, REAP_EXPONENTS]), space.layers)
+    kept = np.full(space.searched[1], space.log2_kept(space.retained))
+    return space.genome(log2_kept=kept, exponents=np.array(REAP_EXPONENTS))
 
 
 def fewest(genome: CapacityGenome) -> CapacityGenome:
@@ -44,7 +45,7 @@ def fewest(genome: CapacityGenome) -> CapacityGenome:
 def line(space: CapacitySpace) -> CapacityGenome:
     """Widths that rise linearly with depth, from half to one and a half of the mean."""
     widths = np.linspace(0.5, 1.5, space.layers) if space.layers > 1 else np.ones(1)
-    return replace(even(space), log_widths=np.log(widths).astype(np.float32))
+    return replace(even(space), log_widths=np.log(widths))
 
 
 def coverage(space: CapacitySpace) -> CapacityGenome:
@@ -63,7 +64,7 @@ def coverage(space: CapacitySpace) -> CapacityGenome:
         share = (low + high) / 2
         counts = np.array([np.interp(share, layer, places) for layer in held])
         low, high = (share, high) if counts.sum() <= space.layers * space.share * space.experts else (low, share)
-    return replace(even(space), log_widths=np.log(counts).astype(np.float32))
+    return replace(even(space), log_widths=np.log(counts))
 
 
 def _made(operator: str, make: Callable[[CapacitySpace], CapacityGenome]) -> Baseline:
@@ -82,7 +83,7 @@ BASELINES = {
 class CapacityCosts(ExpertsCosts[CapacitySpace]):
     """Costs of candidates with the mean capacity in all layers."""
 
-    def counts(self, phase: str) -> tuple[int, int, int, int]:
+    def counts(self, phase: PhaseConfig) -> tuple[int, int, int, int]:
         return self.space.retained, self.space.active, *self.space.parameters()
 
     def largest_layer(self, uneven: bool) -> tuple[int, int]:

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import Baseline, Offspring
+from moevolve.search.genomes.contract.base import Offspring
+from moevolve.search.genomes.contract.kind import Baseline
 from moevolve.search.genomes.contract.phases import PhaseConfig, PrunePhase, SurrogateSection
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.space import EepSection, EepSpace
+from moevolve.search.genomes.eep.space import EepGenome, EepSection, EepSpace
 from moevolve.search.genomes.experts.space import token_limit
 from moevolve.search.genomes.experts.subsets import mean_shares
 from moevolve.workers.contract.edits import CalibrationRecipe

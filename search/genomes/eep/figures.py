@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import GenomeFigures
+from moevolve.search.drawing import DIVERGING, MAX_ROWS, drawing, left_out, scale_below, spread, ticks
+from moevolve.search.genomes.contract.kind import GenomeFigures
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.report.heatmaps import MAX_ROWS, left_out, spread, ticks
-from moevolve.search.report.style import DIVERGING, drawing, scale_below
+from moevolve.search.genomes.eep.space import EepGenome
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 _MAX_GROUPS = 8
 """Largest number of layer groups side by side on a wide page."""
@@ -31,6 +30,9 @@ class EepFigures(GenomeFigures[EepGenome]):
 
     subject = "matrices"
     weights = "routing weights"
+
+    def has_figure(self, genome: EepGenome, start: EepGenome | None) -> bool:
+        return True
 
     def page(self, genome: EepGenome, start: EepGenome | None) -> tuple[Figure, str]:
         """See `GenomeFigures.page`: one row per group of layers, router mapping left of expert merging."""

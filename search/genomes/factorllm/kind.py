@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
+from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
+from moevolve.search.genomes.contract.kind import Baseline, GenomeKind
 from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.factorllm.figures import FactorLlmFigures
-from moevolve.search.genomes.factorllm.genome import FactorLlmGenome
-from moevolve.search.genomes.factorllm.space import FactorLlmSection, FactorLlmSpace
+from moevolve.search.genomes.factorllm.space import FactorLlmGenome, FactorLlmSection, FactorLlmSpace
 from moevolve.workers.contract.edits import ROW_TOKENS, CalibrationRecipe, combined, recipe_parts
 from moevolve.workers.contract.facts import ModelFacts
 from moevolve.workers.methods.factorllm.edit import CmoeRecipe, MoeficationRecipe
@@ -98,7 +98,7 @@ class FactorLlmCosts(GenomeCosts[FactorLlmSpace]):
         space = self.space
         return ((FitOutline(space.dense.width, space.experts, space.active / space.experts),),) * space.dense.layers
 
-    def counts(self, phase: str) -> tuple[int, int, int, int]:
+    def counts(self, phase: PhaseConfig) -> tuple[int, int, int, int]:
         return self.space.experts, self.space.active, self.space.parameters, self.space.active_parameters
 
 

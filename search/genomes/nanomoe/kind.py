@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
+from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import GenomeCosts
+from moevolve.search.genomes.contract.kind import Baseline, GenomeKind
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.nanomoe.figures import NanoMoeFigures
 from moevolve.search.genomes.nanomoe.space import NanoMoeGenome, NanoMoeSection, NanoMoeSpace
 
@@ -51,11 +53,7 @@ class NanoMoeCosts(GenomeCosts[NanoMoeSpace]):
             return decomposed
         return min(sum(moments), max(*moments, STATISTICS_MEMORY)) + 2 * decomposed
 
-    def counts(self, phase: str) -> tuple[int, int, int, int]:
-        blocks = self.space.form.blocks
-        return blocks, blocks, self.space.parameters, self.space.active_parameters
-
-    def distinct_candidates(self, phase: str) -> int | None:
+    def distinct_candidates(self, phase: PhaseConfig) -> int | None:
         return 1 if self.space.form.variant == "low_rank" else None
 
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from moevolve.search.genomes.contract.base import Baseline, GenomeKind, Offspring
+from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.costs import FitOutline, GenomeCosts, down_projection_bytes
+from moevolve.search.genomes.contract.kind import Baseline, GenomeKind
+from moevolve.search.genomes.contract.phases import PhaseConfig
 from moevolve.search.genomes.tomoe.figures import ToMoeFigures
-from moevolve.search.genomes.tomoe.genome import FLUCTUATION, ToMoeGenome
-from moevolve.search.genomes.tomoe.space import ToMoeSection, ToMoeSpace
+from moevolve.search.genomes.tomoe.space import FLUCTUATION, ToMoeGenome, ToMoeSection, ToMoeSpace
 
 
 def saliency(space: ToMoeSpace) -> Offspring[ToMoeGenome]:
@@ -101,7 +102,7 @@ class ToMoeCosts(GenomeCosts[ToMoeSpace]):
     def _masked(self) -> bool:
         return self.space.even_widths.shape[1] > 1
 
-    def counts(self, phase: str) -> tuple[int, int, None, int]:
+    def counts(self, phase: PhaseConfig) -> tuple[int, int, None, int]:
         space = self.space
         return space.section.experts, 1, None, space.active_parameters(space.even_widths)
 

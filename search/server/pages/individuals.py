@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
+from moevolve.search.drawing import to_svg
 from moevolve.search.genomes.contract.base import Genome
 from moevolve.search.genomes.contract.outline import GenomeOutline, outline_rows, outline_settings
 from moevolve.search.genomes.contract.phases import START
@@ -21,7 +22,6 @@ from moevolve.search.loop.final_table import score_of
 from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.report.lineage import lineage_figure, main_line
 from moevolve.search.report.rendering import handle
-from moevolve.search.report.style import to_svg
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.rendering import render, render_part
@@ -31,7 +31,7 @@ from moevolve.store.reader import StoreReader
 from moevolve.store.records import IndividualDetail, IndividualRecord, LineageGraph
 
 if TYPE_CHECKING:
-    from moevolve.search.report.style import Figure
+    from moevolve.search.drawing import Figure
 
 _CHILDREN, _LINE = 25, 40
 """Rows of the tables of children and of the main line of ancestors."""

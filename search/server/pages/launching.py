@@ -17,9 +17,9 @@ from starlette.concurrency import run_in_threadpool
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
-from moevolve.search.analysis.report_contents import settings_text
 from moevolve.search.config.files import as_override, load_run_config
 from moevolve.search.config.run import RunConfig
+from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
 from moevolve.search.requests.record import one_line_errors
 from moevolve.search.server.dependencies import NameQuery, ServerDep, ServerState

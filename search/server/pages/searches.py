@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.types import SCORED
-from moevolve.search.analysis.report_contents import settings_text
 from moevolve.search.config.files import parse_stored_config
 from moevolve.search.loop.final_table import build_final_table
 from moevolve.search.operations.queries import selected
+from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
 from moevolve.search.requests.searches import SearchesRequest, SearchOrder
 from moevolve.search.server.dependencies import AfterQuery, SearchPath, ServerDep

@@ -22,8 +22,7 @@ from search_lab import population
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepGenome, EepSpace
 from moevolve.search.loop.setup import SearchSetup
 from moevolve.search.operations.export import export
 from moevolve.search.operations.profile import profile

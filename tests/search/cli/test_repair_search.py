@@ -22,11 +22,11 @@ from report_lab import DENSE, finished
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.preparation.registry import load_task
-from moevolve.search.analysis.analyse import analyse
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.repaired import RepairedGenome, base_genome
 from moevolve.search.loop.setup import SearchSetup
+from moevolve.search.operations.results import analyse
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.pools.local import LocalPool
 from moevolve.search.requests.models import AnalyseRequest

@@ -11,14 +11,14 @@ import yaml
 from dense_lab import check_repeated_and_resumed, dense_run
 from local_workers import local_pool
 
-from moevolve.search.compare.config import Cell, load_comparison
-from moevolve.search.compare.run import run_comparison
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import TaskSection
-from moevolve.search.loop.setup import set_aside_note
+from moevolve.search.config.study import StudyCell, load_study
+from moevolve.search.loop.setup import calibration_rows_note
 from moevolve.search.operations.subject import find_subject
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
+from moevolve.search.running.study import run_study
 from moevolve.store.repository import Store
 
 SAID = "task bare has no `calibration` split: 6 of its `search` rows are set aside to measure on"
@@ -91,12 +91,12 @@ def test_baselines_that_are_compared_measure_on_the_same_rows(tiny: Any, bare: P
     (tmp_path / "compare.yaml").write_text(yaml.safe_dump(data))
     said: list[tuple[str, str]] = []
 
-    def observer(place: int, cell: Cell) -> Observer:
+    def observer(place: int, cell: StudyCell) -> Observer:
         return Observer(on_note=lambda note: said.append((cell.method, note)))
 
-    comparison = load_comparison(tmp_path / "compare.yaml")
+    comparison = load_study(tmp_path / "compare.yaml")
     with Store.open(comparison.store) as store:
-        outcomes = run_comparison(comparison, store, observer, local_pool)
+        outcomes = run_study(comparison, store, observer, local_pool)
     assert [method for method, note in said if note.startswith(SAID)] == ["reap", "warm"]
     _, reap, warm = (outcome.setup.prepared for outcome in outcomes)
     assert not any(outcome.failure for outcome in outcomes) and reap["calibration"] == warm["calibration"]
@@ -110,7 +110,7 @@ def test_of_several_tasks_only_those_without_rows_give_some(tiny: Any, bare: Pat
     assert setup.notes == (NOTE.format("2 of its `search` rows are"),)
     sizes = {split: [len(each.examples) for each in group] for split, group in setup.prepared.items()}
     assert sizes == {"calibration": [63, 2], "search": [24, 6], "dev": [20, 20], "test": [21, 21]}
-    assert set_aside_note("bare", None) == NOTE.format("a quarter of its `search` rows is")
+    assert calibration_rows_note("bare", None) == NOTE.format("a quarter of its `search` rows is")
 
 
 def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tiny_models import WORDS, save_tiny_model
 from moevolve.search.config.files import load_run_config
 from moevolve.search.genomes.eep import baselines
 from moevolve.search.genomes.eep.baselines import BASELINES, average_linkage, cheapest_to_drop
-from moevolve.search.genomes.eep.genome import EepGenome
+from moevolve.search.genomes.eep.space import EepGenome
 from moevolve.search.genomes.registry import baseline_offspring
 from moevolve.search.genomes.repaired import RepairedGenome
 from moevolve.search.operations.subject import find_subject

@@ -17,8 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from search_samples import MERGE, PRUNE, eep_space
 
-from moevolve.search.genomes.eep.genome import EepGenome
-from moevolve.search.genomes.eep.space import EepSpace
+from moevolve.search.genomes.eep.space import EepGenome, EepSpace
 
 DRAWS = 1000
 GROUPS, KEPT, EXPERTS = 4, 3, 8

@@ -13,7 +13,6 @@ from search_lab import population, run_config
 from search_samples import dense_model, mixtral
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.analysis.report_contents import gather
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import MergePhase, PrunePhase, TunePhase
@@ -21,6 +20,7 @@ from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
 from moevolve.search.operations.subject import find_subject
+from moevolve.search.report.contents import gather
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.resume import set_up_stored

@@ -12,11 +12,9 @@ from server_tokens import WRITE
 from store_samples import judged, scored, search, split
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.analysis import effects
-from moevolve.search.analysis import report_page as page
 from moevolve.search.genomes.contract.outline import GenomeOutline, LayerOutline
-from moevolve.search.operations import plot, queries
-from moevolve.search.requests.answers import ChoiceEffect, Effects, GeneRow, GenomeView
+from moevolve.search.operations import plot, queries, results
+from moevolve.search.requests.answers import GenomeView
 from moevolve.search.requests.models import EvaluateRequest, OutcomesRequest
 from moevolve.search.requests.record import Request, one_line_errors
 from moevolve.search.requests.running import CancelRequest, PauseRequest, ScaleRequest, StopRequest
@@ -37,6 +35,7 @@ from moevolve.search.requests.searches import (
     ShowRequest,
     TradeOffsRequest,
 )
+from moevolve.search.results.effects import ChoiceEffect, Effects, GeneRow
 from moevolve.search.server.app import make_app
 from moevolve.search.server.client import RemoteService
 from moevolve.search.server.settings import ServerSettings
@@ -113,9 +112,9 @@ def served(store: Store) -> Iterator[RemoteService]:
         patch.setenv("MOEVOLVE_WRITE_TOKEN", WRITE)
         patch.setenv("MOEVOLVE_TOKEN", WRITE)
         patch.setattr(plot, "picture", picture)
-        patch.setattr(page, "page_of", picture)
+        patch.setattr(results, "page_of", picture)
         patch.setattr(queries, "genome", view)
-        patch.setattr(effects, "effects", what_mattered)
+        patch.setattr(results, "effects", what_mattered)
         app = make_app(store, ServerSettings.model_validate({"store": store.url}))
         with in_thread(app) as (port, _), RemoteService(f"http://127.0.0.1:{port}") as service:
             yield service

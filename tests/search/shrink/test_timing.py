@@ -11,9 +11,9 @@ import pytest
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SPLITS
 from moevolve.search.config.files import parse_run_config, with_preset
-from moevolve.search.estimate.estimate import estimate
 from moevolve.search.requests.shrink import ShrinkRequest
-from moevolve.search.running.pilot import Measured
+from moevolve.search.running.plan.estimate import estimate
+from moevolve.search.running.plan.pilot import Measured
 from moevolve.search.shrink.timing import chosen, count_tokens, guard_seconds, seconds_of, shortened
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"

@@ -49,7 +49,7 @@ def evolve(
 
 
 def best_distinct(members: Sequence[IndividualRecord]) -> list[IndividualRecord]:
-    first = {one.content_hash: one for one in reversed(members) if one.fitness is not None}
+    first = {one.phenotype_hash: one for one in reversed(members) if one.fitness is not None}
     return sorted(first.values(), key=rank_key)
 
 

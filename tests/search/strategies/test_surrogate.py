@@ -35,7 +35,7 @@ def planted(space: EepSpace, failing: int = 11) -> Score:
     worth = np.random.default_rng(3).standard_normal((space.groups, space.experts))
 
     def score(made: IndividualRecord) -> tuple[float, float] | None:
-        if failing and int(made.content_hash[:4], 16) % failing == 3:
+        if failing and int(made.phenotype_hash[:4], 16) % failing == 3:
             return None
         total = float((space.from_bytes(made.genome).expert_merging.sum(axis=1) * worth).sum())
         return round(0.5 + total / 40, 2), round(total, 3)

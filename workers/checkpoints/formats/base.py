@@ -97,18 +97,17 @@ class PackedFormat(Protocol):
         ...
 
 
-def matrix_parts(
-    names: Collection[str], root: str, required: Collection[str] = (), optional: Collection[str] = ()
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Find the modules that have a tensor `root`, which only modules with a quantised matrix have.
+def packed_matrices(
+    codec: Codec, names: Collection[str], root: str, required: Collection[str] = (), optional: Collection[str] = ()
+) -> Iterator[PackedMatrix]:
+    """Find the weights of modules that have a tensor `root`, which only modules with a quantised matrix have.
 
     Args:
+        codec: Codec of the matrices.
         names: Names of all tensors, as a set or the keys of a dict.
+        root: Last name of a tensor of every matrix.
         required: Last names of further tensors that each must have; a `UserError` names the first that is missing.
         optional: Last names of further tensors that it may have.
-
-    Yields:
-        The module's name, and its tensors' names by last name.
     """
     for name in names:
         module, _, last = name.rpartition(".")
@@ -118,7 +117,7 @@ def matrix_parts(
         missing = [part for part in required if part not in parts]
         if missing:
             raise UserError(f"tensor {name} is quantised, and {module}.{missing[0]} is missing; fetch the files again")
-        yield module, parts
+        yield PackedMatrix(f"{module}.weight", parts, codec)
 
 
 def scaled_blocks(values: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:

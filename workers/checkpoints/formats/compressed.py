@@ -9,22 +9,11 @@ import torch
 from torch import Tensor
 
 from moevolve.evaluators.errors import UserError, first_line
-from moevolve.workers.checkpoints.formats.base import (
-    Codec,
-    PackedMatrix,
-    blocks_largest,
-    matrix_parts,
-    multiplied,
-)
-from moevolve.workers.checkpoints.formats.fp4 import (
-    NV_GROUP,
-    fp4_bytes,
-    mxfp4_parts,
-    nvfp4_scales,
-)
+from moevolve.workers.checkpoints.formats.base import Codec, PackedMatrix, blocks_largest, multiplied, packed_matrices
+from moevolve.workers.checkpoints.formats.fp4 import NV_GROUP, fp4_bytes, mxfp4_parts, nvfp4_scales
 
+# Tensors that matrices can have besides those that their scheme requires.
 _UNUSED = ("weight_g_idx", "weight_zero_point", "input_scale", "input_global_scale", "input_zero_point")
-"""Tensors that matrices can have besides those that their scheme requires."""
 
 
 class CompressedTensors:
@@ -53,10 +42,11 @@ class CompressedTensors:
             root, *others = compressor.compression_param_names(scheme)
             required = [part for part in others if not part.startswith("input_")]
             # `weight_scale` tells quantised modules from others whose root is `weight` as well.
-            for module, parts in matrix_parts(names, "weight_scale", {root, *required}, _UNUSED):
+            for matrix in packed_matrices(codec, names, "weight_scale", {root, *required}, _UNUSED):
+                module = matrix.name.removesuffix(".weight")
                 targeted = "Linear" in scheme.targets or any(match_name(module, each) for each in scheme.targets)
                 if targeted and not any(match_name(module, each) for each in self._ignored):
-                    yield PackedMatrix(f"{module}.weight", parts, codec)
+                    yield matrix
 
 
 class SchemeCodec(Codec):

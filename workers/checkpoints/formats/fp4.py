@@ -17,8 +17,8 @@ from moevolve.workers.checkpoints.formats.base import (
     Codec,
     PackedMatrix,
     blocks_largest,
-    matrix_parts,
     multiplied,
+    packed_matrices,
     power_of_two,
     scaled_blocks,
 )
@@ -28,8 +28,8 @@ MX_GROUP, NV_GROUP = 32, 16
 
 _LARGEST, _LARGEST_SCALE = 6.0, 448.0
 """Largest numbers of E2M1 and of E4M3."""
+# Numbers halfway between neighbours, by the code of the smaller one.
 _MIDDLES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
-"""Numbers halfway between neighbours, by the code of the smaller one."""
 
 
 def fp4_bytes(values: Tensor) -> Tensor:
@@ -111,8 +111,7 @@ class ModelOptNvfp4(Codec):
             raise UserError(f"modelopt weights quantised by {algorithm} aren't supported; use an NVFP4 checkpoint")
 
     def matrices(self, names: Collection[str]) -> Iterator[PackedMatrix]:
-        for module, parts in matrix_parts(names, "weight_scale_2", ["weight", "weight_scale"], ["input_scale"]):
-            yield PackedMatrix(f"{module}.weight", parts, self)
+        return packed_matrices(self, names, "weight_scale_2", ["weight", "weight_scale"], ["input_scale"])
 
     def unpack(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8

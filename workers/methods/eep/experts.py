@@ -17,7 +17,7 @@ from moevolve.kernels.expert_merge import merge_experts
 from moevolve.workers.checkpoints.stored_experts import StoredLayer
 from moevolve.workers.contract.methods import ExpertFiles
 from moevolve.workers.families.layers import MoELayer
-from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, Fill
+from moevolve.workers.methods.eep.expert_memory import ExpertMemory, ExpertSpec, Fill, MemoryUser
 from moevolve.workers.methods.eep.neurons import ExpertNeurons
 
 _ROWS = 1024
@@ -181,7 +181,7 @@ class LayerExperts:
         for name, tensor in tensors.items():
             merge_experts(coefficients, self.originals[name], tensor)
 
-    def _load_with(self, load: Callable[[LayerExperts, ExpertSpec], dict[str, Tensor]]) -> None:
+    def _load_with(self, load: Callable[[MemoryUser, ExpertSpec], dict[str, Tensor]]) -> None:
         try:
             tensors = load(self, self._spec)
         except torch.OutOfMemoryError as error:
