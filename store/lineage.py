@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Row, cast, func, literal, select
 
+from moevolve.evaluators.errors import suggestion
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.records import SEARCH_COLUMNS, LineageGraph, LineageNode, SearchRecord
 from moevolve.store.tables import individuals, parents, searches
 
 _INDEX = re.compile(r"[0-9]{1,18}")  # fits a column of 64 bits
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: the known words most similar to `word`, else some known words."""
-    names = sorted(set(known))
-    if not names:
-        return "the store has none yet"
-    close = get_close_matches(word, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"there are {', '.join(names[:5])}{more}"
 
 
 def find_search(connection: Connection, name_or_id: str) -> SearchRecord:

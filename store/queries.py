@@ -12,10 +12,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select, union
 
+from moevolve.evaluators.errors import suggestion
 from moevolve.evaluators.types import SCORED, SPLITS, Split
 from moevolve.store.errors import NotFoundError, StoreError
 from moevolve.store.leases import running
-from moevolve.store.lineage import find_individual, find_search, suggestion
+from moevolve.store.lineage import find_individual, find_search
 from moevolve.store.records import (
     INDIVIDUAL_COLUMNS,
     SEARCH_COLUMNS,

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 
 PREFIX = "lm_eval:"
 """Prefix of the names of lm-eval's tasks."""
@@ -70,10 +70,8 @@ def read_raw(path: Path, resolve: bool = False) -> dict[str, Any]:
     """Read a task's YAML with its includes; functions are given by name, and imported only to `resolve` them."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    try:
+    with opening(f"{PREFIX}{path}: can't be read"):  # imports of the functions' modules can fail in any way
         return dict(load_yaml(path, resolve_func=resolve))
-    except Exception as error:  # noqa: BLE001 - imports of the functions' modules can fail in any way
-        raise UserError(f"{PREFIX}{path}: can't be read: {one_line(error)}") from None
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -182,8 +180,3 @@ def _index() -> dict[str, Path]:
         for name, entry in entries.items()
         if entry.yaml_path is not None and entry.kind.name in ("TASK", "PY_TASK")
     }
-
-
-def one_line(error: Exception) -> str:
-    """Return the type and message of an error in lm-eval, which can fail in any way Python can, shortened."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

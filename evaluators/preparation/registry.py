@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, suggestion
 from moevolve.evaluators.fitness.kinds import task_fitnesses
 from moevolve.evaluators.harness.files import PREFIX
 from moevolve.evaluators.tasks.config import TaskConfig
@@ -90,8 +89,7 @@ def _find(name: str | Path) -> Path:
         return Path(name)
     tasks = list_tasks()
     if str(name) not in tasks:
-        near = difflib.get_close_matches(str(name), tasks, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known tasks: {', '.join(tasks)}"
+        hint = suggestion(str(name), tasks)
         raise UserError(f"unknown task `{name}`; {hint} (your own: the path of its .yaml, or set {FOLDERS_VARIABLE})")
     return tasks[str(name)]
 

@@ -67,7 +67,7 @@ from .search.results.study import StudyRow as StudyRow
 from .search.running.observer import Observer as Observer
 from .search.running.plan.records import Estimate as Estimate
 from .search.shrink.page import ShrinkPlan as ShrinkPlan
-from .search.shrink.page import Shrunk as Shrunk
+from .search.shrink.page import ShrinkResult as ShrinkResult
 from .store.errors import StoreError as StoreError
 from .store.reader import StoreReader as StoreReader
 from .store.records import BestRow as BestRow

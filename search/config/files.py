@@ -12,13 +12,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, suggestion
 from moevolve.evaluators.harness.files import split_name
 from moevolve.evaluators.preparation.registry import split_fitness
 from moevolve.evaluators.yaml_files import explain_validation, read_yaml
 from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.phases import Section
-from moevolve.store.lineage import suggestion
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 
 

@@ -36,7 +36,7 @@ class TaskSection(Section):
     counts: dict[Split, Annotated[int, Field(ge=1, le=1_000_000_000)]] = Field(default_factory=dict)
 
     @property
-    def sets_aside(self) -> bool:
+    def holds_out_calibration(self) -> bool:
         """True if the task has no `calibration` split, so that a search that calibrates sets `search` rows aside."""
         return "calibration" not in load_task(self.name).splits
 
@@ -171,12 +171,12 @@ class RunConfig(Section):
     Attributes:
         seed: Seed of all of the search's randomness.
         tasks: Tasks whose scores make up the fitness; empty for imported individuals.
-        over_tasks: What the fitness of several tasks is: the weighted mean of their scores (`mean`), or the smallest
-            share of the unedited model's score that is left on any of them (`worst`).
+        task_aggregation: What the fitness of several tasks is: the weighted mean of their scores (`mean`), or the
+            smallest share of the unedited model's score that is left on any of them (`worst`).
         strategy: Strategy of the phases that don't name their own.
         phases: Phases of the search, in order; empty for imported individuals.
         window: Most individuals that may be under evaluation at once.
-        stop_at_recovery: The search ends before a phase if its best individual has at least this share of the full
+        skip_phases_at: The search ends before a phase if its best individual has at least this share of the full
             model's fitness by then; None runs all phases. With a share, a phase begins only after all individuals of
             the phases before it are evaluated.
         tie_break: Criterion between equal scores, before the smaller index decides: the mean log-probability of the
@@ -190,11 +190,11 @@ class RunConfig(Section):
     engine: EngineConfig = EngineConfig()
     seed: int = Field(0, ge=0, lt=2**63)
     tasks: tuple[TaskSection, ...]
-    over_tasks: Literal["mean", "worst"] = "mean"
+    task_aggregation: Literal["mean", "worst"] = "mean"
     strategy: StrategySection = EvolutionSection()
     phases: tuple[Phase, ...]
     window: int = Field(8, ge=1, le=100_000)
-    stop_at_recovery: float | None = Field(None, gt=0, le=100)
+    skip_phases_at: float | None = Field(None, gt=0, le=100)
     tie_break: Literal["gold_logprob", "index"] = "gold_logprob"
     workers: WorkersSection = WorkersSection()
     final: FinalSection = FinalSection()
@@ -254,8 +254,8 @@ class RunConfig(Section):
         if self.final.held_out and not self.final.test:
             raise ValueError("final.held_out: tasks are scored on `test`; set final.test: true")
         weighted = next((task.name for task in self.tasks if task.weight != 1), None)
-        if weighted is not None and self.over_tasks == "worst":
-            raise ValueError(f"over_tasks: `worst` has no weights, and {weighted} has one; leave it out")
+        if weighted is not None and self.task_aggregation == "worst":
+            raise ValueError(f"task_aggregation: `worst` has no weights, and {weighted} has one; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from typing import Any
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.contract.base import Description, Offspring
-from moevolve.search.loop.evaluation_cache import EvaluationCache, Settled
+from moevolve.search.loop.evaluation_cache import CachedResult, EvaluationCache
 from moevolve.search.loop.scores import ranking_of
 from moevolve.search.loop.setup import SearchSetup, request_of
 from moevolve.search.strategies.base import RankKey, rank_key
@@ -63,7 +63,7 @@ class SearchLoop:
         self._best: RankKey | None = None
         self._full: float | None = None
         self._full_evaluations: Sequence[EvaluationRecord] = ()
-        self._early: list[Settled] = []
+        self._early: list[CachedResult] = []
         self._failed = self._reused = self._evaluated = 0
         self._unsaved: list[IndividualRecord] = []
         self._splits = setup.splits("search")
@@ -136,7 +136,7 @@ class SearchLoop:
         schedule = self._setup.schedule
         if self._next >= self._total or self._frontier < schedule.visible(self._next):
             return False
-        recovery = self._setup.config.stop_at_recovery
+        recovery = self._setup.config.skip_phases_at
         # The schedule of such a search separates phases, so all earlier individuals are evaluated here.
         if recovery is None or self._next == 0 or schedule.span(self._next).start != self._next:
             return True
@@ -148,7 +148,7 @@ class SearchLoop:
             position = schedule.span(self._next).position
             self._on_note(
                 f"ended before phases.{position}: individual {self._best[2]} has a fitness of {-self._best[0]:.4g}, "
-                f"the full model {self._full:.4g}, and stop_at_recovery is {recovery:g}"
+                f"the full model {self._full:.4g}, and skip_phases_at is {recovery:g}"
             )
         return self._next < self._total
 
@@ -187,7 +187,7 @@ class SearchLoop:
             requests.append(request_of(offspring.genome.express(), description, self._splits))
         self._take(self._cache.request(requests))
 
-    def _take(self, settled: list[Settled]) -> None:
+    def _take(self, settled: list[CachedResult]) -> None:
         for item in settled:
             phenotype = item.request.edit.phenotype_hash
             if phenotype == FULL_MODEL:
@@ -208,11 +208,11 @@ class SearchLoop:
             for index in waiting:
                 self._settle(index, item)
 
-    def _ranking(self, item: Settled) -> tuple[float, float]:
+    def _ranking(self, item: CachedResult) -> tuple[float, float]:
         setup = self._setup
         return ranking_of(setup.config, setup.weights, item.evaluations, self._full_evaluations)
 
-    def _settle(self, index: int, item: Settled) -> None:
+    def _settle(self, index: int, item: CachedResult) -> None:
         """Complete one individual with the outcome of its phenotype."""
         record, penalty = self._pending.pop(index)
         if item.failure is not None:

@@ -20,7 +20,7 @@ from moevolve.search.genomes.contract.phases import START, PhaseConfig, Strategy
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import Entry, FinalTable, Scorer, build_final_table
 from moevolve.search.loop.scores import full_fitness
-from moevolve.search.loop.setup import set_aside_note
+from moevolve.search.loop.setup import calibration_rows_note
 from moevolve.search.report.lineage import main_line
 from moevolve.search.results.effects import Effects, effects
 from moevolve.search.results.expert_usage import Analysis
@@ -153,11 +153,11 @@ def _calibration_notes(store: StoreReader, search: SearchRecord, config: RunConf
     notes = []
     for section in config.tasks if measured else ():
         try:
-            split = section.prepared("calibration", calibrating=True) if section.sets_aside else None
+            split = section.prepared("calibration", calibrating=True) if section.holds_out_calibration else None
         except (UserError, OSError):
             continue
         if split is not None and split.fingerprint in measured:
-            notes.append(set_aside_note(split.task, len(split.examples)))
+            notes.append(calibration_rows_note(split.task, len(split.examples)))
     return notes
 
 

@@ -185,7 +185,7 @@ class FirstLook:
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class ShrinkResult:
     """A shrunk model, or a search without a candidate to export.
 
     Attributes:

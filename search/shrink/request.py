@@ -9,7 +9,7 @@ from moevolve.search.interface.request import record
 from moevolve.search.shrink.options import ShrinkOptions
 
 if TYPE_CHECKING:
-    from moevolve.search.shrink.page import ShrinkPlan, Shrunk
+    from moevolve.search.shrink.page import ShrinkPlan, ShrinkResult
 
 
 @record
@@ -28,7 +28,7 @@ class ShrinkRequest(ShrinkOptions):
         ProfileError: the process that times the new checkpoint has ended; it is written all the same.
     """
 
-    def answer(self, *, observer: Watcher = SILENT) -> Shrunk | ShrinkPlan:
+    def answer(self, *, observer: Watcher = SILENT) -> ShrinkResult | ShrinkPlan:
         from moevolve.search.shrink.shrink import shrink
 
         return shrink(self, observer)

@@ -23,7 +23,7 @@ from moevolve.search.shrink.choosing import choices_of, files_of, folder_of, has
 from moevolve.search.shrink.first_look import first_look, wrong_task
 from moevolve.search.shrink.guard import Checks, check_winner, checks_table
 from moevolve.search.shrink.options import ShrinkOptions
-from moevolve.search.shrink.page import FirstLook, ShrinkPlan, Shrunk, Speed, Written
+from moevolve.search.shrink.page import FirstLook, ShrinkPlan, ShrinkResult, Speed, Written
 from moevolve.search.shrink.speed import measured_speed, slower_than_asked
 from moevolve.search.shrink.timing import guard_seconds, seconds_of
 from moevolve.store.reader import StoreReader
@@ -35,7 +35,7 @@ _SAMPLING = {"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}
 """What brought a pruned GLM-5.2's loops from 7.2 to 2.3 % of long answers."""
 
 
-def shrink(request: ShrinkOptions, observer: Observer) -> Shrunk | ShrinkPlan:
+def shrink(request: ShrinkOptions, observer: Observer) -> ShrinkResult | ShrinkPlan:
     """See `ShrinkOptions`."""
     budget = _checked(request)
     seconds: dict[str, float] = {}
@@ -65,7 +65,7 @@ def shrink(request: ShrinkOptions, observer: Observer) -> Shrunk | ShrinkPlan:
                     speed = measured_speed(setup.config.model, written, budget, observer.on_stage)
             if written is not None:
                 _check_budget(request, budget, written, speed)
-            return Shrunk(
+            return ShrinkResult(
                 model=setup.config.model.path,
                 run_file=path,
                 choices=choices_of(path),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,7 +24,7 @@ from pathlib import Path
 import bench
 import httpx2
 from disturbed_lab import TOTAL, Drive, population, undisturbed
-from killing import MOEVOLVE
+from killing import serving
 from postgres_server import running_server
 
 from moevolve.store.reader import StoreReader
@@ -121,12 +120,8 @@ def main() -> None:
         if options.store == "postgres":
             url = stack.enter_context(running_server()).url
         Store.open(url).close()
-        serving = subprocess.Popen(
-            [MOEVOLVE, "serve", "--store", url, "--port", "0"], stdout=subprocess.PIPE, text=True, cwd=folder
-        )
-        assert serving.stdout is not None
-        stack.callback(serving.kill)
-        address = serving.stdout.readline().split()[2].rstrip(";")
+        server, address = serving(url, folder)
+        stack.callback(server.kill)
         names, ended = ["lab-0-0"], threading.Event()
         drivers = [
             threading.Thread(target=keep_driving, args=(url, folder, number, names, ended))

@@ -30,9 +30,9 @@ def search(run_file: str, folder: str, room: int | None, experts_gb: float) -> d
         experts_gb: Memory that candidates' experts may take, in units of 10^9 bytes.
     """
     import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401 - what is loaded now doesn't count
-    from dense_lab import population
     from dense_lab import search as run_search
     from local_workers import local_pool
+    from search_lab import population
 
     from moevolve.search.config.files import load_run_config
     from moevolve.search.running.calibration import calibrated_setup

@@ -13,7 +13,7 @@ from moevolve.evaluators.preparation.prepare import prepare_split
 from moevolve.evaluators.tasks.config import TaskConfig
 from moevolve.evaluators.types import Split
 from moevolve.search.config.run import RunConfig, TaskSection
-from moevolve.search.loop.setup import set_aside_note
+from moevolve.search.loop.setup import calibration_rows_note
 from moevolve.workers.profiling.outline import ModelOutline
 from moevolve.workers.profiling.passes import Passes, PromptMeter, SplitTokens, passes_of
 
@@ -81,11 +81,11 @@ class WorkloadReader:
         """Describe, if the run calibrates, where the rows come from for tasks without a `calibration` split."""
         found = []
         for section in self._config.tasks if self._calibrating else ():
-            if section.sets_aside:
+            if section.holds_out_calibration:
                 task = section.task(self._calibrating)
                 stated, given = task.splits["calibration"].row_count, self._given is not None
                 rows = stated if given else len(prepare_split(task, "calibration").examples)
-                found.append(set_aside_note(task.name, rows))
+                found.append(calibration_rows_note(task.name, rows))
         return tuple(found)
 
     def _work(self, section: TaskSection, split: Split) -> SplitWork:

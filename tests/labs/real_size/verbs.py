@@ -130,8 +130,7 @@ class Session:
             began = time.perf_counter()
             failure, note = None, ""
             try:
-                with self.device.tagged(verb):
-                    note = self.do(verb) or ""
+                note = self.do(verb) or ""
             except Exception as error:  # noqa: BLE001 - a row that fails is a result
                 failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 traceback.print_exc()

@@ -23,7 +23,7 @@ RECORDS = {
     *("Analysis", "Answers", "AskedRow", "BestRow", "Study", "StudyRow", "Contrast", "Control"),
     *("Effects", "Entry", "Estimate", "Evaluation", "ExportReport", "FinalTable", "GenomeView", "Imported"),
     *("IndividualDetail", "LineageGraph", "Observer", "Outcomes", "Pareto", "ProfileReport", "Progress"),
-    *("Recipe", "RunConfig", "Score", "SearchSummary", "ShrinkPlan", "Shrunk", "Store", "StoreReader"),
+    *("Recipe", "RunConfig", "Score", "SearchSummary", "ShrinkPlan", "ShrinkResult", "Store", "StoreReader"),
     *("Submitted", "TaskConfig", "TradeOffs"),
 }
 DB_FUNCTIONS = {"check", "copy", "prune", "upgrade"}

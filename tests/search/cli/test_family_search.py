@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense_lab import never, population, search
+from dense_lab import never, search
 from family_samples import SETTINGS, UNREPAIRABLE, randomise
 from gguf import GGMLQuantizationType as Type
 from gguf_checkpoints import gguf_checkpoint
 from local_workers import local_pool
 from packed_checkpoints import fp8_checkpoint
+from search_lab import population
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.config.files import load_run_config

@@ -126,7 +126,7 @@ def test_an_individual_beside_its_full_model(
 
 
 def test_a_folder_with_code_needs_trust_and_no_store(tiny: Any, in_process: Any, scratch: Path, tmp_path: Path) -> None:
-    target = export_sample(tiny, write_model(tiny, "llama", tmp_path / "whole"), MIXED, tmp_path / "own").directory
+    target = export_sample(tiny, write_model("llama", tmp_path / "whole"), MIXED, tmp_path / "own").directory
     assert "--trust-remote-code" in refusal("profile", target)
     done = in_process("profile", target, "--trust-remote-code", *QUICK)
     assert done.returncode == 0, done.stderr

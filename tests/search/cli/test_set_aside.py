@@ -14,7 +14,7 @@ from local_workers import local_pool
 from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import TaskSection
 from moevolve.search.config.study import StudyCell, load_study
-from moevolve.search.loop.setup import set_aside_note
+from moevolve.search.loop.setup import calibration_rows_note
 from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
@@ -110,7 +110,7 @@ def test_of_several_tasks_only_those_without_rows_give_some(tiny: Any, bare: Pat
     assert setup.notes == (NOTE.format("2 of its `search` rows are"),)
     sizes = {split: [len(each.examples) for each in group] for split, group in setup.prepared.items()}
     assert sizes == {"calibration": [63, 2], "search": [24, 6], "dev": [20, 20], "test": [21, 21]}
-    assert set_aside_note("bare", None) == NOTE.format("a quarter of its `search` rows is")
+    assert calibration_rows_note("bare", None) == NOTE.format("a quarter of its `search` rows is")
 
 
 def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_path: Path) -> None:

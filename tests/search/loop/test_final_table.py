@@ -146,7 +146,7 @@ def test_dev_picks_the_one_whose_worst_task_keeps_most_of_the_full_models_score(
         right = whole[split.task]
         return (right if isinstance(edit, IdentityEdit) else mark(edit, split.task + split.split) % (right + 1)), -1.0
 
-    settings = config(over_tasks="worst", tasks=[{"name": name} for name in tasks], final={"rerank": 12})
+    settings = config(task_aggregation="worst", tasks=[{"name": name} for name in tasks], final={"rerank": 12})
     ended = launch(store, settings, sheet)
     assert full_fitness(store, store.search("lab")) == 1
     found = edits(store, settings)

@@ -178,8 +178,8 @@ def test_decoding_takes_a_pass_of_one_column_per_step(
     assert sum(one.tokens for one in planned.decoding) == examples
 
 
-def test_masked_values_are_counted_as_the_genome_counts_them(tiny: Any, tmp_path: Path) -> None:
-    outline = outline_model(ModelConfig(str(write_model(tiny, "llama", tmp_path / "model"))))
+def test_masked_values_are_counted_as_the_genome_counts_them(tmp_path: Path) -> None:
+    outline = outline_model(ModelConfig(str(write_model("llama", tmp_path / "model"))))
     space = tomoe_space(outline.facts)
     _, size = model_sizes(outline, costs_of(space, outline), {"tune": TUNE})
     start = space.start(TUNE).genome

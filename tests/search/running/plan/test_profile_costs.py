@@ -48,12 +48,12 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     made: dict[str, Path] = {}
 
     def make(family: str) -> Path:
         if family not in made:
-            made[family] = write_model(tiny, family, tmp_path_factory.mktemp(family))
+            made[family] = write_model(family, tmp_path_factory.mktemp(family))
         return made[family]
 
     return make
