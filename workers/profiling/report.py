@@ -89,22 +89,22 @@ class ProfileSettings:
         batch_sizes: Numbers of sequences per batch, ascending.
         prompt_tokens: Tokens per prompt, for a task's prompts their mean; also the context for FLOPs per token.
         new_tokens: Decoding steps after the prompt.
-        repeats: Timed runs per batch size.
+        timed_runs: Timed runs per batch size.
         device: `cpu`, `cuda`, or `auto` for CUDA if there is a device.
         dtype: Parameter dtype; `auto` is each checkpoint's own.
         threads: Intra-op threads of torch on the CPU; None for torch's default.
-        apart: Load one model at a time, so that runs aren't interleaved. None does so unless there is ample memory.
+        one_at_a_time: Load one model at a time, so that runs aren't interleaved. None does so unless memory is ample.
         prompts: Prompts of a task; None for arbitrary tokens.
     """
 
     batch_sizes: tuple[int, ...]
     prompt_tokens: int
     new_tokens: int
-    repeats: int
+    timed_runs: int
     device: Device = "auto"
     dtype: LoadedDtype = "auto"
     threads: int | None = None
-    apart: bool | None = None
+    one_at_a_time: bool | None = None
     prompts: TaskPrompts | None = None
 
     def batch_tokens(self, size: int) -> int:
@@ -112,8 +112,8 @@ class ProfileSettings:
         return size * self.prompt_tokens if self.prompts is None else sum(map(len, self.prompts.batch(size)))
 
     def turns(self, count: int) -> Iterator[Sequence[int]]:
-        """Order of `count` models in each repeat. It alternates, so that changes in the machine's speed affect all."""
-        for repeat in range(self.repeats):
+        """Order of `count` models in each run. It alternates, so that changes in the machine's speed affect all."""
+        for repeat in range(self.timed_runs):
             yield range(count)[:: 1 if repeat % 2 == 0 else -1]
 
 
@@ -176,8 +176,8 @@ class BatchProfile:
         prompt_tokens: Tokens of all prompts, without padding.
         new_tokens: Number of decoding steps.
         prefill_seconds, decode_seconds: Time of the pass over all prompts and of all decoding steps, by repeat.
-        peak_bytes: Peak memory over all repeats; None if it can't be measured.
-        prefill_rate: Prompt tokens per second; this and the other rates are medians over the repeats.
+        peak_bytes: Peak memory over all timed runs; None if it can't be measured.
+        prefill_rate: Prompt tokens per second; this and the other rates are medians over the timed runs.
         decode_rate: New tokens per second of the whole batch.
         answer_rate: Prompts per second, including prefill and decoding.
     """

@@ -30,7 +30,7 @@ def time_widths(model: ProfiledModel, shares: Sequence[float], settings: Profile
         settings: What is timed, with one batch size.
 
     Returns:
-        Seconds of all decoding steps by share, medians over the repeats.
+        Seconds of all decoding steps by share, medians over the timed runs.
 
     Raises:
         UserError: The model can't be loaded, or memory is short.
