@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.text import memory_size, quantity
 from moevolve.workers.contract.facts import FileSizes
 
@@ -50,7 +50,7 @@ class SpeedBudget:
     prompt_tokens: int | None
 
 
-def budget_of(request: ShrinkRequest) -> SizeBudget | SpeedBudget | None:
+def budget_of(request: ShrinkOptions) -> SizeBudget | SpeedBudget | None:
     """Read the size or the speed that a request asks for; None if it asks for experts or neurons.
 
     Raises:

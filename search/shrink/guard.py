@@ -20,10 +20,9 @@ from pydantic import TypeAdapter
 from moevolve.evaluators.errors import CandidateError, UserError
 from moevolve.evaluators.types import Example, Matching, PreparedSplit
 from moevolve.search.loop.final_table import FinalTable
-from moevolve.search.operations.answers import prepared_split
-from moevolve.search.operations.subject import Subject
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.running.candidates import Candidate, prepared_split
 from moevolve.search.shrink.loops import Loops, compared, discordant, is_clear, is_loop, looks_at
+from moevolve.search.shrink.options import ShrinkOptions
 from moevolve.search.shrink.page import TaskCheck
 from moevolve.search.shrink.timing import guard_seconds
 from moevolve.workers.contract.edits import Edit, IdentityEdit
@@ -79,7 +78,7 @@ _ADAPTER = TypeAdapter(tuple[tuple[str, str | None, int, int | None, str | None]
 """Kept checks, after what they were made of: search, winner, and what limits the answers."""
 
 
-def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, path: Path) -> Checks:
+def check_winner(subject: Candidate, table: FinalTable, request: ShrinkOptions, path: Path) -> Checks:
     """Compare the winner with the full model on held-out prompts, which both answer at temperature 0.
 
     The file at `path` keeps the result, so that a request with other limits loads no model again.
@@ -94,7 +93,7 @@ def check_winner(subject: Subject, table: FinalTable, request: ShrinkRequest, pa
     return judged, loops.judged(request.max_looping)
 
 
-def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> Checks:
+def _answered(subject: Candidate, table: FinalTable, request: ShrinkOptions) -> Checks:
     """The checks, made with a worker in this process."""
     from moevolve.workers.checkpoints.loading import placed
     from moevolve.workers.worker import EvaluationWorker
@@ -107,7 +106,7 @@ def _answered(subject: Subject, table: FinalTable, request: ShrinkRequest) -> Ch
         raise UserError(f"{table.winner} can't be run: {error}") from None
 
 
-def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkRequest) -> Checks:
+def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], request: ShrinkOptions) -> Checks:
     """Compare an edited model with the unedited one on each domain."""
     before, after = (_scores(worker, each, probes) for each in (IdentityEdit(), edit))
     known = [not probe.general or texts * _KNOWN >= 1 for probe, (_, texts) in zip(probes, before, strict=True)]
@@ -139,7 +138,7 @@ def check_edit(worker: EvaluationWorker, edit: Edit, probes: Sequence[Probe], re
     return tuple(checks), loops
 
 
-def _held_out(subject: Subject, table: FinalTable) -> Iterator[Probe]:
+def _held_out(subject: Candidate, table: FinalTable) -> Iterator[Probe]:
     """The `test` split of every task, with what the final table has on it."""
     for section, task in zip(subject.config.tasks, table.tasks, strict=True):
         split = prepared_split(subject, section.name, "test")
@@ -196,7 +195,7 @@ _Answer = tuple[str, bool]
 
 
 def _pairs(
-    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkRequest
+    worker: EvaluationWorker, edit: Edit, splits: Sequence[PreparedSplit], request: ShrinkOptions
 ) -> tuple[list[list[tuple[_Answer, _Answer]]], Loops]:
     """Pairs of both models' answers to the same prompts by domain, for as long as they are needed and there is time."""
     begun, seconds = time.monotonic(), guard_seconds(request)
@@ -291,7 +290,7 @@ def free(split: PreparedSplit, tokens: int) -> PreparedSplit:
     )
 
 
-def faults_of(check: TaskCheck, request: ShrinkRequest) -> tuple[str, ...]:
+def faults_of(check: TaskCheck, request: ShrinkOptions) -> tuple[str, ...]:
     """What exceeds the request's limits, each as the end of a sentence that begins with the candidate."""
     if not check.known:
         return ()

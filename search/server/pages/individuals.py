@@ -19,9 +19,9 @@ from moevolve.search.genomes.contract.phases import START
 from moevolve.search.genomes.registry import figures_for, outline_of, part_counts, part_names
 from moevolve.search.genomes.repaired import base_genome
 from moevolve.search.loop.final_table import score_of
-from moevolve.search.operations.subject import Subject, find_subject, start_of
 from moevolve.search.report.lineage import lineage_figure, main_line
 from moevolve.search.report.rendering import handle
+from moevolve.search.running.candidates import Candidate, find_candidate, start_of
 from moevolve.search.server.dependencies import RefPath, ServerDep, ServerState
 from moevolve.search.server.guard import DOCUMENT_POLICY
 from moevolve.search.server.pages.rendering import render, render_part
@@ -171,18 +171,18 @@ def _can_be_drawn(graph: LineageGraph) -> bool:
     return bool(graph.edges) and any(node.fitness is not None for node in graph.nodes)
 
 
-def _genome_and_start(store: StoreReader, ref: str) -> tuple[Subject, Genome, Genome | None]:
+def _genome_and_start(store: StoreReader, ref: str) -> tuple[Candidate, Genome, Genome | None]:
     """An individual, its genome without its repair, and the genome that its search's method started from, if any.
 
     Raises:
         UserError: the search was stored without the facts of its model.
     """
-    subject = find_subject(store, ref, weights=False)
+    subject = find_candidate(store, ref, weights=False)
     assert subject.genome is not None
     return subject, base_genome(subject.genome), start_of(subject, _starts(store, subject))
 
 
-def _starts(store: StoreReader, subject: Subject) -> list[IndividualRecord]:
+def _starts(store: StoreReader, subject: Candidate) -> list[IndividualRecord]:
     # A phase begins with the individuals that its `init` names.
     phases = subject.config.phases
     if not phases or START not in phases[0].named:

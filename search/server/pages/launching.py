@@ -18,9 +18,9 @@ from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.preparation.registry import list_tasks
 from moevolve.search.config.files import as_override, load_run_config
 from moevolve.search.config.run import RunConfig
+from moevolve.search.interface.request import one_line_errors
 from moevolve.search.report.contents import settings_text
 from moevolve.search.report.rendering import handle
-from moevolve.search.requests.record import one_line_errors
 from moevolve.search.server.dependencies import NameQuery, ServerDep, ServerState
 from moevolve.search.server.guard import browser_scheme
 from moevolve.search.server.pages.rendering import render

@@ -16,7 +16,6 @@ from tiny_models import word_tokenizer
 
 from moevolve.evaluators.errors import UserError
 from moevolve.kernels.routing_rule import RoutingGroups, RoutingRule
-from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.budget import (
     SizeBudget,
     budget_of,
@@ -25,6 +24,7 @@ from moevolve.search.shrink.budget import (
     kept_experts,
     kept_share,
 )
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.card import ExportCard
 from moevolve.workers.contract.facts import FileSizes
 from moevolve.workers.contract.fitting import NeuronRecipe

@@ -12,7 +12,6 @@ import pytest
 from known_experts import ENDS, GERMAN, SPARE, TOOLS, known_split, save_known_model, without
 
 from moevolve.search.loop.final_table import Score
-from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink import guard
 from moevolve.search.shrink.first_look import kept_mass
 from moevolve.search.shrink.guard import (
@@ -26,6 +25,7 @@ from moevolve.search.shrink.guard import (
 )
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.shrink.page import TaskCheck
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.workers.contract.edits import Edit, IdentityEdit
 from moevolve.workers.contract.settings import EngineConfig, ModelConfig
 from moevolve.workers.worker import EvaluationWorker
