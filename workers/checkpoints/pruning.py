@@ -194,13 +194,9 @@ class Pruning:
         return any(self._is_mtp(name) for name in self._tensors)
 
     def renamed(self, value: Any) -> Any:
-        """Rename experts in settings, such as the modules that a quantisation config leaves out.
+        """Rename experts in a JSON file's content, such as the modules that a quantisation config names.
 
-        Args:
-            value: Content of a JSON file, in which any string can be the name of a module or tensor.
-
-        Returns:
-            The same with the names of kept experts changed, without those of other experts and of dropped layers.
+        The result has no strings that name pruned experts or dropped layers.
         """
         if isinstance(value, list):
             return [each for item in value for each in (self._names(item) if isinstance(item, str) else [item])]

@@ -100,12 +100,8 @@ def verify(
 ) -> Agreement:
     """Compare a checkpoint's files with an edited resident model, part by part.
 
-    Args:
-        directory: Folder of the checkpoint, with its config and modelling code.
-        form: Form of the checkpoint.
-        resident: Resident model, whose settings and device are used, but not its weights.
-        expected: Activations of the edited resident model on at least one sequence.
-        checksums: Checksum of every tensor that was written, by name.
+    The resident model's settings and device are used, and instead of its weights the activations `expected`, on at
+    least one sequence. Checksums are those of the tensors that were written, by name.
 
     Raises:
         VerificationError: Tensors are missing, unexpected, of the wrong shape or not as written, or a part computes

@@ -173,13 +173,9 @@ class ExpertFamily(Family):
         return name.endswith(self.stored) or (".experts." in name and not others)
 
     def resize(self, config: PretrainedConfig, rule: RoutingRule, experts: int, active: int) -> None:
-        """Change the numbers of experts in a config, in place, and say that it has no layers for MTP.
+        """Change the numbers of experts n' and active experts k in a config, in place; it then has no layers for MTP.
 
-        Args:
-            config: Config of a model of this family.
-            rule: Routing rule of that model.
-            experts: New number n' of experts per MoE layer.
-            active: New number k of active experts per token.
+        The rule is that of the config's model.
         """
         setattr(config, self.experts_field, experts)
         setattr(config, self.active_field, active)

@@ -221,11 +221,7 @@ def adapt_blocks(model: PreTrainedModel, backend: str) -> None:
 
 
 def find_moe_layers(model: PreTrainedModel, name: str) -> tuple[MoELayer, ...]:
-    """Find the MoE blocks of an unedited model, in order of depth; none in a dense model.
-
-    Args:
-        model: Causal language model, loaded or on the meta device.
-        name: Name of the model as the user gave it, for messages.
+    """Find the MoE blocks of an unedited model, in order of depth; none in a dense model. Messages call it `name`.
 
     Raises:
         UserError: The family isn't supported, or a mixture of experts has no layer with experts.

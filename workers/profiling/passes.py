@@ -170,11 +170,7 @@ class PromptMeter:
 def passes_of(split: SplitTokens, batch_tokens: int, layout: Layout = "packed", caches: bool = True) -> Passes:
     """Plan the passes of one evaluation. Those of lm-eval's fitness can't be planned.
 
-    Args:
-        split: Tokens of the split.
-        batch_tokens: Value of `engine.batch_tokens`.
-        layout: Layout of the sequences of a pass.
-        caches: True if decoding continues from the KV cache; otherwise prompts run again.
+    With `caches` decoding continues from the KV cache; otherwise prompts run again.
     """
     batcher = Batcher(layout, batch_tokens, torch.device("cpu"))
     reads = FITNESSES[split.fitness].reads

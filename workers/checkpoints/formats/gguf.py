@@ -165,12 +165,7 @@ def stored_gguf(readers: Mapping[Path, GGUFReader]) -> dict[str, StoredTensor]:
 
 
 def gguf_tensors(file: Path, settings: PretrainedConfig, dtype: torch.dtype) -> dict[str, GgufTensor]:
-    """Return a model's tensors by the names that they have in an unquantised Hugging Face checkpoint.
-
-    Args:
-        file: GGUF file, or a part of a split one.
-        settings: Config of the model.
-        dtype: Dtype to unpack to.
+    """Return a model's tensors, unpacked to `dtype`, by their names in an unquantised Hugging Face checkpoint.
 
     Raises:
         UserError: The file's architecture isn't the config's or isn't supported, or a tensor is missing, unexpected
@@ -241,10 +236,6 @@ class GgufNames:
 
     def stored(self, name: str, values: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
         """Divide a tensor of experts or of a router as the file has it; the inverse of reading it.
-
-        Args:
-            name: Name in an unquantised Hugging Face checkpoint.
-            values: Its values.
 
         Yields:
             Name in the file, index of the expert or None for a whole tensor, and values.

@@ -40,15 +40,11 @@ _WITHOUT_LIBRARY = ("fp8", "mxfp4")
 
 
 def packed_format(method: str, settings: Mapping[str, Any], model: str) -> PackedFormat:
-    """Return the format of a checkpoint's weights.
-
-    Args:
-        method: `quant_method` of `settings`.
-        settings: `quantization_config` of the checkpoint.
-        model: Name of the model as the user gave it, for messages.
+    """Return the format of a checkpoint's weights, by the `quant_method` and `quantization_config` of its config.json.
 
     Raises:
-        UserError: The format, or this kind of it, can't be unpacked, or the library for it isn't installed.
+        UserError: The format, or this kind of it, can't be unpacked, or the library for it isn't installed. The message
+            names `model` as the user gave it.
     """
     if method not in FORMATS:
         raise UserError(
