@@ -44,7 +44,6 @@ class Mark:
     Attributes:
         label: `full model`, or the operator that made it: `random`, or the name of a one-shot method.
         ref: The individual as SEARCH:INDEX; None for a full model.
-        score: Score on the split.
         parameters, active_parameters: Its size; None where the store doesn't know it.
     """
 

@@ -38,7 +38,6 @@ class CopyReport:
     """Numbers of rows that a copy added to the target; rows that existed there are not counted.
 
     Attributes:
-        searches: Names of all searches that were asked for.
         decided: Number of individuals that were pending in the target and now have an outcome.
     """
 

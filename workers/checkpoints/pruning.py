@@ -52,8 +52,6 @@ class TableChange:
 
     Attributes:
         kept: Original expert that each kept one is routed like, [n'].
-        experts: Number n of original experts.
-        active: Experts k per token of the pruned model.
     """
 
     kept: tuple[int, ...]
@@ -82,8 +80,6 @@ class KeptTensor:
     """A tensor of a pruned checkpoint.
 
     Attributes:
-        name: Its name in the pruned checkpoint.
-        source: Tensor that it is copied from.
         rows: Indices along the source's first dimension, in order; None for the whole tensor.
         lead: Dimensions of size 1 that precede those of the source.
         anew: Tensor of the same shape to copy instead, if an edit changes its values.

@@ -117,9 +117,6 @@ class Rewriter:
         kept: Tensors of the export.
         stream: Scratch file, opened for writing.
         requantise: Whether quantised tensors may be packed anew.
-
-    Attributes:
-        anew: What was written, by name.
     """
 
     def __init__(self, kept: Sequence[KeptTensor], stream: IO[bytes], requantise: bool) -> None:

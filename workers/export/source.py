@@ -46,8 +46,6 @@ class SourceExport:
     """An export in the source checkpoint's format that has been checked, but not written.
 
     Attributes:
-        selection: Experts to keep.
-        kept: Tensors to write.
         settings: Contents of JSON files to write, by name.
         changes: New numbers in the metadata of a GGUF file, by key.
     """
@@ -76,7 +74,6 @@ class SourceCheckpoint:
     """What is known about a checkpoint of experts without its weights.
 
     Attributes:
-        gguf: Its GGUF file; None for safetensors.
         config: `transformers` config of its text model.
         layers: Number of decoder layers without those for MTP.
     """

@@ -196,12 +196,7 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _ExportedModel:
-    """The model of a checkpoint on the meta device, parts of which are loaded from the files.
-
-    Attributes:
-        names: Names of its tensors in the files.
-        last_read: Checksum of every tensor that was read last, by name.
-    """
+    """The model of a checkpoint on the meta device, parts of which are loaded from the files."""
 
     def __init__(self, directory: Path, form: CheckpointForm, resident: ResidentModel) -> None:
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig

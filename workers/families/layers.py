@@ -31,9 +31,7 @@ class MoELayer:
     Attributes:
         index: Index of the decoder layer.
         block: Module that holds the router and the experts.
-        router: Original router; see `router_weight`.
         experts: Module of the fused experts; see `ExpertFamily.tensors`.
-        rule: Routing rule of the router.
         output_scale: Factor on the routed experts' sum before it is added to the residual stream.
         unrepairable: Why candidates can't be repaired, as a sentence's end; None if they can.
     """
@@ -146,10 +144,8 @@ class DenseLayer:
     """Handle of one dense feed-forward network, `down(act(gate(x)) * up(x))` or `down(act(up(x)))`.
 
     Attributes:
-        index: Index of the decoder layer.
         up, gate: Linear layers with weights [width, hidden]; `gate` is None for a network without a gate.
         down: Linear layer with weight [hidden, width].
-        activation: Elementwise function.
     """
 
     index: int

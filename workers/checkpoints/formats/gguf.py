@@ -91,8 +91,6 @@ class GgufTensor:
 
     Attributes:
         shape: Shape in an unquantised Hugging Face checkpoint.
-        dtype: Dtype to unpack to.
-        file: The file, or a part of a split one.
         sources: Tensors of the file that it is computed from.
         experts: Experts to read from fused sources, in order; None for whole sources.
     """
