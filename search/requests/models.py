@@ -13,7 +13,6 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.requests.parameters import (
     SETTINGS,
-    Device,
     ExportForm,
     IndividualOrFull,
     IndividualRef,
@@ -30,6 +29,7 @@ from moevolve.search.requests.parameters import (
     Task,
 )
 from moevolve.search.requests.record import Flag, Request, about, record
+from moevolve.workers.contract.settings import Device
 
 if TYPE_CHECKING:  # the answers
     from moevolve.search.requests.answers import Answers, AskedRow, Evaluation, Imported, Outcomes

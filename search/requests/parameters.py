@@ -11,11 +11,10 @@ from moevolve.search.config.run import LONGEST_NAME
 from moevolve.search.requests.record import Flag, about
 from moevolve.store.repository import Store
 from moevolve.workers.contract.card import CheckpointForm, MtpLayers
+from moevolve.workers.contract.settings import Device, Dtype
 
 ScoredSplit = Literal["search", "dev", "test"]
 SizeUnit = Literal["parameters", "bytes", "flops"]
-Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["float32", "bfloat16", "float16"]
 Overrides = Mapping[str, Any] | Sequence[str]
 """Settings by dotted path, or `KEY=VALUE` lines as on the command line."""
 

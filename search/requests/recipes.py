@@ -10,8 +10,6 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from moevolve.search.requests.parameters import (
-    Device,
-    Dtype,
     ExportForm,
     IndividualRef,
     ModelPath,
@@ -21,7 +19,7 @@ from moevolve.search.requests.parameters import (
 )
 from moevolve.search.requests.record import Flag, Request, about, record
 from moevolve.workers.contract.card import ExportReport, ExportScore
-from moevolve.workers.contract.settings import ExpertsImplementation
+from moevolve.workers.contract.settings import Device, Dtype, ExpertsImplementation
 from moevolve.workers.methods.eep.edit import RouterSpace
 from moevolve.workers.methods.repair.edit import RepairRecipe
 

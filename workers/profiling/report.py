@@ -10,13 +10,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, computed_field
 
 from moevolve.workers.contract.edits import Tokens
-from moevolve.workers.contract.settings import Device, ModelConfig
+from moevolve.workers.contract.settings import Device, Dtype, ModelConfig
 
 NEW_TOKENS = 32
 """Default number of decoding steps."""
 _MOST_PROMPT_TOKENS = 512
-
-LoadedDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class ProfileSettings:
     new_tokens: int
     repeats: int
     device: Device = "auto"
-    dtype: LoadedDtype = "auto"
+    dtype: Literal["auto"] | Dtype = "auto"
     threads: int | None = None
     apart: bool | None = None
     prompts: TaskPrompts | None = None
