@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from moevolve.workers.checkpoints.headers import stored_tensors
-from moevolve.workers.checkpoints.loading import backends
+from moevolve.workers.checkpoints.loading import backends, model_class
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX, import_native
 from moevolve.workers.checkpoints.shards import checksum, read_tensor
 from moevolve.workers.checkpoints.state import (
@@ -199,7 +199,7 @@ class _ExportedModel:
     """The model of a checkpoint on the meta device, parts of which are loaded from the files."""
 
     def __init__(self, directory: Path, form: CheckpointForm, resident: ResidentModel) -> None:
-        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+        from transformers import AutoConfig
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         self._stored = stored_tensors(directory)
@@ -208,7 +208,7 @@ class _ExportedModel:
         kind: Any
         if form == "stock":
             config = AutoConfig.from_pretrained(str(directory))
-            kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            kind = model_class(config)
         else:
             kind = import_native(directory)
             config = kind.config_class.from_pretrained(str(directory))

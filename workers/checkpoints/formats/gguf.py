@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moevolve.evaluators.errors import UserError
+from moevolve.evaluators.errors import UserError, opening
 from moevolve.workers.checkpoints.files import gguf_parts
 from moevolve.workers.checkpoints.formats.base import Codec
 from moevolve.workers.checkpoints.headers import EXPERT, StoredTensor
@@ -139,10 +139,8 @@ def open_parts(file: Path) -> dict[Path, GGUFReader]:
         ) from error
     readers = {}
     for part in gguf_parts(file):
-        try:
+        with opening(f"{part} isn't a valid GGUF file, or ends early", "fetch the file again"):
             readers[part] = GGUFReader(part)
-        except (ValueError, IndexError, KeyError) as error:
-            raise UserError(f"{part} isn't a valid GGUF file, or ends early; fetch the file again ({error})") from error
     return readers
 
 
