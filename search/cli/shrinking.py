@@ -13,7 +13,7 @@ from moevolve.search.cli.checkpoints import how_to_load
 from moevolve.search.cli.output.console import exit_with_message, output, print_json, print_table
 from moevolve.search.cli.output.final_table import print_entries
 from moevolve.search.cli.running import watched
-from moevolve.search.requests.shrink import ShrinkRequest
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.text import memory_size, parameter_count
 
 if TYPE_CHECKING:

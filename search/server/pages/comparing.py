@@ -12,12 +12,11 @@ from fastapi.responses import HTMLResponse
 
 from moevolve.evaluators.errors import UserError
 from moevolve.evaluators.types import SCORED, SPLITS, Split
+from moevolve.search.interface.contrast import ContrastRequest
+from moevolve.search.interface.request import one_line_errors
+from moevolve.search.interface.show import GenomeRequest
 from moevolve.search.loop.final_table import Score, score_of
 from moevolve.search.loop.scores import outcomes_of
-from moevolve.search.operations.queries import genome
-from moevolve.search.requests.record import one_line_errors
-from moevolve.search.requests.searches import ContrastRequest, GenomeRequest
-from moevolve.search.results.contrast import contrast
 from moevolve.search.results.significance import Significance, TaskOutcomes, paired_test
 from moevolve.search.server.dependencies import NameQuery, RefQuery, ServerDep
 from moevolve.search.server.pages.individuals import outlined, size_words
@@ -68,7 +67,7 @@ def show_genomes(request: Request, server: ServerDep, a: RefQuery, b: RefQuery) 
     """What each of two individuals keeps."""
     note, outlines = "", []
     try:
-        view = genome(server.store, GenomeRequest(a.strip(), against=b.strip()))
+        view = GenomeRequest(a.strip(), against=b.strip()).answer(server.store)
         outlines = [each for each in (view.outline, view.other) if each is not None]
     except UserError as error:
         note = f"They can't be shown: {' '.join(str(error).split())}"
@@ -88,7 +87,7 @@ def show_contrast(
     if names:
         with one_line_errors():
             asked = ContrastRequest(names, by=by)
-        found = server.listings.cached(repr(asked), partial(contrast, server.store, asked.searches, asked.by))
+        found = server.listings.cached(repr(asked), partial(asked.answer, server.store))
         link = urlencode({"searches": names}, doseq=True)
     return render(
         request,

@@ -15,10 +15,9 @@ from dense_lab import dense_run, search
 from local_workers import local_pool
 from profile_lab import export_sample, write_model
 
+import moevolve
 from moevolve.search.config.files import load_run_config
 from moevolve.search.loop.scores import full_fitness
-from moevolve.search.operations.profile import profile
-from moevolve.search.requests.models import ProfileRequest
 from moevolve.search.running.calibration import calibrated_setup
 from moevolve.search.running.launch import register
 from moevolve.search.running.set_up import set_up
@@ -145,7 +144,7 @@ def test_an_interruption_leaves_nothing_behind(folder: Path, scratch: Path, tmp_
     with pytest.MonkeyPatch.context() as patch:
         canned = CannedProfilees(patch, tmp_path / "canned")
         with pytest.raises(KeyboardInterrupt):
-            profile(f"sqlite:///{folder / 'moevolve.db'}", ProfileRequest(("experts:0",), prompt_tokens=8), interrupt)
+            moevolve.profile(f"sqlite:///{folder / 'moevolve.db'}", ["experts:0"], prompt_tokens=8, on_stage=interrupt)
     processes = [int(event.split()[-1]) for event in canned.events if "loads" in event]
     assert len(processes) == 2 and not [pid for pid in processes if Path(f"/proc/{pid}").exists()]
     assert not list(scratch.iterdir())

@@ -15,7 +15,7 @@ from moevolve.search.config.files import load_run_config
 from moevolve.search.config.run import TaskSection
 from moevolve.search.config.study import StudyCell, load_study
 from moevolve.search.loop.setup import calibration_rows_note
-from moevolve.search.operations.subject import find_subject
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.observer import Observer
 from moevolve.search.running.set_up import set_up
 from moevolve.search.running.study import run_study
@@ -59,7 +59,7 @@ def test_a_search_says_which_rows_it_measures_on(
         assert weights == {("calibration", 0.0), ("search", 1.0), ("dev", 1.0), ("test", 1.0)}
         counted = {cost.split: cost.examples // cost.evaluations for cost in store.costs(record).splits}
         assert counted == {"search": 18, "dev": 20, "test": 21}
-        assert find_subject(store, "measured:0").edit.phenotype_hash == store.history(record.id)[0].phenotype_hash
+        assert find_candidate(store, "measured:0").edit.phenotype_hash == store.history(record.id)[0].phenotype_hash
         before = len(store.individual(winner).evaluations)
     # The search's own rows are those that its individuals are evaluated on from now on.
     scored = in_process("evaluate", winner, "--task", bare, "--split", "search", "--store", url, "--json")
@@ -125,6 +125,6 @@ def test_rows_set_aside_are_found_again_on_resume(tiny: Any, bare: Path, tmp_pat
     check_repeated_and_resumed(run, tmp_path)
     with Store.open(f"sqlite:///{tmp_path / 'whole.db'}") as store:
         for reference in ("divided:0", "divided:15"):
-            subject = find_subject(store, reference)
+            subject = find_candidate(store, reference)
             assert subject.detail is not None
             assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash

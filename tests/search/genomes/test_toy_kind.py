@@ -20,7 +20,7 @@ from moevolve.search.config.run import RunConfig
 from moevolve.search.genomes.contract.base import Offspring
 from moevolve.search.genomes.contract.kind import Baseline
 from moevolve.search.genomes.registry import KINDS
-from moevolve.search.operations.subject import find_subject
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.plan.estimate import estimate
 from moevolve.search.running.plan.workload import Prompts
 from moevolve.store.repository import Store
@@ -68,7 +68,7 @@ def test_it_is_searched_listed_and_reported(
         assert [row.operator for row in rows[:4]] == ["leftmost", "random", "random", "random"]
         assert {"crossover+mutation", "mutation"} & {row.operator for row in rows}
         assert len(rows) == 12 and all(row.status == "ok" for row in rows)
-        genome = find_subject(store, "toy:0").genome
+        genome = find_candidate(store, "toy:0").genome
         assert isinstance(genome, RunsGenome) and not genome.firsts.any()
 
     def shown(*arguments: str) -> str:

@@ -19,9 +19,9 @@ from moevolve.search.genomes.contract.phases import MergePhase, PrunePhase, Tune
 from moevolve.search.genomes.eep.space import EepSection
 from moevolve.search.genomes.factorllm.space import FactorLlmSection
 from moevolve.search.genomes.registry import check_baselines, make_space
-from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.contents import gather
 from moevolve.search.running.calibration import calibrated_setup
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.launch import register
 from moevolve.search.running.resume import set_up_stored
 from moevolve.search.running.set_up import set_up
@@ -65,7 +65,7 @@ def test_baselines_come_first_and_a_resumed_search_is_the_same(tiny: Any, tmp_pa
         assert population(store, "warm-1") == whole
         rows = store.history("warm-1")
         for index in (0, 8):
-            subject = find_subject(store, f"warm:{index}")
+            subject = find_candidate(store, f"warm:{index}")
             assert subject.detail is not None
             assert subject.edit.phenotype_hash == subject.detail.individual.phenotype_hash
     operators = [row.operator for row in rows]

@@ -21,15 +21,15 @@ from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
 from moevolve.search.config.files import load_run_config, parse_run_config
 from moevolve.search.config.run import RunConfig
+from moevolve.search.interface.analyse import AnalyseRequest
+from moevolve.search.interface.evaluate import evaluate_candidate
+from moevolve.search.interface.import_eep import ImportEepRequest
 from moevolve.search.loop.evaluation_cache import EvaluationCache
 from moevolve.search.loop.search_loop import SearchLoop
 from moevolve.search.loop.setup import SearchSetup
-from moevolve.search.operations.answers import evaluate_subject
-from moevolve.search.operations.results import analyse
-from moevolve.search.operations.subject import find_subject
 from moevolve.search.report.contents import ReportContents, gather, group_failures
 from moevolve.search.report.page import render_page
-from moevolve.search.requests.models import AnalyseRequest, ImportEepRequest
+from moevolve.search.running.candidates import find_candidate
 from moevolve.search.running.execute import execute
 from moevolve.search.running.launch import register, set_up_new
 from moevolve.search.running.observer import Observer
@@ -77,7 +77,7 @@ def test_a_finished_search_is_reported_completely(all_kinds: str, kind: str) -> 
 
 def test_an_analysis_is_shown(all_kinds: str, tiny: Any, tmp_path: Path) -> None:
     with Store.open(all_kinds) as store:
-        analysis = analyse(store, AnalyseRequest("eep:0", task=str(tiny.task), tokens=50))
+        analysis = AnalyseRequest("eep:0", task=str(tiny.task), tokens=50).answer(store)
         with pytest.raises(UserError, match="eep:0, which is no individual of search tomoe"):
             gather(store, "tomoe", analysis=analysis)
     (tmp_path / "analysis.json").write_text(json.dumps(moevolve.as_data(analysis)))
@@ -114,7 +114,8 @@ def test_a_search_just_made_is_reported(lab: Store, tmp_path: Path) -> None:
     start(lab, lab_config())
     with pytest.raises(StoreError, match="did you mean lab"):
         gather(lab, "labb")
-    done = CliRunner().invoke(app, ["report", "lab", "-o", str(tmp_path / "no" / "r.html"), "--store", lab.url])
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(app, ["report", "lab", "-o", str(tmp_path / "file" / "r.html"), "--store", lab.url])
     assert isinstance(done.exception, UserError) and "can't be written" in str(done.exception)
     contents = gather(lab, "lab")
     _, text = page_of(contents)
@@ -210,14 +211,14 @@ def test_missing_scores_are_listed_with_their_commands(tiny: Any, tmp_path: Path
             f"moevolve evaluate {winner} --task {tiny.task} --split test",
         ]
         before = _evaluations(tmp_path)
-        evaluate_subject(store, find_subject(store, winner), str(tiny.task), "test")
-        evaluate_subject(store, find_subject(store, winner), str(tiny.task), "dev")
-        evaluate_subject(store, find_subject(store, "full", "bare"), str(tiny.task), "test")
+        evaluate_candidate(store, find_candidate(store, winner), str(tiny.task), "test")
+        evaluate_candidate(store, find_candidate(store, winner), str(tiny.task), "dev")
+        evaluate_candidate(store, find_candidate(store, "full", "bare"), str(tiny.task), "test")
         contents = gather(store, "bare")
         tested = contents.standings.full.score("pick", "test")
         assert not contents.standings.gaps and tested is not None and not contents.standings.others
         assert _evaluations(tmp_path) == before + 3, "a report evaluates nothing"
-        evaluate_subject(store, find_subject(store, winner), f"{tiny.task}@perplexity", "test")
+        evaluate_candidate(store, find_candidate(store, winner), f"{tiny.task}@perplexity", "test")
         contents = gather(store, "bare")
         assert contents.standings.tasks == ("pick",) and contents.standings.others == ("pick@perplexity",)
         _, text = page_of(contents)
@@ -235,7 +236,7 @@ def _evaluations(folder: Path) -> int:
 def test_imported_coefficients_are_reported(tiny: Any, tmp_path: Path) -> None:
     import torch
 
-    from moevolve.search.operations.import_eep import read_files, store_files
+    from moevolve.search.interface.import_eep import read_files, store_files
 
     url = f"sqlite:///{tmp_path / 'store.db'}"
     matrix = torch.rand(2, 4, generator=torch.manual_seed(0))

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 import moevolve
 from moevolve.evaluators.errors import UserError
 from moevolve.search.cli.app import app
-from moevolve.search.operations.results import analyse
+from moevolve.search.interface.analyse import AnalyseRequest
 from moevolve.search.report.usage import read_analysis, write_analysis
-from moevolve.search.requests.models import AnalyseRequest
 from moevolve.search.results.expert_usage import Analysis
 from moevolve.store.errors import StoreError
 from moevolve.store.repository import Store
@@ -29,7 +28,7 @@ FIGURES |= {"nanomoe": ["mixing"]}
 def analyses(all_kinds: str, tiny: Any) -> dict[str, Analysis]:
     with Store.open(all_kinds) as store:
         best = {kind: store.best_of_search(store.search(kind).id, 1)[0].index for kind in KINDS}
-        return {kind: analyse(store, AnalyseRequest(f"{kind}:{best[kind]}", task=str(tiny.task))) for kind in KINDS}
+        return {kind: AnalyseRequest(f"{kind}:{best[kind]}", task=str(tiny.task)).answer(store) for kind in KINDS}
 
 
 def test_an_individual_is_compared_with_the_full_model(analyses: dict[str, Analysis]) -> None:
@@ -74,7 +73,7 @@ def test_the_command_prints_and_writes_what_so_many_tokens_show(all_kinds: str, 
 @pytest.mark.parametrize(("individual", "message"), [("full", "name one as SEARCH:INDEX"), ("eep:999", "eep:23")])
 def test_what_can_not_be_analysed_is_refused(all_kinds: str, tiny: Any, individual: str, message: str) -> None:
     with Store.open(all_kinds) as store, pytest.raises((UserError, StoreError), match=message):
-        analyse(store, AnalyseRequest(individual, task=str(tiny.task)))
+        AnalyseRequest(individual, task=str(tiny.task)).answer(store)
 
 
 def test_other_files_are_no_analyses(tmp_path: Path) -> None:

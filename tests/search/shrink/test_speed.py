@@ -11,12 +11,12 @@ from commands_here import worker_here
 from demo_chats import write_chats
 
 from moevolve.evaluators.errors import UserError
-from moevolve.search.requests.shrink import ShrinkRequest
 from moevolve.search.shrink.budget import SpeedBudget, budget_of
 from moevolve.search.shrink.choosing import choices_of
 from moevolve.search.shrink.guard import Checks
 from moevolve.search.shrink.loops import Loops
 from moevolve.search.shrink.page import Speed, Written
+from moevolve.search.shrink.request import ShrinkRequest
 from moevolve.search.shrink.speed import SHARES, chosen_share, measured_speed, slower_than_asked
 from moevolve.workers.contract.settings import ModelConfig
 from moevolve.workers.profiling.report import ProfiledModel

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from moevolve.evaluators.errors import UserError
 from moevolve.search.genomes.registry import AnyGenomeSection, costs_of, make_space
-from moevolve.search.operations.profile import _notes
+from moevolve.search.interface.profile import _notes
 from moevolve.search.running.plan.counts import model_sizes
 from moevolve.workers.checkpoints.loading import backends
 from moevolve.workers.checkpoints.native import NATIVE_PREFIX
