@@ -123,7 +123,7 @@ def _model_of(experts_of: str) -> tuple[ModelConfig, EngineConfig]:
     from moevolve.workers.checkpoints.loading import load_config
 
     # A device rarely holds a large model's original experts in addition to the retained ones.
-    model = ModelConfig(path=resolved_model_path(find_model(experts_of, "--experts-of")), originals="host")
+    model = ModelConfig(path=resolved_model_path(find_model(experts_of, "--experts-of")), expert_offload="host")
     return model, EngineConfig(chat_template=_AUTHORS_TEMPLATES.get(load_config(model).model_type, "auto"))
 
 

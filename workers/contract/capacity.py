@@ -48,8 +48,8 @@ class WorkerMemory:
         items: Parts that add up to the total.
         loading: Peak host memory while the model is loaded, including what stays on the host afterwards.
         beside: Device memory besides weights and experts: KV cache, activations and closed-form fits.
-        experts: Experts of all layers that candidates run on. With `originals: host` as many of them as fit stay on
-            the device; they aren't part of `items`.
+        experts: Experts of all layers that candidates run on. With `expert_offload: host` as many of them as fit stay
+            on the device; they aren't part of `items`.
         exporting: Peak device memory of exporting a candidate, which runs in a process of its own; 0 if unknown.
     """
 
