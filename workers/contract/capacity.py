@@ -130,12 +130,9 @@ def check_room(needed: NeededMemory, device: torch.device) -> None:
 
 
 def _refusal(needed: NeededMemory, takes: int, where: str, free: int, host: int, device: int) -> str:
-    """One line that says why a model is refused.
+    """Say in one line why a model is refused that `takes` more bytes than are `free` in a place, `where`.
 
-    Args:
-        takes, free: Bytes needed and free in the place that is too small.
-        where: Name of that place.
-        host, device: Bytes free on the host and on the device; on a CPU all of them count as the device's.
+    `host` and `device` are free there, to find settings that fit; on a CPU all bytes count as the device's.
     """
     on_device = where != "the host"
     items = needed.memory.items
